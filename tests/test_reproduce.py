@@ -17,7 +17,16 @@ from tiny_traces import ALL, tiny_trace
 from reports.reproduce import inputs, judge, rows, runs, show, table, work
 from reports.reproduce.closed_form import ADAPMOE_SIZES, METHODS, cost_of, model_of
 from reports.reproduce.constants import Fitted, NotFitted, fit, published, solve
-from reports.reproduce.rows import Constant, Experiment, Row, load_constants, load_experiments, load_rows, pick
+from reports.reproduce.rows import (
+    ENGINES,
+    Constant,
+    Experiment,
+    Row,
+    load_constants,
+    load_experiments,
+    load_rows,
+    pick,
+)
 from sim.base.errors import BadInput
 from sim.profiles.hardware import load_hardware
 from traces.format.reader import Trace
@@ -46,7 +55,7 @@ def row(**changes: Any) -> Row:
 
 class TestData:
     def test_all_of_the_papers_are_there(self) -> None:
-        systems = {name.split("-")[0] for name in ROWS}
+        systems = {name.split("-")[0] for name, one in ROWS.items() if one.group != ENGINES or name.startswith("ZH-")}
         assert {
             "DS",
             "EM",
@@ -372,6 +381,11 @@ class TestConstants:
     def test_an_experts_seconds_on_the_gpu_are_the_rate_of_its_memory(self) -> None:
         found = Fitted(CONSTANTS["offloading-a100"], 5e-3).settings("a100-80g-sxm", "mixtral-8x7b", "hqq2")
         assert found == {"hw.gpu.memory_bandwidth_bytes_per_s": 3 * 4096 * 14336 * 3.0625 / 8 / 5e-3}
+
+    def test_seconds_of_a_gb_on_the_gpu_are_the_rate_of_its_memory_for_any_model(self) -> None:
+        one = Fitted(CONSTANTS["llama-gb10"], 5e-3)
+        for model in ("qwen3-30b-a3b", "mixtral-8x7b"):
+            assert one.settings("rtx5090", model, "bf16") == {"hw.gpu.memory_bandwidth_bytes_per_s": 2e11}
 
     def test_hardware_slower_than_the_row_leaves_nothing_to_fit(self) -> None:
         slow = msgspec.structs.replace(CONSTANTS["moepic-a6000"], copies=960.0)
@@ -1003,5 +1017,5 @@ class TestCommand:
 
 
 def test_constants_are_a_small_closed_set() -> None:
-    assert {one.form for one in CONSTANTS.values()} == {"per_copy", "per_layer", "on_cpu", "on_gpu"}
+    assert {one.form for one in CONSTANTS.values()} == {"per_copy", "per_layer", "on_cpu", "on_gpu", "gpu_gb"}
     assert all(isinstance(one, Constant) for one in CONSTANTS.values())

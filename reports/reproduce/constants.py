@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from reports.reproduce.closed_form import cost_of
+from reports.reproduce.closed_form import GB, cost_of
 from reports.reproduce.judge import standing
 from reports.reproduce.rows import Constant, Row
 from sim.base.errors import BadInput
@@ -27,7 +27,8 @@ class NotFitted(Exception):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A constant and the seconds that make its row come out: added to a copy or a layer, or those of an expert."""
+    """A constant and the seconds that make its row come out: added to a copy or a layer, or those of an expert, or of
+    a GB of weights."""
 
     constant: Constant
     value_s: float
@@ -43,6 +44,8 @@ class Fitted:
         """
         if self.constant.form == "per_layer":
             return {"stack.per_layer_s": self.value_s}
+        if self.constant.form == "gpu_gb":
+            return {"hw.gpu.memory_bandwidth_bytes_per_s": GB / self.value_s}
         cost = cost_of(hw, model, precision)
         n_bytes = cost.model.expert_bytes(precision)
         if self.constant.form == "on_cpu":

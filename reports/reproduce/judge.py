@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from reports.reproduce.answer import Spread
-from reports.reproduce.rows import TOLERANCE, Figure, Relation, Row
+from reports.reproduce.rows import LADDER_TOLERANCE, TOLERANCE, Figure, Relation, Row
 
 BEST = "best baseline"
 
@@ -96,11 +96,15 @@ def _quantile(ordered: list[float], p: float) -> float:
 
 
 def reached(row: Row, simulated: dict[str, Figure]) -> bool:
-    """Whether every figure of a `within` or `inside` row agrees."""
-    tolerance = TOLERANCE.get(row.flag, 0.0)
+    """Whether every figure of a row agrees: of a ladder, every rung but the anchor; of a ratio, within `FACTOR`."""
+    if row.check == "ratio":
+        sized = [ratio(figure, simulated.get(label, math.inf)) for label, figure in row.published.items()]
+        return all(one is not None and factor(one) <= FACTOR for one in sized)
+    tolerance = LADDER_TOLERANCE if row.check == "ladder" else TOLERANCE.get(row.flag, 0.0)
     return all(
         label in simulated and agrees(figure, simulated[label], tolerance, row.step)
         for label, figure in row.published.items()
+        if label != row.anchor
     )
 
 

@@ -16,7 +16,7 @@ from sim.results.expectations import parsed
 HERE = Path(str(resources.files("reports"))) / "reproduce"
 
 Flag = Literal["G", "G+", "T", "T!", "S", "Q", "X"]
-Check = Literal["within", "inside", "shown", "order", "fit", "none"]
+Check = Literal["within", "inside", "ladder", "ratio", "shown", "order", "fit", "none"]
 Relation = Literal[
     "value", "milli", "percent", "rate", "ratio", "reduction", "speedup", "slowdown", "improvement", "hideable"
 ]
@@ -36,14 +36,17 @@ FLAGS: dict[Flag, str] = {
 }
 SCORED: Scored = "b"  # the trace on which experiments are judged that do not say otherwise
 TOLERANCE: dict[Flag, float] = {"G": 0.03, "G+": 0.15}
+LADDER_TOLERANCE = 0.12  # of every rung but the one that the ladder's constant comes from
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One published figure, or a few of one table.
 
     published: label -> figure, or [least, most] where a range is printed.
-    check: `within` the flag's tolerance, `inside` the printed range, `shown` beside it because a term is unknown, the
-    `order` of systems, `fit` where a constant comes from, or `none` with the reason.
+    check: `within` the flag's tolerance, `inside` the printed range, a `ladder` of which every rung but `anchor` is to
+    come out (without an anchor all of them, its one constant being the one that is nearest to all), a `ratio` of a
+    figure that needs a trace, `shown` beside it because a term is unknown, the `order` of systems, `fit` where a
+    constant comes from, or `none` with the reason.
     A row is answered by a `method` of `closed`, or by an `experiment`, whose figure `value` of every system (dotted, as
     `policy_stats.cache_ratio`; of some systems another one, `value_of`) is turned into the published form by `relation`
     (to the system `own`).
@@ -74,8 +77,10 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     constant: str = ""
     fitted_traces: list[TraceKind] = []  # traces that were fitted to this very row: printed, not counted
     step: Annotated[float, Meta(ge=0)] = 0.0  # what printed figures are multiples of; 0: their last digit
+    anchor: str = ""  # of a ladder: the rung that its one constant comes from, which is not judged; "": from all
     other_quantity: bool = False  # what is simulated orders the systems but is another quantity than the printed one
     source: str = ""  # filled in from the file
+    group: str = ""  # the same
 
 
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -120,7 +125,7 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     testbed: str
     row: str
     label: str
-    form: Literal["per_copy", "per_layer", "on_cpu", "on_gpu"]
+    form: Literal["per_copy", "per_layer", "on_cpu", "on_gpu", "gpu_gb"]
     hw: str = ""
     model: str = ""
     precision: str = ""
@@ -136,6 +141,7 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class _RowFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schema: Literal["moesim.published-rows/1"]
     source: str
+    group: str = ""
     rows: list[Row]
 
 
@@ -158,7 +164,8 @@ def _read(path: Path, kind: type[T]) -> T:
 
 def load_experiments() -> dict[str, Experiment]:
     """All experiments by name."""
-    found = _read(HERE / "experiments.yaml", _ExperimentFile).experiments
+    files = [_read(path, _ExperimentFile) for path in sorted(HERE.glob("experiments*.yaml"))]
+    found = {name: experiment for file in files for name, experiment in file.experiments.items()}
     for name, experiment in found.items():
         for system, text in experiment.mechanism.items():
             if system not in experiment.systems:
@@ -182,7 +189,7 @@ def load_rows() -> dict[str, Row]:
         file = _read(path, _RowFile)
         for row in file.rows:
             check_row(row, found, str(path))
-            found[row.id] = msgspec.structs.replace(row, source=file.source)
+            found[row.id] = msgspec.structs.replace(row, source=file.source, group=file.group)
     return found
 
 
@@ -200,6 +207,8 @@ def check_row(row: Row, before: dict[str, Row], where: str) -> None:
     else:
         require(answered == 1, "exactly one of method and experiment answers it")
         require(bool(row.published), "there is nothing to compare with")
+    if row.anchor:
+        require(row.check == "ladder" and row.anchor in row.published, "an anchor is a rung of a ladder")
     if row.check == "shown":
         require(bool(row.unknown), "say which term is unknown")
     if row.check == "within":
@@ -211,16 +220,23 @@ def check_row(row: Row, before: dict[str, Row], where: str) -> None:
 
 
 GROUPS = ("geometry", "experiments", "unanswered")
+ENGINES = "engines"
 
 
 def _group(row: Row) -> str:
     return GROUPS[0] if row.method else GROUPS[1] if row.experiment and row.check != "fit" else GROUPS[2]
 
 
+def _words(row: Row) -> tuple[str, ...]:
+    """What a row can be asked for by."""
+    return (row.id, row.id.split("-")[0], row.flag, _group(row), *([row.group] if row.group else []))
+
+
 def pick(wanted: tuple[str, ...], rows: dict[str, Row]) -> list[Row]:
     """Rows by id, by the letters before the dash, by flag or by group; all of them for ().
 
-    Groups: `geometry` needs no trace, `experiments` replay one, `unanswered` have a reason instead.
+    Groups: `geometry` needs no trace, `experiments` replay one, `unanswered` have a reason instead; `engines` are
+    measurements of engines that people run, of all three kinds.
 
     Raises:
         BadInput: a word that is none of these.
@@ -230,9 +246,9 @@ def pick(wanted: tuple[str, ...], rows: dict[str, Row]) -> list[Row]:
         return list(rows.values())
     chosen: set[str] = set()
     for word in words:
-        ids = {row.id for row in rows.values() if word in (row.id, row.id.split("-")[0], row.flag, _group(row))}
+        ids = {row.id for row in rows.values() if word in _words(row)}
         if not ids:
-            hint = did_you_mean(word, [*rows, *FLAGS, *GROUPS])
+            hint = did_you_mean(word, [*rows, *FLAGS, *GROUPS, ENGINES])
             raise BadInput(f"--rows, got {word!r}: no such row, system, flag or group; {hint}")
         chosen |= ids
     return [row for row in rows.values() if row.id in chosen]

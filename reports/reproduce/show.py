@@ -17,6 +17,7 @@ FORMS = {
     "per_copy": "of software per expert copied",
     "per_layer": "of software per layer",
     "on_cpu": "per expert on the CPU",
+    "gpu_gb": "per GB of weights that the GPU reads",
     "on_gpu": "per expert on the GPU, which reads all weights at that rate",
 }
 
@@ -40,7 +41,7 @@ def as_text(result: Reproduction, misses: bool = False) -> str:
     rows = sorted(rows, key=lambda row: STATUSES.index(row["status"]))
     if misses:
         rows = [_as_scored(row) for row in rows if row["status"] in MISSES]
-    compared = [row for row in rows if row["check"] in ("within", "inside", "shown")]
+    compared = [row for row in rows if row["check"] in ("within", "inside", "ladder", "ratio", "shown")]
     orders = [row for row in rows if row["check"] == "order"]
     others = [row for row in rows if row["check"] in ("none", "fit")]
     if compared:

@@ -7,8 +7,8 @@ from typing import Any
 
 from reports.reproduce import inputs, judge, work
 from reports.reproduce.answer import Answer, OnTrace, Orders, Reproduction, ToldConstant, ToldTraces, Totals
-from reports.reproduce.closed_form import METHODS
 from reports.reproduce.constants import Fitted, NotFitted, fit, solve
+from reports.reproduce.engine_forms import METHODS
 from reports.reproduce.rows import (
     FLAGS,
     SCORED,

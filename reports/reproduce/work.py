@@ -26,7 +26,9 @@ CODE = ("sim", "policies", "hwprofiles", "traces")
 NOT_KEPT = ("wall_s",)  # what differs from run to run
 DEFECT = "a defect of the program:"
 MISSES_PER_ACTIVATION = "misses_per_activation"
-OF_RUN = ("batch", "prefill_chunk", "scheduler")  # what a system may say about its run, beside its policy's parameters
+PREFILL_RATE = "prefill_tokens_per_s"
+# What a system may say about its run, beside its policy's parameters.
+OF_RUN = ("batch", "prefill_chunk", "scheduler", "experts", "cache_frac", "precision", "stack", "draft")
 Progress = Callable[[int, int], None]
 Result = dict[str, Any]
 
@@ -107,8 +109,10 @@ def figure_of(result: Result, key: str) -> float | None:
     """A figure of a run by its dotted name, the mean where the name has several; None where it is null or absent.
 
     `misses_per_activation` is none of a result's: experts missing while decoding, each once however many tokens of a
-    step want it, over all that tokens ask for.
+    step want it, over all that tokens ask for. Nor is `prefill_tokens_per_s`: prompts' tokens over their time.
     """
+    if key == PREFILL_RATE:
+        return float(result["phases.prefill.tokens"] / result["phases.prefill.time_s"])
     if key == MISSES_PER_ACTIVATION:
         decode = "phases.decode."
         asked = result[f"{decode}iterations"] * result["union_per_layer_step.experts"]

@@ -30,7 +30,7 @@ KINDS = ("a", "b", "c")
     "wanted",
     multiple=True,
     metavar="ID,...",
-    help="Rows by id (ME-12), system (ME), flag (G), geometry, experiments. Default: all.",
+    help="Rows by id (ME-12), system (ME), flag (G), or a group: geometry, experiments, engines. Default: all.",
 )
 @click.option(
     "--trace",

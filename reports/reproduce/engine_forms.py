@@ -1,0 +1,118 @@
+"""Rows of engines that need no replay: two lanes on one memory, small copies, ladders at hit rates that are printed."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from reports.reproduce.closed_form import GB, METHODS, Settings, cost_of, method
+from reports.reproduce.rows import Figure, Row
+from sim.profiles.pcie import bandwidth, bus_of
+from traces.stats.curves import lru_curve
+from traces.synth.draw import selections
+from traces.synth.fitted import load
+
+__all__ = ["METHODS"]  # those of papers, and what is below
+
+IMP = "rtx5090"
+LINK = "pcie4x16"
+# Row -> GB/s of the host's memory (STREAM), experts on the CPU and copies, each measured alone. C3 prints no STREAM.
+ALONE = {"C1": (84.5, 63.8, 24.9), "C2": (31.75, 29.97, 13.09), "C3": (71.5 + 14.8, 65.9, 25.2)}
+MATRICES = 3  # of an expert, each copied by a call of its own
+COPY_CALL_S = 8.4e-6  # B4: what one asynchronous copy costs the host
+IMP_HITS = {"8 of 128": 0.366, "24 of 128": 0.741, "49 of 128": 0.894, "81 of 128": 0.962}
+COLD_TOKENS, COLD_EXPERTS, COLD_TOP_K, COLD_DRAWS = 300, 512, 10, 8
+FIT, FIT_EXPERTS, FIT_TOKENS = "qwen3-30b-a3b", 128, 1200
+CROW_LOOKUPS, CROW_MISSES = 30270, {"24 slots": 9399, "40 slots": 7583}
+CROW_READ_BYTES_PER_S = 1.05239e10  # nibor1896/Crow issue 39: blocks of 12.75 MiB, eight at a time
+COPIES_SHARE = (84.0, 88.0)  # Q4: per cent of the time per token
+
+
+@method
+def together(row: Row, _: Settings) -> dict[str, Figure]:
+    """The law for a host of which no pair was measured: what both draw is cut, in proportion, to what memory gives."""
+    memory, cpu, copies = ALONE[row.id]
+    kept = min(1.0, memory / (cpu + copies))
+    return {"CPU": kept * cpu, "copies": kept * copies}
+
+
+@method
+def imp_ladder(row: Row, _: Settings) -> dict[str, Figure]:
+    """A token is a constant and its misses' copies: each matrix from pageable memory by a call of its own, as in B1.
+
+    The constant is the one whose greatest deviation from a rung is least.
+    """
+    cost = cost_of(IMP, "qwen3-30b-a3b", "q4_k", {"stack.pinned": False})
+    model = cost.model
+    matrix_s = cost.copies.h2d_s(model.expert_bytes("q4_k") // MATRICES) + COPY_CALL_S
+    activations = model.n_moe_layers * model.top_k
+    copies_s = np.array([activations * (1 - IMP_HITS[rung]) * MATRICES * matrix_s for rung in row.published])
+    printed_s = 1 / np.array(list(row.published.values()), dtype=float)
+
+    def error(rest_s: float) -> float:
+        return float(np.abs(np.log((rest_s + copies_s) / printed_s)).max())
+
+    rest_s = minimize_scalar(error, bounds=(0.0, float(printed_s.max())), method="bounded").x
+    return dict(zip(row.published, (1 / (rest_s + copies_s)).tolist(), strict=True))
+
+
+@method
+def drive_ladder(row: Row, _: Settings) -> dict[str, Figure]:
+    """A token is a constant and its misses, each an expert from the drive and over the link."""
+    cost = cost_of(IMP, "deepseek-v4-flash", "mxfp4")
+    model, n_bytes = cost.model, cost.model.expert_bytes("mxfp4")
+    tokens = CROW_LOOKUPS / (model.n_moe_layers * model.top_k)
+    miss_s = n_bytes / CROW_READ_BYTES_PER_S + cost.copies.h2d_s(n_bytes)
+    misses_ms = {rung: 1e3 * CROW_MISSES[rung] / tokens * miss_s for rung in row.published}
+    printed = row.published[row.anchor]
+    assert isinstance(printed, float)
+    return {rung: printed + more - misses_ms[row.anchor] for rung, more in misses_ms.items()}
+
+
+def cold_hits(exponent: float, sizes: list[int]) -> list[float]:
+    """Per cent of hits of LRU from a cold start, where experts are drawn independently by a power of their rank."""
+    rng = np.random.default_rng(0)
+    logits = -exponent * np.log(np.arange(1, COLD_EXPERTS + 1))
+    drawn = logits + rng.gumbel(size=(COLD_TOKENS, COLD_DRAWS, COLD_EXPERTS))
+    chosen = np.argpartition(-drawn, COLD_TOP_K, axis=-1)[..., :COLD_TOP_K]
+    return [100 * float(rate) for rate in lru_curve(chosen, COLD_EXPERTS, sizes).mean(axis=1)]
+
+
+@method
+def cold_ladder(row: Row, _: Settings) -> dict[str, Figure]:
+    """The exponent is the one at which the anchor comes out; hits rise with it, so halving finds it."""
+    sizes = {rung: int(rung.split()[0]) for rung in row.published}
+    low, high = 0.0, 2.0
+    printed = row.published[row.anchor]
+    assert isinstance(printed, float)
+    for _step in range(12):
+        middle = (low + high) / 2
+        (found,) = cold_hits(middle, [sizes[row.anchor]])
+        low, high = (middle, high) if found < printed else (low, middle)
+    return dict(zip(row.published, cold_hits((low + high) / 2, list(sizes.values())), strict=True))
+
+
+@method
+def hidden_at_most(_row: Row, _: Settings) -> dict[str, Figure]:
+    """Copies can hide behind all else at most, and all else behind copies."""
+    low, high = (min(share, 100 - share) for share in reversed(COPIES_SHARE))
+    return {"bound": [low, high]}
+
+
+@method
+def top_share(row: Row, _: Settings) -> dict[str, Figure]:
+    """Of experts drawn from the fit that experiments of this shape are drawn from, layer by layer."""
+    chosen = selections(load(FIT).profile, 0, FIT_TOKENS)
+    shares = []
+    for layer in range(chosen.shape[1]):
+        counts = np.sort(np.bincount(chosen[:, layer].ravel(), minlength=FIT_EXPERTS))[::-1]
+        shares.append(np.cumsum(counts) / counts.sum())
+    mean = np.mean(shares, axis=0)
+    return {label: 100 * float(mean[round(FIT_EXPERTS * float(label.split()[0]) / 100) - 1]) for label in row.published}
+
+
+@method
+def link_word(row: Row, _: Settings) -> dict[str, Figure]:
+    """What `--link` says of a link, whatever the card."""
+    rate = bandwidth(bus_of(LINK), up=True).value / GB
+    return dict.fromkeys(row.published, rate)

@@ -1,0 +1,51 @@
+"""Put a run of some rows into a whole one: `python -m reports.reproduce.merge DIR/result.json` renews last.json."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from reports.reproduce.answer import Reproduction, ToldTraces
+from reports.reproduce.rows import HERE, TraceKind, load_rows
+from reports.reproduce.table import totals
+from sim.base.errors import BadInput
+from sim.base.files import write_json
+
+
+def merged(whole: Reproduction, part: Reproduction, order: Iterable[str]) -> Reproduction:
+    """`whole` with the rows, constants and traces of `part` in place of its own; date and version are the part's.
+
+    Args:
+        order: ids of all rows there are; what is not among them is dropped.
+
+    Raises:
+        BadInput: a row that neither run has.
+    """
+    found = {row["id"]: row for row in (*whole["rows"], *part["rows"])}
+    missing = [name for name in order if name not in found]
+    if missing:
+        raise BadInput(f"last.json, got no row {', '.join(missing)}: every row is to be there; run them, too")
+    rows = [found[name] for name in order]
+    constants = {one["id"]: one for one in (*whole["constants"], *part["constants"])}
+    traces: dict[TraceKind, ToldTraces] = dict(whole["traces"])
+    for kind, told in part["traces"].items():
+        before = traces.get(kind, told)
+        traces[kind] = {"is": told["is"], "of": {**before["of"], **told["of"]}}
+    lost = {**whole.get("not_fitted", {}), **part.get("not_fitted", {})}
+    return {
+        **whole,
+        **part,
+        "traces": traces,
+        "constants": list(constants.values()),
+        "not_fitted": {name: why for name, why in lost.items() if name not in constants},
+        "rows": rows,
+        "totals": totals(rows),
+    }
+
+
+if __name__ == "__main__":
+    last = HERE / "last.json"
+    old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (last, Path(sys.argv[1])))
+    write_json(last, merged(old, new, list(load_rows())))
