@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ MOST_SHOWN = 40
 """Rows of a table on a terminal; the Parquet file and `--json` have all."""
 MOST_NAMED = 3
 MOST_REASONS = 5
+MOST_CHANGES = 4
 _UNITS = (("_bytes_per_s", "GB/s", 1e9), ("_bytes", "GB", 1e9))
 
 
@@ -46,7 +48,7 @@ def answer(rows: Sequence[PointRow], found: Summary) -> str:
         text += f"; told apart from the next in {apart or 'none'} of them"
     where = ", ".join(f"{_word(key)} {value}" for key, value in _settings(first, found.by))
     text += f"; least of all {show_seconds(speed(_of(first)))} {ranked_by(first)}: {title(first, found)} ({where})"
-    return text + _pays(first, groups) + _kept(groups, found)
+    return text + _pays(first, groups) + _changes(groups, found) + _kept(groups, found)
 
 
 def _pays(best: PointRow, groups: Sequence[Group]) -> str:
@@ -70,6 +72,30 @@ def _drafts(row: PointRow) -> bool:
 
 def _but_for_drafts(row: PointRow) -> dict[str, Any]:
     return {**settings_of(row), "draft": None}
+
+
+def _changes(groups: Sequence[Group], found: Summary) -> str:
+    """What each axis is worth, changed alone from the first setting of all: most first; each by its fastest system."""
+    names = [name for name in found.varied if name != "policy"]
+    fastest: dict[tuple[tuple[str, str], ...], float] = {}
+    for group in groups:
+        for row in group.systems:
+            at = tuple(_settings(row, names))
+            fastest[at] = min(speed(_of(row)), fastest.get(at, math.inf))
+    first = tuple((name, _value(name, found.varied[name][0])) for name in names)
+    if len(names) < 2 or first not in fastest:
+        return ""
+    told = []
+    for at, seconds in fastest.items():
+        changed = [axis for axis, before in zip(at, first, strict=True) if axis != before]
+        if len(changed) == 1:
+            (name, value), times = changed[0], fastest[first] / seconds
+            told.append((max(times, 1 / times), f"{times:.2f} with {_word(name)} {value}"))
+    if not told:
+        return ""
+    said = [text for _, text in sorted(told, key=lambda one: -one[0])[:MOST_CHANGES]]
+    start = ", ".join(f"{_word(name)} {value}" for name, value in first)
+    return f"; from {start}, one changed alone makes it so many times as fast: {', '.join(said)}"
 
 
 def _kept(groups: Sequence[Group], found: Summary) -> str:
