@@ -13,6 +13,7 @@ from tiny_traces import from_rows
 
 from policies.freetoken import EMPTY, FreeToken, Slots, fetch_fraction, n_fetched
 from sim.base.errors import BadInput
+from traces.format.reader import Trace
 
 # -- the split ---------------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,20 @@ def test_hybrid_overlaps_cpu_and_link(tmp_path):
     assert copies[-1] == (start_s, start_s + 10)
     on_cpu = [(what, a - start_s, b - start_s) for what, a, b in seen.lane("cpu") if what.startswith("expert 0")]
     assert on_cpu == [("expert 0.1", 1, 5), ("expert 0.2", 5, 9)]  # the hidden state is down after 1 s
+
+
+@pytest.mark.parametrize(("backend", "layers"), [("offload", 0), ("hybrid", 4)])
+def test_every_layer_of_hybrid_costs_the_host(backend, layers, tmp_path):
+    """Two tokens of two layers, 3 s each: also where the one missing is fetched, and where all are hit."""
+    rows = [[[0], [0]]] * 3
+    path = from_rows(tmp_path / "t", rows, 2)
+    with Trace(path) as trace:
+        ends_s = []
+        for cost_s in (0.0, 3.0):
+            made = setup(FreeToken(backend=backend, max_fetch=None if backend == "offload" else 1), trace, 4)
+            dearer = replace(made.stack, hybrid_layer_s=figure(cost_s))
+            ends_s.append(execute_easy(dataclasses.replace(made, stack=dearer)).end_s)
+    assert ends_s[1] - ends_s[0] == 3.0 * layers
 
 
 # -- slots -------------------------------------------------------------------------------------------------------------
