@@ -12,6 +12,8 @@ from calibrate import duplex
 from calibrate.in_situ_file import Samples
 from calibrate.stats import summarise
 
+WITHIN = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
+"""Terms that the samples contain: they were taken beside the copies of a run."""
 POOLED = ("attention_decode", "expert", "cpu_expert")  # abscissas that routing decides, many and each rarely
 
 
@@ -199,5 +201,5 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
             "ref": "lanes",
             "note": "the arena that stands for device memory lies in host memory",
         }
-    terms = {**dict.fromkeys(data["contention"], none), **_both_ways(samples)}
+    terms = {**dict.fromkeys(WITHIN, none), **_both_ways(samples)}
     return {**data, "host": host, "contention": terms, "ranges": ranges, "sources": {**data["sources"], "lanes": lanes}}

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from calibrate import derive
-from calibrate.derive import LinkFit, MeasuredPoint, Ratio, Table
+from calibrate.derive import LinkFit, MeasuredPoint, Table, Together
 from calibrate.stats import Summary
 from sim.base.files import replacing
 
@@ -209,6 +209,7 @@ def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
             _measured(found.fit.params[key], found.fit.params[key] * spread, n, note)
             for key in ("bandwidth_bytes_per_s", "flops_per_s", "overhead_s")
         )
+    pair = derive.together(table, threads)
     return {
         "id": "host",
         "name": machine["cpu"],
@@ -217,7 +218,15 @@ def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
         "flops_per_s": rate,
         "expert_overhead_s": overhead,
         "memory_bytes": {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "samples"},
+        **({} if pair is None else {"total_bandwidth_bytes_per_s": _total(pair)}),
     }
+
+
+def _total(pair: Together) -> dict[str, Any]:
+    """What host memory gives to experts on the CPU and copies at once, as far as the two showed it."""
+    alone, both = (f"{cpu / 1e9:.1f} and {copies / 1e9:.1f}" for cpu, copies in pair.rates)
+    note = f"experts on the CPU and gathered copies, GB/s: alone {alone}, together {both}"
+    return _measured(pair.most, pair.noise_frac * pair.most, pair.n, note)
 
 
 def _ranges(table: Table) -> dict[str, list[float]]:
@@ -236,24 +245,22 @@ def _ranges(table: Table) -> dict[str, list[float]]:
 
 
 def contention(table: Table, threads: int) -> dict[str, Any]:
-    def figure(found: Ratio | None, note: str = "") -> dict[str, Any]:
-        if found is None:
-            return _assumed(0.0)
-        return _measured(min(found.value, 10.0), found.iqr, found.n, note)
+    """Terms that were measured; of the others the simulator's law of shared memory is the better guess.
 
-    def shared(slowed: str) -> dict[str, Any]:
-        """Beside experts gathered from all over memory, as engines copy them; else beside large copies."""
-        for copies, note in (("gather", _GATHERED), ("h2d", "")):
-            found = derive.slowdown(table, slowed.format(copies), **host)
-            if found is not None:
-                return figure(found, note)
-        return figure(None)
-
+    Experts on the CPU beside experts gathered from all over memory, as engines copy them; else beside large copies.
+    """
     device: dict[str, str | int] = {"work": "expert", "n_tokens": 1}
     host: dict[str, str | int] = {"work": "cpu_expert", "n_tokens": 1, "threads": threads}
-    return {
-        "gpu_slowdown_by_h2d": figure(derive.slowdown(table, "gpu_by_h2d", **device)),
-        "h2d_slowdown_by_gpu": figure(derive.slowdown(table, "h2d_by_gpu", **device)),
-        "cpu_slowdown_by_h2d": shared("cpu_by_{}"),
-        "h2d_slowdown_by_cpu": shared("{}_by_cpu"),
-    }
+    terms = {}
+    for term, key, ways in (
+        ("gpu_slowdown_by_h2d", device, (("gpu_by_h2d", ""),)),
+        ("h2d_slowdown_by_gpu", device, (("h2d_by_gpu", ""),)),
+        ("cpu_slowdown_by_h2d", host, (("cpu_by_gather", _GATHERED), ("cpu_by_h2d", ""))),
+        ("h2d_slowdown_by_cpu", host, (("gather_by_cpu", _GATHERED), ("h2d_by_cpu", ""))),
+    ):
+        for what, note in ways:
+            found = derive.slowdown(table, what, **key)
+            if found is not None:
+                terms[term] = _measured(min(found.value, 10.0), found.iqr, found.n, note)
+                break
+    return terms

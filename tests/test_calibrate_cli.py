@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from cli_help import moesim
+from test_calibrate_fit import gathered
 
 from calibrate.derive import Table
 from calibrate.profile import build, write
@@ -82,8 +83,8 @@ def test_what_cannot_be_done_is_one_line_and_exit_2(args, message, capsys):
     assert code == 2 and message in out.err and out.err.count("\n") == 1
 
 
-def test_a_profile_without_any_sample_says_that_all_is_assumed_and_loads(tmp_path):
-    facts = {
+def facts(**changes):
+    plain = {
         "id": "none",
         "name": "Nothing",
         "kind": "cuda",
@@ -97,10 +98,23 @@ def test_a_profile_without_any_sample_says_that_all_is_assumed_and_loads(tmp_pat
         "command": "calibrate",
         "machine": environment.machine(),
     }
-    write(tmp_path / "none.yaml", build(Table([]), facts))
+    return plain | changes
+
+
+def test_a_profile_without_any_sample_says_that_all_is_assumed_and_loads(tmp_path):
+    write(tmp_path / "none.yaml", build(Table([]), facts()))
     hardware = load_hardware(tmp_path / "none.yaml")
     assert hardware.h2d.latency_s.source == "assumed" and "not measured" in hardware.h2d.latency_s.note
     assert hardware.gpu.link.theoretical_bytes_per_s == pytest.approx(63.0e9, rel=1e-3)
+
+
+def test_a_profile_holds_the_pair_of_cpu_and_gathered_copies_and_leaves_the_rest_to_the_law(tmp_path):
+    write(tmp_path / "pair.yaml", build(Table(gathered()), facts(id="pair", threads=[8])))
+    hw = load_hardware(tmp_path / "pair.yaml")
+    terms = {name: round(figure.value, 3) for name, figure in hw.contention.stated.items()}
+    assert terms == {"cpu_slowdown_by_h2d": 1.0, "h2d_slowdown_by_cpu": 0.25}
+    assert hw.cpu.shared_by_all.value == pytest.approx(2e10)
+    assert "alone 4.0 and 20.0, together 2.0 and 16.0" in hw.cpu.shared_by_all.note
 
 
 def test_a_device_without_a_bus_gets_none(tmp_path, capsys):

@@ -123,7 +123,18 @@ def test_no_policy_beats_the_bound(tmp_path: Path, stack: dict[str, Any]) -> Non
 def test_engines_agree_with_a_stack_that_has_all(
     tmp_path: Path, policy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--hw", "rtx3090", "--trace", mixtral_shaped(tmp_path), "--model", "mixtral-8x7b", "--experts", 60]
+    words = [
+        "--hw",
+        "rtx3090",
+        "--trace",
+        mixtral_shaped(tmp_path),
+        "--model",
+        "mixtral-8x7b",
+        "--experts",
+        60,
+        "--contention",
+        "off",
+    ]
     words += [word for item in SET for word in ("--set", item)]
     one, other = (
         simulated(capsys, "--policy", policy, *words, "--engine", engine, "--json").json for engine in ENGINES
