@@ -32,7 +32,7 @@ from sim.setup.prepare import prepare as prepare
 from sim.setup.replicas import setups_of
 from sim.setup.setup import Setup as Setup
 from sim.setup.third_tier import WARM
-from sim.workload.draft import Drafted
+from sim.workload.drafts import Drafted
 from sim.workload.future import Future
 from sim.workload.gate import Arrays
 from sim.workload.learn_split import StoreSplit

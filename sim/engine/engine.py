@@ -46,7 +46,7 @@ from sim.workload.iterations import PREFILL, Iteration, RequestInfo
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.policy.api import Decisions, Policy
-    from sim.workload.draft import Drafts
+    from sim.workload.drafts import Drafts
     from sim.workload.future import Future
     from sim.workload.gate import Arrays
 

@@ -15,7 +15,7 @@ from sim.workload.kv_memory import KvMemory
 from sim.workload.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from sim.workload.draft import Drafts
+    from sim.workload.drafts import Drafts
 
 STATIC, CONTINUOUS = "static", "continuous"
 KINDS = (CONTINUOUS, STATIC)
