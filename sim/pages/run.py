@@ -27,6 +27,7 @@ PARTS = {
     "host": "waiting for the host",
     "cpu": "waiting for experts on the CPU",
     "predictor": "waiting for predictions",
+    "drive": "waiting for the drive",
 }
 UNDER_LOAD = (("queue_s", "TTFT: before the prompt begins"), ("service_s", "TTFT: from there"))
 RATES = ("hit_rate", "late_hit_rate", "miss_rate")
@@ -149,9 +150,16 @@ def where_the_time_goes(runs: list[Run]) -> Section:
     if len(runs) > 1:
         rows = [row for row in rows if row[1] == "decode"] or rows
     names = [name for name, _, _ in rows]
-    parts = [part for part in PARTS if any(shares[part] for _, _, shares in rows)]
+    parts = [part for part in PARTS if any(shares.get(part) for _, _, shares in rows)]
     traces = [
-        bars(PARTS[part], names, [shares[part] for _, _, shares in rows], at, across=True, **said("", "", "frac"))
+        bars(
+            PARTS[part],
+            names,
+            [shares.get(part, 0.0) for _, _, shares in rows],
+            at,
+            across=True,
+            **said("", "", "frac"),
+        )
         for at, part in enumerate(PARTS)
         if part in parts
     ]
@@ -164,7 +172,7 @@ def where_the_time_goes(runs: list[Run]) -> Section:
     shares = Table(
         "Shares of GPU 0's time.",
         [Column("run" if len(runs) > 1 else "phase"), *(Column(PARTS[part], "frac") for part in parts)],
-        [[name, *(shares[part] for part in parts)] for name, _, shares in rows],
+        [[name, *(shares.get(part, 0.0) for part in parts)] for name, _, shares in rows],
         folded=True,
     )
     blocks: list[Plot | Table] = [plot, shares]

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from sim.machine.waiting import Waiting
 
 COPY, DEMAND, PREFETCH, QUEUE, OTHERS = "copy", "demand", "prefetch", "queue", "others"
-OWN = ("gpu", DEMAND, PREFETCH, "host", "cpu", "predictor")
+DRIVE = "drive"
+OWN = ("gpu", DEMAND, PREFETCH, "host", "cpu", "predictor", DRIVE)
 """What GPU 0 did or waited for in an iteration: copies are demanded ones, or prefetches that came late."""
 PARTS = (*OWN, QUEUE, OTHERS)
 """What a request's time goes to: parts of iterations of its own, the wait until its prompt begins, and whatever else
-ran before it was served."""
+ran before it was served. Of the drive only runs that have one tell."""
 ROUNDING = 1e-10  # of a time: sums of the same numbers in two orders differ by less
 
 

@@ -10,7 +10,7 @@ from sim.base.lanes import WAITED_FOR
 from sim.results.blocks import block_length
 from sim.results.sampling import NO_DIFFERENCE, Interval, Sample
 from sim.studies.diff.layers import layers_of, seconds_of
-from sim.studies.diff.spent import COPY, DEMAND, OTHERS, PARTS, PREFETCH, QUEUE
+from sim.studies.diff.spent import COPY, DEMAND, DRIVE, OTHERS, PARTS, PREFETCH, QUEUE
 from sim.workload.load import DRAWN
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ def _of(one: OneRequest, time: Timed) -> Shares | None:
 
 
 def _mean(own: list[Shares], other: list[Shares]) -> tuple[Part, ...]:
-    return tuple(Part(part, _mean_of(own, at), _mean_of(other, at)) for at, part in enumerate(PARTS))
+    parts = (Part(part, _mean_of(own, at), _mean_of(other, at)) for at, part in enumerate(PARTS))
+    return tuple(one for one in parts if one.part != DRIVE or one.a_s or one.b_s)
 
 
 def _mean_of(shares: list[Shares], at: int) -> float:
@@ -158,7 +159,8 @@ def _of_phase(a: Side, b: Side, time: Timed, mean_a: float, mean_b: float) -> tu
     own, other = _shares_of(a, phase), _shares_of(b, phase)
     if COPY in own or COPY in other:  # of one of them nobody knows what copies those were
         own, other = _together(own), _together(other)
-    return tuple(Part(part, mean_a * own[part], mean_b * other[part]) for part in own), BY_PHASE, ""
+    of = (Part(part, mean_a * own.get(part, 0.0), mean_b * other.get(part, 0.0)) for part in {**own, **other})
+    return tuple(of), BY_PHASE, ""
 
 
 def _shares_of(side: Side, phase: Phased) -> dict[str, float]:
@@ -170,7 +172,7 @@ def _shares_of(side: Side, phase: Phased) -> dict[str, float]:
         return {**shares, QUEUE: 0.0, OTHERS: 0.0}
     late = shares[COPY] * late_s / (demand_s + late_s) if late_s else 0.0
     known = {**shares, DEMAND: shares[COPY] - late, PREFETCH: late, QUEUE: 0.0, OTHERS: 0.0}
-    return {part: known[part] for part in PARTS}
+    return {part: known[part] for part in PARTS if part in known}
 
 
 def _together(shares: dict[str, float]) -> dict[str, float]:
