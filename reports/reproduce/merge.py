@@ -1,4 +1,4 @@
-"""Put a run of some rows into a whole one: `python -m reports.reproduce.merge DIR/result.json` renews last.json."""
+"""Put a run of some rows into a whole one: `python -m reports.reproduce.merge DIR/result.json ...` renews last.json."""
 
 from __future__ import annotations
 
@@ -47,5 +47,9 @@ def merged(whole: Reproduction, part: Reproduction, order: Iterable[str]) -> Rep
 
 if __name__ == "__main__":
     last = HERE / "last.json"
-    old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (last, Path(sys.argv[1])))
-    write_json(last, merged(old, new, list(load_rows())))
+    found, *parts = (json.loads(Path(name).read_text(encoding="utf-8")) for name in (last, *sys.argv[1:]))
+    known = list(load_rows())
+    for i, part in enumerate(parts):
+        here = {row["id"] for row in (*found["rows"], *part["rows"])}
+        found = merged(found, part, known if i == len(parts) - 1 else [name for name in known if name in here])
+    write_json(last, found)
