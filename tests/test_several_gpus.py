@@ -306,7 +306,7 @@ def test_experts_run_where_they_are_placed(tmp_path, tiny_path, policy):
     shown = []
     for engine in ENGINES:
         hw = {"hw.vram_bytes": 1e12} if policy == "gpu_only" else {}
-        made = placed(tmp_path, UNEVEN, tiny_path, policy=policy, engine=engine, set=hw)
+        made = placed(tmp_path, UNEVEN, tiny_path, policy=policy, engine=engine, set=hw, contention="off")
         spans: list[Any] = []
         result = execute(made, lambda *span, to=spans: to.append(span)).result
         made.close()
