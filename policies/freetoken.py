@@ -261,7 +261,7 @@ class FreeToken(Policy):
         on_cpu = set(missing).difference(fetched)
         if self._hybrid and not on_cpu and view.prices.hybrid_layer_s() > 0.0:
             # The graph is the same for every token: the host submits, waits and merges, were it nothing.
-            yield Predict(view.prices.hybrid_layer_s(), "host", blocking=True)
+            yield Predict(view.prices.hybrid_layer_s(), "host", basis="stack")
         for expert in gate.needs:
             self._active[base + expert] = self._step
             if expert in on_cpu:  # `decode_submit`

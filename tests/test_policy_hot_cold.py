@@ -142,6 +142,20 @@ def test_a_layer_without_misses_still_pays_the_host_for_the_cpus_part(tmp_path):
         seen = execute_easy(replace(made, stack=msgspec.structs.replace(made.stack, hybrid_layer_s=figure(3.0))))
     assert seen.lane("host") == [("hybrid layer 0", 1, 4), ("predict", 13, 16), ("predict", 25, 28)]
     assert seen.lane("gpu")[-2:] == [("expert 0.0", 28, 30), ("head", 30, 31)]
+    shares = {f.figure: f.share for f in seen.result.provenance.figures}
+    assert not any(name.startswith("predictor") for name in shares)  # the stack's seconds, with or without misses
+    assert shares["stack.hybrid_layer_s"] == pytest.approx(6 / 31)  # 3 s are hidden behind the upload
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_a_layer_without_misses_costs_the_host_no_more_than_one_with_them(slots, tmp_path):
+    """The host reads gates and tokens, and nothing else, whether the CPU computes both experts or none."""
+    with Trace(from_rows(tmp_path / "t.safetensors", [[[0, 1]]] * 6, 2)) as trace:
+        made = setup(LlamaCppLru(slots=slots, **ROOMY), trace, 2, sync_s=0.5)
+        made.stack = msgspec.structs.replace(made.stack, hybrid_layer_s=figure(3.0))
+        host = execute_easy(made).lane("host")
+    assert [end_s - begun_s for what, begun_s, end_s in host if what == "sync"] == [0.5] * 12  # gates and tokens
+    assert [end_s - begun_s for what, begun_s, end_s in host if what != "sync"].count(3.0) == 6
 
 
 # -- moe-cache ------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def hot_and_cold(gate: Gate, view: View, hot: Collection[int], overlap: bool = T
     cold: list[Decision] = [RunCpu(expert) for expert in gate.needs if expert not in hot]
     results: list[Ticket] = []
     if not cold and view.prices.hybrid_layer_s():
-        yield Predict(view.prices.hybrid_layer_s(), "host", blocking=True)
+        yield Predict(view.prices.hybrid_layer_s(), "host", basis="stack")
     if overlap and cold:
         results = yield cold
     if warm:

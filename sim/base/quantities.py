@@ -18,6 +18,7 @@ USER_REF = "set by the user"
 _BARE_NUMBER = re.compile(r"(?:_s|_bytes|_frac|slowdown_by_\w+|\[\.\.\.\]): Expected `object`, got `(?:int|float|str)`")
 
 Source = Literal["measured", "datasheet", "assumed"]
+Basis = Source | Literal["stack"]  # of seconds that a policy asks for: the stack's, for a layer shared with the CPU
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from sim.base.quantities import Source
+    from sim.base.quantities import Basis
     from sim.machine.cost import Cost
     from sim.machine.simulated import SimulatedMachine
     from sim.machine.turn import Turn
@@ -290,7 +290,7 @@ class Recorder(Machine):
         self.spoil("copies that are withdrawn")
         return self.machine.cancel(ticket)
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
         self.spoil("predictions that take time")
         return self.machine.predict(duration_s, lane, blocking, basis)
 

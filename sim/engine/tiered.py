@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from sim.base.quantities import Source
+    from sim.base.quantities import Basis
     from sim.machine.turn import Turn
     from sim.policy.pieces import Piece
     from sim.workload.iterations import Iteration
@@ -142,7 +142,7 @@ class Tiered(Machine):
     def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
         self.machine.route(layer, ids, weights)
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
         return self.machine.predict(duration_s, lane, blocking, basis)
 
     def poll(self) -> list[Piece]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.base.quantities import Quantity, Source
+from sim.base.quantities import Basis, Quantity, Source
 
 if TYPE_CHECKING:
     from sim.profiles.hardware import Dtype, Hardware
@@ -31,12 +31,13 @@ class Figures:
         self.entries.append((name, quantity))
         return len(self.entries) - 1
 
-    def enter_predictors(self) -> dict[Source, int]:
-        """Predictor time rests on whatever the policy says its figure rests on."""
-        return {
+    def enter_predictors(self, hybrid_layer: int) -> dict[Basis, int]:
+        """Predictor time rests on whatever the policy says its figure rests on; `hybrid_layer`: on the stack's."""
+        entered: dict[Basis, int] = {
             source: self.enter(f"predictor time ({source})", Quantity(value=1.0, source=source, ref="policy's file"))
             for source in SOURCES
         }
+        return entered | {"stack": hybrid_layer}
 
 
 def unpacked_type(flops_per_s: dict[Dtype, Quantity]) -> Dtype:

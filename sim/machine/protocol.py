@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from sim.base.quantities import Source
+    from sim.base.quantities import Basis
     from sim.machine.turn import Turn
     from sim.policy.pieces import Piece
     from sim.workload.iterations import Iteration
@@ -152,7 +152,7 @@ class Machine:
     def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
         """A lossy policy has changed the routing of layer `layer`: ids [n, k] (-1 where dropped) and weights [n, k]."""
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
         """Spend predictor time on `lane`; `blocking` makes the host wait for it."""
         raise NotImplementedError
 

@@ -23,7 +23,7 @@ from sim.policy.tickets import Ticket, ends_at
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.base.quantities import Source
+    from sim.base.quantities import Basis
     from sim.machine.cost import Cost
     from sim.machine.sharing import Sharing
     from sim.policy.pieces import Piece
@@ -1211,7 +1211,7 @@ class SimulatedMachine(Machine):
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
         attributed_to = self._predicted_by[basis]
         if lane == "side":
             # A blocked host launches nothing: its waiting is then what the stream waits for.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from sim.base.quantities import Source
+    from sim.base.quantities import Basis
     from sim.policy.outlook import Outlook
     from sim.policy.pieces import Piece
     from sim.policy.tickets import Ticket
@@ -166,13 +166,13 @@ class Predict(NamedTuple):
     """Spend predictor time on a lane (`side`: does not occupy the compute stream; `gpu`; `host`).
 
     The engine sends the ticket back into the generator: `ticket = yield Predict(...)`.
-    `basis` says what the figure rests on: measured, datasheet or assumed.
+    `basis` says what the figure rests on: measured, datasheet or assumed; or stack, of `view.prices.hybrid_layer_s()`.
     """
 
     duration_s: float
     lane: str = "side"
     blocking: bool = False
-    basis: Source = "assumed"
+    basis: Basis = "assumed"
 
 
 Decision = (

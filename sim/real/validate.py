@@ -20,7 +20,7 @@ from sim.results.metrics import quantile
 from sim.run import assemble, prepare, run_through
 
 if TYPE_CHECKING:
-    from sim.base.quantities import Source
+    from sim.base.quantities import Basis
     from sim.real.comparison import Comparison, Errors, Off, Pair, Repeats
     from sim.real.devices.lanes import Lanes
     from sim.real.weights.weights import Weights
@@ -64,7 +64,7 @@ class HostPays:
 class FreePredictions(SimulatedMachine):
     """The simulated machine where predictors are policy code, which is charged as it runs."""
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
         return Ticket(self.now_s, HOST)
 
 

@@ -27,7 +27,7 @@ from sim.policy.tickets import UNKNOWN_S, Ticket
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.base.quantities import Source
+    from sim.base.quantities import Basis
     from sim.machine.cost import Cost
     from sim.machine.lanes import Spans
     from sim.machine.price import Launch, Price
@@ -401,7 +401,7 @@ class EventMachine(Machine):
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
         bill, attributed_to = self.bill, self.cost.q_predictor[basis]
         if lane != "side":
             self.groups.end()  # no group spans what the host or the stream does in between

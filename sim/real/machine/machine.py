@@ -25,7 +25,7 @@ from sim.real.machine.routing import Routing
 from sim.real.machine.store import DeviceStore
 
 if TYPE_CHECKING:
-    from sim.base.quantities import Source
+    from sim.base.quantities import Basis
     from sim.machine.lanes import Spans
     from sim.policy.pieces import Piece
     from sim.profiles.models import Model
@@ -203,7 +203,7 @@ class RealMachine(Machine):
 
     # -- time -------------------------------------------------------------------------------------------------------
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Source) -> Ticket:
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
         """Nothing more to spend: the policy's own code has just taken its real time (see `ledger.policy_s`)."""
         self.ledger.predict_asked_s += duration_s
         return Done(self.now_s)
