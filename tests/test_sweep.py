@@ -356,7 +356,9 @@ class TestSummary:
         said = (
             "a: fastest in 1 of 2 settings of hw; b in 1; told apart from the next in 1 of them; least of all 1.05 s "
         )
-        assert answer(rows, summarise(rows)) == said + "per token: a (hw x)"
+        assert answer(rows, summarise(rows)) == said + "per token: a (hw x); against hw x: 0.60x as fast with hw y"
+        both = [row for row in rows if row.point.label in ("a", "o")]
+        assert answer(both, summarise(both)).startswith("a: fastest in both settings of hw; least of all 1.05 s ")
         alone = rows[:2]
         assert answer(alone, summarise(alone)) == "a: 1.05 s per token on x over 2 requests, 1.95x faster than b"
 

@@ -110,7 +110,8 @@ class Judged:
         if self.bound_s is not None and self.measured_s < self.bound_s:
             found.append("so model, precision, machine or prompts are others than those that were named")
         elif self._inside:
-            found.append("so the machine does what its profile says: the ranges of its figures explain the difference")
+            found.append("so the machine may do what its profile says: the ranges of its figures and the choice of")
+            found[-1] += " requests cover the difference"
         found.append(
             f"{show_count(self.replays.n_runs, 'replay')}, as much as {self.replays.share:.3g} of all requests"
         )

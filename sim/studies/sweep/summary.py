@@ -49,16 +49,19 @@ class Group:
     ranks: list[Rank] = field(default_factory=list)
 
     @property
+    def faithful(self) -> list[PointRow]:
+        """Lossless systems; where all are lossy, all of them."""
+        return [row for row in self.systems if not _lossy(row)] or self.systems
+
+    @property
     def best(self) -> PointRow | None:
         """The fastest lossless system; where all are lossy, the fastest of them."""
-        faithful = [row for row in self.systems if not _lossy(row)]
-        return next(iter(faithful or self.systems), None)
+        return next(iter(self.faithful), None)
 
     @property
     def keeps(self) -> PointRow | None:
         """The lossless system most of whose requests kept their SLO; where all are lossy, that one of them."""
-        faithful = [row for row in self.systems if not _lossy(row)]
-        return keeps_most(faithful or self.systems, _of)
+        return keeps_most(self.faithful, _of)
 
     def tied(self, row: PointRow) -> list[PointRow]:
         """Systems that the requests do not tell apart from it."""

@@ -35,9 +35,10 @@ def answer(rows: Sequence[PointRow], found: Summary) -> str:
         return _lead(groups[0], found) + _pays(first, groups) + _kept(groups, found)
     names = Counter(title(row, found) for group in groups if (row := group.best) is not None)
     (most, n), *others = names.most_common()
-    of = f"{len(groups)} settings of {', '.join(_word(name) for name in found.by)}"
+    by = f"settings of {', '.join(_word(name) for name in found.by)}"
+    of = f"{len(groups)} {by}"
     if not others:
-        text = f"{most}: fastest in {'both' if len(groups) == 2 else 'all'} {of}"
+        text = f"{most}: fastest in {f'both {by}' if len(groups) == 2 else f'all {of}'}"
     else:
         said = [f"{name} in {count}" for name, count in others[:MOST_NAMED]]
         more = len(others) - MOST_NAMED
@@ -75,26 +76,28 @@ def _but_for_drafts(row: PointRow) -> dict[str, Any]:
 
 
 def _changes(groups: Sequence[Group], found: Summary) -> str:
-    """What each axis is worth, changed alone from the first setting of all: most first; each by its fastest system."""
+    """What each axis is worth, changed alone from the first setting of all: most first; lossless systems."""
     names = [name for name in found.varied if name != "policy"]
     fastest: dict[tuple[tuple[str, str], ...], float] = {}
     for group in groups:
-        for row in group.systems:
+        for row in group.faithful:
             at = tuple(_settings(row, names))
             fastest[at] = min(speed(_of(row)), fastest.get(at, math.inf))
     first = tuple((name, _value(name, found.varied[name][0])) for name in names)
-    if len(names) < 2 or first not in fastest:
+    if not names or first not in fastest:
         return ""
-    told = []
+    told, unit = [], "x as fast" if len(names) == 1 else ""
     for at, seconds in fastest.items():
         changed = [axis for axis, before in zip(at, first, strict=True) if axis != before]
         if len(changed) == 1:
             (name, value), times = changed[0], fastest[first] / seconds
-            told.append((max(times, 1 / times), f"{times:.2f} with {_word(name)} {value}"))
+            told.append((max(times, 1 / times), f"{times:.2f}{unit} with {_word(name)} {value}"))
     if not told:
         return ""
     said = [text for _, text in sorted(told, key=lambda one: -one[0])[:MOST_CHANGES]]
     start = ", ".join(f"{_word(name)} {value}" for name, value in first)
+    if len(names) == 1:
+        return f"; against {start}: {', '.join(said)}"
     return f"; from {start}, one changed alone makes it so many times as fast: {', '.join(said)}"
 
 
