@@ -44,6 +44,7 @@ class StaticCache(Policy):
             STORE,
             "where the counts are from: store (the trace's store split), or a file: llama-moe-trace CSV, "
             "llama-imatrix GGUF, counts that `moesim traces convert` wrote, a trace",
+            file=True,
         ),
         Param("overlap", True, OVERLAP + " (async CPU splits)"),
         *PARAMS,
@@ -84,7 +85,7 @@ class StaticCache(Policy):
                     left[piece.gpu] -= 1
                     placed.append(piece)
                     pinned += int(self._counts[layer, expert])
-        self._covered = pinned / max(1, int(self._counts.sum()))
+        self._covered = pinned / max(1.0, float(self._counts.sum(dtype=np.float64)))  # of a file, beyond 64 bits
         return placed
 
     def gate_done(self, gate: Gate, view: View) -> Steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +30,7 @@ from sim.setup.drafting import Drafter
 from sim.setup.spec import RunSpec
 from sim.studies.sweep.values import of_text
 from sim.workload.batching import Batching
-from sim.workload.draft import Draft, parse_draft, read_accepted
+from sim.workload.draft import MOST_COUNT_BYTES, Draft, parse_draft, read_accepted
 from sim.workload.drafts import Drafts
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory, KvPool
@@ -132,9 +133,29 @@ def test_a_file_of_counts(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(BadInput, match=wrong):
             read_accepted(path)
+    path.write_text("\ufeffaccepted\n2\n", encoding="utf-8")  # as spreadsheets save it
+    assert read_accepted(path) == [[2]]
     result = run(draft=f"k=3,accepted={_counts(path, [3, 3, 3])}").result
     assert result.draft.acceptance == 1.0
     assert result.run_id != run(draft=f"k=3,accepted={_counts(path, [3, 3, 2])}").result.run_id
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_counts_that_never_end_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), Path("a\0b")):
+        with pytest.raises(BadInput, match="name a CSV with a column accepted"):
+            read_accepted(path)
+    (tmp_path / "large.csv").write_text("accepted\n")
+    os.truncate(tmp_path / "large.csv", MOST_COUNT_BYTES + 1)
+    with pytest.raises(BadInput, match="64,000,001 bytes: at most 64,000,000"):
+        read_accepted(tmp_path / "large.csv")
+
+
+def test_digits_of_other_scripts_are_no_counts(tmp_path: Path) -> None:
+    (tmp_path / "counts.csv").write_text("accepted\n\u0663\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="row 1"):
+        read_accepted(tmp_path / "counts.csv")
 
 
 def _counts(path: Path, counts: list[int]) -> Path:
@@ -344,6 +365,7 @@ def test_a_draft_model_takes_time_and_room() -> None:
         ("k=4,acceptance=0.7,draft_s=-1", "seconds for each drafted token"),
         ("k=4,acceptance=0.7,rejected=never", "no such stand-in"),
         ("k=4,acceptance=0.7,accepted=x.csv", "both"),
+        ("k=4,acceptance=0.7,draft_s=1e308", "at most 3600"),
         ("k=4,accepted=nowhere.csv", "nowhere.csv"),
         ("k=4,acceptance=0.7,model=nobody", "nobody"),
     ],

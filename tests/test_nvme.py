@@ -314,6 +314,9 @@ def refused(**fields: Any) -> str:
     ("fields", "told"),
     [
         ({"nvme": "gen9x4"}, "--nvme, got 'gen9x4': no such drive"),
+        ({"nvme": f"gen4x4:depth={'9' * 5000}"}, "a whole number from 1 to 65536"),
+        ({"nvme": "gen4x4", "ram_policy": ""}, "--ram-policy: policy, got ''"),
+        ({"nvme": "gen4x4", "ram_policy": "./nowhere.py"}, "--ram-policy: policy, got './nowhere.py'"),
         ({"nvme": "own"}, "has no block `drive`; name one, e.g. gen4x4"),
         ({"nvme": "gen4x4:deep=3"}, "--nvme, got 'deep=3': no such term"),
         ({"nvme": "gen4x4:depth=0"}, "--nvme depth, got '0': a whole number from 1"),

@@ -6,6 +6,7 @@ head 1 s each. One layer unless a test says otherwise, and no room kept for op o
 
 from __future__ import annotations
 
+import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,15 @@ from cpu_bench import decided, replay, resident, seeded, taught, written
 from easy_numbers import Run, execute_easy, figure, run, setup
 from tiny_traces import from_rows
 
+import policies
 from policies.heat import Heat
 from policies.llama_cpp_lru import LlamaCppLru
 from policies.moe_cache import MoeCache
 from policies.static_cache import StaticCache
 from sim.base.errors import BadInput, DoesNotFit
 from sim.policy.api import Policy
+from sim.run import Setup, prepare
+from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
 from traces.stats import counts
 
@@ -264,6 +268,50 @@ def test_one_profile_in_every_format_pins_the_same(tmp_path):
     for profile in (trace, csv, gguf, plain):
         seen = replay(StaticCache(profile=str(profile), **ROOMY), trace, 2)
         assert resident(seen) == [(0, 2), (1, 3)], profile
+
+
+def _counts(path: Path, table: list[list[int]]) -> Path:
+    layers = list(range(len(table)))
+    found = counts.ExpertCounts(schema=counts.SCHEMA, model="", source="", tokens=3, layers=layers, counts=table)
+    counts.save(path, found)
+    return path
+
+
+def test_counts_whose_sum_is_beyond_64_bits(tmp_path):
+    """Each may be 2^53: the sum of 1,500 of them is below zero where it wraps around."""
+    trace = written(tmp_path / "t.safetensors", [(1, 1, "test")], [[[0]]], 1500)
+    path = _counts(tmp_path / "counts.yaml", [[2**53] * 1500])
+    seen = replay(StaticCache(slots=750, profile=str(path), **ROOMY), trace, 800)
+    assert seen.outcome.setup.policy.stats()["profile_covered_frac"] == 0.5
+
+
+def test_runs_of_equal_profiles_are_equal_wherever_these_lie(tmp_path, monkeypatch):
+    """`run_id` rests on what a file says; saved, it is found from any folder."""
+    (tmp_path / "moved").mkdir()
+    first = _counts(tmp_path / "p.yaml", [[8, 7, 6, 5, 4, 3, 2, 1]] * 32)
+    moved = _counts(tmp_path / "moved" / "other.yaml", [[8, 7, 6, 5, 4, 3, 2, 1]] * 32)
+    another = _counts(tmp_path / "another.yaml", [[1, 2, 3, 4, 5, 6, 7, 8]] * 32)
+    monkeypatch.chdir(tmp_path)
+    spec = RunSpec(policy="static_cache", hw="rtx3090", model="mixtral-8x7b", trace="mixtral-8x7b-small", requests=1)
+
+    def prepared(path: str) -> Setup:
+        return prepare(msgspec.structs.replace(spec, set={"profile": path}))
+
+    by_name = prepared("p.yaml")
+    assert by_name.run_id == prepared(str(moved)).run_id == prepare(by_name.explicit()).run_id
+    assert by_name.run_id != prepared(str(another)).run_id
+    assert by_name.explicit().set == {"profile": str(first.resolve())}
+    assert "params_sha256" not in prepared("store").resolved()
+
+
+def test_a_predictor_file_counts_as_what_it_says(tmp_path):
+    bundled = Path(policies.__file__).parent / "data" / "mixtral-8x7b-small.duoserve.safetensors"
+    ids = []
+    for name in ("a.safetensors", "b.safetensors"):
+        shutil.copy(bundled, tmp_path / name)
+        spec = RunSpec(policy="duoserve", hw="rtx3090", trace="mixtral-8x7b-small", requests=1)
+        ids.append(prepare(msgspec.structs.replace(spec, predictor=str(tmp_path / name))).run_id)
+    assert ids[0] == ids[1]
 
 
 def test_a_profile_of_another_model_or_of_none_is_refused(tmp_path):

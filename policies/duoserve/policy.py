@@ -73,6 +73,7 @@ class DuoServe(Policy):
             "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that "
             "`moesim train duoserve` wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or "
             "surrogate:orca or surrogate:squad, right as often as Table 3 says of the served model",
+            file=True,
         ),
         Param(
             "slots",

@@ -78,6 +78,7 @@ class Emoe(Policy):
             "trained: the bundled XLNet of the traced model (section 3.2.2); a file that "
             "`moesim train emoe` wrote; frequency, a running count per task (not published); or surrogate:SHARE, a "
             "labelled stand-in that names this share of a prompt's k most used experts (1: perfect)",
+            file=True,
         ),
         Param(
             "form",

@@ -230,6 +230,11 @@ def _require_names(fields: dict[str, Any]) -> None:
 def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -> None:
     """Say so when what a saved configuration names is no longer what it was saved with."""
     now = setup.resolved()
+    before, digests = meant.get("params_sha256"), now.get("params_sha256", {})
+    for name in before if isinstance(before, dict) else ():
+        if digests.get(name, before[name]) != before[name]:
+            path = now["params"][name]
+            click.echo(f"note: {config}: {name} {path} has changed since this was saved; figures may differ", err=True)
     for what in ("policy", "trace", "hw", "model", "stack"):
         key = f"{what}_sha256"
         if meant.get(what) == now[what] and meant.get(key) != now.get(key):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -41,7 +42,10 @@ TRAITS = {
 
 @dataclass(frozen=True)
 class Param:
-    """One settable parameter: published default, what it is, where it is published."""
+    """One settable parameter: published default, what it is, where it is published.
+
+    file: a value other than the default may name a file; what it holds then decides the run, wherever it lies.
+    """
 
     name: str
     default: ParamValue
@@ -49,6 +53,14 @@ class Param:
     choices: tuple[str, ...] = ()
     low: float = -math.inf
     high: float = math.inf
+    file: bool = False
+
+    def names_file(self, value: ParamValue) -> bool:
+        """Whether a value is the path of a file that is there."""
+        try:
+            return self.file and isinstance(value, str) and value != self.default and Path(value).is_file()
+        except (OSError, ValueError):  # no path at all
+            return False
 
     def check(self, value: Any, policy: str) -> ParamValue:
         """Return the value in the default's type. Raises BadInput naming parameter, rule and range."""

@@ -166,6 +166,12 @@ class Setup:
         assert self.arrivals_file is not None
         return _sha256(self.arrivals_file)
 
+    @cached_property
+    def _params_sha256(self) -> dict[str, str]:
+        """Of the files that parameters name."""
+        given = self.policy.settings
+        return {p.name: _sha256(Path(str(given[p.name]))) for p in self.policy.params if p.names_file(given[p.name])}
+
     @property
     def load_terms(self) -> dict[str, Any]:
         """What decides which requests come, and when; nothing where they are the trace's own."""
@@ -249,6 +255,7 @@ class Setup:
             "policy": self.policy.name,
             **code,
             "params": dict(self.policy.settings),
+            **({"params_sha256": self._params_sha256} if self._params_sha256 else {}),
             "hw": self.hw.id,
             "hw_sha256": digests["hw"],
             "model": self.model.id,
@@ -289,13 +296,26 @@ class Setup:
             del spec["arrivals"]
         if self.scheduler.name == schedulers.DEFAULT or read_from(self.scheduler) is not None:
             del spec["scheduler"]  # the default, or what `resolved` has the text of
-        return hashlib.sha256(to_json({**spec, **self.resolved()}).encode()).hexdigest()[:12]
+        resolved, files = self.resolved(), self._params_sha256
+        resolved["params"] = {name: value for name, value in resolved["params"].items() if name not in files}
+        if "predictor" in files:
+            spec["predictor"] = None  # `resolved` has its digest
+        return hashlib.sha256(to_json({**spec, **resolved}).encode()).hexdigest()[:12]
 
     def explicit(self) -> RunSpec:
         """The specification with no default left that may change: trace and model named, files by whole path."""
         spec, trace = self.spec, self.trace
+        changed, predictor = dict(spec.set), spec.predictor
+        for name in self._params_sha256:
+            for key in changed:
+                if key.rpartition(".")[2] == name and isinstance(changed[key], str):
+                    changed[key] = str(Path(changed[key]).resolve())
+            if name == "predictor" and predictor is not None:
+                predictor = str(Path(predictor).resolve())
         return msgspec.structs.replace(
             spec,
+            set=changed,
+            predictor=predictor,
             policy=whole_plug_in(spec.policy),
             router=None if spec.router is None else whole_plug_in(spec.router),
             scheduler=None if spec.scheduler is None else whole_plug_in(spec.scheduler),

@@ -78,13 +78,16 @@ def third_tier(spec: RunSpec) -> ThirdTier | None:
         if block_bytes < LEAST_BLOCK:
             raise BadInput(f"--nvme block, got {given['block']!r}: at least {LEAST_BLOCK} bytes, a sector; e.g. 1MiB")
     ahead = _whole(given["ahead"], "ahead", 0, MOST_AHEAD) if "ahead" in given else 0
-    policy = spec.ram_policy or LRU
+    policy = LRU if spec.ram_policy is None else spec.ram_policy
     if reads == BUFFERED and policy != LRU:
         raise BadInput(
             f"--ram-policy, got {policy!r} with reads=buffered: the page cache is the kernel's, which keeps what was "
             "used last; leave it out, or take reads=direct"
         )
-    kind = find(policy)
+    try:
+        kind = find(policy)
+    except BadInput as error:
+        raise BadInput(f"--ram-policy: {error}") from None
     wrong = [trait for trait in REFUSED if trait in kind.traits] + [
         hook for hook in NOT_A_CACHE if getattr(kind, hook) is not getattr(Policy, hook)
     ]
@@ -108,7 +111,8 @@ def _word(given: dict[str, str], key: str, known: tuple[str, ...]) -> str:
 
 
 def _whole(text: str, key: str, least: int, most: int) -> int:
-    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+    whole = text.isascii() and text.isdigit() and len(text) <= len(str(most))  # more digits take long to read
+    if not whole or not least <= int(text) <= most:
         raise BadInput(f"--nvme {key}, got {text!r}: a whole number from {least} to {most}; e.g. {key}=8")
     return int(text)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +24,8 @@ REJECTED = {
 NGRAM = "ngram"
 KEYS = ("k", "acceptance", "accepted", "draft_s", "model", "rejected")
 MOST = 64  # drafted tokens a step
-MOST_COUNTS = 10_000_000  # of a file
+MOST_COUNTS, MOST_COUNT_BYTES = 1_000_000, 64_000_000  # of a file
+MOST_DRAFT_S = 3600.0
 EXAMPLE = "--draft k=4,acceptance=0.7"
 
 
@@ -143,8 +145,11 @@ def _draft_s(text: str | None) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0.0 <= seconds < math.inf:
-        raise BadInput(f"--draft, got draft_s={text}: seconds for each drafted token; write e.g. draft_s=0.002")
+    if not 0.0 <= seconds <= MOST_DRAFT_S:
+        raise BadInput(
+            f"--draft, got draft_s={text}: seconds for each drafted token, at most {MOST_DRAFT_S:g}; write e.g. "
+            "draft_s=0.002"
+        )
     return seconds
 
 
@@ -164,8 +169,17 @@ def read_accepted(path: Path) -> list[list[int]]:
     Raises:
         BadInput: naming file, row and what is wrong.
     """
+    way_out = "name a CSV with a column accepted"
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        if path.exists() and not path.is_file():  # a pipe would block, and is read more than once
+            what = "a folder" if path.is_dir() else "a device or a pipe"
+            raise BadInput(f"--draft, got accepted={path}: {what}; {way_out}")
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            if (n_bytes := os.fstat(file.fileno()).st_size) > MOST_COUNT_BYTES:
+                raise BadInput(
+                    f"--draft, got accepted={path}, of {n_bytes:,} bytes: at most {MOST_COUNT_BYTES:,} are read; "
+                    f"{way_out}"
+                )
             rows = csv.DictReader(file)
             if "accepted" not in (rows.fieldnames or ()):
                 raise BadInput(
@@ -174,12 +188,14 @@ def read_accepted(path: Path) -> list[list[int]]:
             found: dict[str, list[int]] = {}
             for at, row in enumerate(rows):
                 text = row["accepted"] or ""
-                if not text.strip().isdecimal() or len(text) > 6 or at >= MOST_COUNTS:
+                if not (text.isascii() and text.strip().isdecimal()) or len(text) > 6 or at >= MOST_COUNTS:
                     wrong = "not a whole number from 0" if at < MOST_COUNTS else f"more than {MOST_COUNTS:,} rows"
                     raise BadInput(f"{path}, row {at + 1}: accepted, got {text!r}: {wrong}; mend it")
                 found.setdefault(row.get("request") or "", []).append(int(text))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"--draft, got accepted={path}: {error}; name a CSV with a column accepted") from None
+    except OSError as error:
+        raise BadInput(f"--draft, got accepted={path}: {error.strerror or error}; {way_out}") from None
+    except (ValueError, csv.Error) as error:  # of a path, too
+        raise BadInput(f"--draft, got accepted={str(path)!r}: {error}; {way_out}") from None
     if not found:
         raise BadInput(f"{path}: no rows; it needs the drafts that each step took, in a column accepted")
     return list(found.values())

@@ -19,7 +19,7 @@ import numpy as np
 from sim.base.errors import BadInput
 from traces.convert.text import open_bytes, shown
 from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, Ints
-from traces.stats.counts import SCHEMA, ExpertCounts
+from traces.stats.counts import MAX_COUNT, SCHEMA, ExpertCounts
 
 NAME = "imatrix"
 _COUNTS = re.compile(r"blk\.(\d{1,5})\.ffn_(gate|gate_up|up|down)_exps\.weight\.counts")
@@ -145,6 +145,8 @@ class _Gguf:
             raise BadInput(f"{self.path}: layer {layer}: the file was cut; copy it again")
         if not np.isfinite(values).all() or (values < 0).any() or (values != np.round(values)).any():
             raise BadInput(f"{self.path}: layer {layer}: counts, got some that are no whole numbers; write it again")
+        if values.max() > MAX_COUNT:
+            raise BadInput(f"{self.path}: layer {layer}: counts, got {values.max():g}: at most 2^53; write it again")
         return values.astype(np.int64)
 
     def _value(self, kind: int) -> object:

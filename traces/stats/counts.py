@@ -22,7 +22,8 @@ WHAT_FOR = (
     "prefetching or time; `moesim traces stats FILE` shows it, static_cache takes it as profile, a run "
     "needs a trace"
 )
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+MAX_COUNT = 2**53  # whole in any float
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Row = Annotated[list[Count], Meta(min_length=2, max_length=MAX_EXPERTS)]
 
 
