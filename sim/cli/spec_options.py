@@ -231,8 +231,8 @@ def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) ->
     """Say so when what a saved configuration names is no longer what it was saved with."""
     now = setup.resolved()
     before, digests = meant.get("params_sha256"), now.get("params_sha256", {})
-    for name in before if isinstance(before, dict) else ():
-        if digests.get(name, before[name]) != before[name]:
+    for name, sha256 in before.items() if isinstance(before, dict) else ():
+        if digests.get(name, sha256) != sha256:
             path = now["params"][name]
             click.echo(f"note: {config}: {name} {path} has changed since this was saved; figures may differ", err=True)
     for what in ("policy", "trace", "hw", "model", "stack"):

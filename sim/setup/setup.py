@@ -308,8 +308,8 @@ class Setup:
         changed, predictor = dict(spec.set), spec.predictor
         for name in self._params_sha256:
             for key in changed:
-                if key.rpartition(".")[2] == name and isinstance(changed[key], str):
-                    changed[key] = str(Path(changed[key]).resolve())
+                if key.rpartition(".")[2] == name:
+                    changed[key] = str(Path(str(changed[key])).resolve())
             if name == "predictor" and predictor is not None:
                 predictor = str(Path(predictor).resolve())
         return msgspec.structs.replace(
