@@ -150,6 +150,15 @@ def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable
     return Outcome(result, engine, machine, clockwork, setup)
 
 
+def machine_kind(setup: Setup) -> Any:
+    """The class of simulated machine that a run is carried out on."""
+    if setup.engine == SIMPY:
+        from sim.machine.events.machine import EventMachine  # with SimPy, which other runs never import
+
+        return EventMachine
+    return setup.machine or SimulatedMachine
+
+
 def assemble(
     setup: Setup,
     spans: Spans | None = None,
@@ -164,12 +173,7 @@ def assemble(
     policy, spec = setup.policy, setup.spec
     cost = setup.cost()
     if machine is None:
-        kind: Any = setup.machine or SimulatedMachine
-        if setup.engine == SIMPY:
-            from sim.machine.events.machine import EventMachine  # with SimPy, which other runs never import
-
-            kind = EventMachine
-        machine = kind(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
+        machine = machine_kind(setup)(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
     return engine_of(setup, machine, cost, log), machine
 
 

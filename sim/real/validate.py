@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sim.base.device_faults import DeviceFault
 from sim.base.lanes import ON_DEVICE
 from sim.machine.lanes import HOST
-from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides as implements
 from sim.policy.tickets import Ticket
 from sim.real.run import measure
 from sim.real.watch import watch
 from sim.results.fold import fold
 from sim.results.metrics import quantile
-from sim.run import assemble, prepare, run_through
+from sim.run import assemble, machine_kind, prepare, run_through
 
 if TYPE_CHECKING:
     from sim.base.quantities import Basis
+    from sim.machine.simulated import SimulatedMachine
     from sim.real.comparison import Comparison, Errors, Off, Pair, Repeats
     from sim.real.devices.lanes import Lanes
     from sim.real.weights.weights import Weights
@@ -42,34 +43,52 @@ class World:
     busy_s: dict[tuple[str, str], float]
     policy_code_s: float
     iterations_s: dict[str, list[float]] = field(default_factory=dict)
+    n_policy_calls: int = 0
 
 
 class HostPays:
     """Charges the host of a simulation with the time that policy code took just now, as a real host spends it.
 
     `slowdown`: how much longer it takes where threads of lanes want the interpreter too, as a share of its time alone.
+    `each_s`: what every call is charged, in place of its time; None: its time.
     """
 
-    def __init__(self, machine: SimulatedMachine, spent: dict[tuple[str, str], float], slowdown: float = 0.0) -> None:
-        self._machine, self._spent, self._stretch = machine, spent, 1.0 + slowdown
+    def __init__(
+        self,
+        machine: SimulatedMachine,
+        spent: dict[tuple[str, str], float],
+        slowdown: float = 0.0,
+        each_s: float | None = None,
+    ) -> None:
+        self._machine, self._spent, self._stretch, self._each_s = machine, spent, 1.0 + slowdown, each_s
         self.total_s = 0.0
+        self.n_calls = 0
 
     def policy(self, hook: str, layer: int, began_s: float, end_s: float) -> None:
-        spent_s = self._stretch * (end_s - began_s)
+        self.n_calls += 1
+        spent_s = self._stretch * (end_s - began_s) if self._each_s is None else self._each_s
         self._machine.now_s += spent_s
         self.total_s += spent_s
         self._spent["host", "policy code"] = self._spent.get(("host", "policy code"), 0.0) + spent_s
 
 
-class FreePredictions(SimulatedMachine):
-    """The simulated machine where predictors are policy code, which is charged as it runs."""
+@cache
+def free_predictions(kind: Any) -> Any:
+    """A simulated machine of a kind where predictors are policy code, which is charged as it runs."""
 
-    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
-        return Ticket(self.now_s, HOST)
+    class FreePredictions(kind):  # type: ignore[misc]
+        def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
+            return Ticket(self.now_s, HOST)
+
+    return FreePredictions
 
 
-def simulated(setup: Setup) -> World:
-    """The simulation of a run, policy code charged as measured while it ran, in place of what predictors ask for."""
+def simulated(setup: Setup, each_s: float | None = None) -> World:
+    """The simulation of a run, policy code charged as measured while it ran, in place of what predictors ask for.
+
+    Args:
+        each_s: charge this for every call of policy code instead.
+    """
     busy_s: dict[tuple[str, str], float] = {}
     log: list[Entry] = []
 
@@ -79,11 +98,12 @@ def simulated(setup: Setup) -> World:
         busy_s[lane, op] = busy_s.get((lane, op), 0.0) + end_s - start_s
 
     cost = setup.cost()
-    machine = FreePredictions(cost, setup.spec.gpus, span, implements(setup.policy, "copy_done"))
+    kind = free_predictions(machine_kind(setup))
+    machine = kind(cost, setup.spec.gpus, span, implements(setup.policy, "copy_done"))
     engine, _ = assemble(setup, span, lambda *entry: log.append(entry), machine)
     measured = setup.hw.curves_of(setup.model.id, setup.spec.precision)
     slowdown = None if measured is None else measured.policy_slowdown
-    payer = HostPays(machine, busy_s, 0.0 if slowdown is None else slowdown.value)
+    payer = HostPays(machine, busy_s, 0.0 if slowdown is None else slowdown.value, each_s)
     watch(setup.policy, payer)
     steps: dict[str, list[float]] = {}
     clockwork = run_through(setup, engine, machine, _steps_into(steps), None)
@@ -91,7 +111,7 @@ def simulated(setup: Setup) -> World:
     n_begun = sum(len(found) for found in steps.values())
     if machine.cost.launches.begin_s:
         busy_s["host", "begin"] = n_begun * machine.cost.launches.begin_s
-    return World(result, log, busy_s, payer.total_s, steps)
+    return World(result, log, busy_s, payer.total_s, steps, payer.n_calls)
 
 
 def carried_out(setup: Setup, lanes: Lanes, weights: Weights) -> World:
@@ -139,9 +159,10 @@ class Case:
         finally:
             setup.close()
 
-    def predict(self) -> None:
-        """Simulate it."""
-        self.sim = self._run(simulated)
+    def predict(self, each_s: float | None = None) -> World:
+        """Simulate it, every call of policy code charged so much; None: as it is measured."""
+        self.sim = self._run(lambda setup: simulated(setup, each_s))
+        return self.sim
 
     def carry_out(self, lanes: Lanes, weights: Weights) -> None:
         """Really run it once more."""

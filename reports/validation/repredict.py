@@ -1,0 +1,89 @@
+"""Predict the kept comparisons anew: `python -m reports.validation.repredict`, about a minute; nothing is measured.
+
+Every case of `cpu-backend.json` is simulated by today's engine on the profile that was measured then, and set beside
+what was measured and predicted then. Policy code is charged what the kept prediction charged for it, in equal parts to
+the calls of its hooks, since what it takes now is that of another day.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import click
+
+from reports.validation.remeasure import HERE, NAME
+
+
+class Again(NamedTuple):
+    """Seconds per token of one case: as measured and as predicted then, and as predicted now."""
+
+    policy: str
+    model: str
+    experts: int
+    measured_s: float
+    then_s: float
+    now_s: float
+
+    @property
+    def error_frac(self) -> float:
+        """Of today's prediction."""
+        return self.now_s / self.measured_s - 1.0
+
+
+def kept_cases() -> list[dict[str, Any]]:
+    """What was compared."""
+    found: list[dict[str, Any]] = json.loads((HERE / f"{NAME}.json").read_text(encoding="utf-8"))["comparisons"]
+    return found
+
+
+def again(case: dict[str, Any], contention: str = "on") -> Again:
+    """Predict one case anew."""
+    from sim.real.validate import Case
+    from sim.setup.spec import RunSpec
+
+    spec = RunSpec(
+        policy=case["policy"],
+        hw=str(HERE / f"{case['hw']}.yaml"),
+        model=case["model"],
+        precision=case["precision"],
+        requests=case["requests"],
+        experts=case["experts"],
+        contention=contention,
+    )
+    run = Case(spec, case["outputs"])
+    n_calls = run.predict(each_s=0.0).n_policy_calls
+    now_s = run.predict(case["policy_code_s"]["predicted"] / max(n_calls, 1)).result.tpot_s.mean
+    assert now_s is not None
+    tpot_s = case["tpot_s"]
+    return Again(case["policy"], case["model"], case["experts"], tpot_s["measured"], tpot_s["predicted"], now_s)
+
+
+def errors(rows: Iterable[Again]) -> tuple[float, float]:
+    """Median and worst of today's errors, as shares."""
+    found = [abs(row.error_frac) for row in rows]
+    return statistics.median(found), max(found)
+
+
+@click.command(help=__doc__)
+def command() -> None:
+    """Predict and print."""
+    found: dict[str, tuple[float, float]] = {}
+    for contention in ("on", "off"):
+        rows = [again(case, contention) for case in kept_cases()]
+        found[contention] = errors(rows)
+        if contention == "on":
+            click.echo(f"{'model':<12}{'policy':<20}{'experts':>8}{'measured ms':>13}{'then':>9}{'now':>9}")
+            for row in rows:
+                then, now = (f"{100 * (s / row.measured_s - 1):+.1f}%" for s in (row.then_s, row.now_s))
+                measured = f"{1e3 * row.measured_s:.1f}"
+                click.echo(f"{row.model:<12}{row.policy:<20}{row.experts:>8}{measured:>13}{then:>9}{now:>9}")
+    for contention, (median, worst) in found.items():
+        said = f"TPOT off by {100 * median:.1f}% (median), {100 * worst:.1f}% (worst)"
+        click.echo(f"--contention {contention}: {said} of {len(kept_cases())} cases")
+
+
+if __name__ == "__main__":
+    command()
