@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sim.machine.events.flow import Flow, Rest
 from sim.machine.price import Launch, Operation, Price
 from sim.machine.shared_memory import GpuMemory, HostMemory
 from sim.policy.registry import policies
+from sim.results.text import render
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 
@@ -172,6 +174,39 @@ def test_where_there_is_plenty_nothing_is_shared(tiny: Path, policy: str) -> Non
 @pytest.mark.parametrize("policy", ["lru", "ktransformers"])
 def test_where_there_is_plenty_nothing_is_shared_on_events_either(tiny: Path, policy: str) -> None:
     assert told(tiny, policy, engine="simpy") == told(tiny, policy, contention="off", engine="simpy")
+
+
+@pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+@pytest.mark.parametrize("policy", ["llama_cpp_lru", "lru", "mixtral_offloading"])
+def test_what_is_said_to_be_added_is_what_lanes_are_longer_busy(tiny: Path, policy: str, engine: str) -> None:
+    """These decide alike whatever things take, so a lane does the same work with contention and without."""
+    seen = run(tiny, policy, hw="rtx4090", engine=engine)
+    alone = run(tiny, policy, hw="rtx4090", engine=engine, contention="off")
+    busy_s, alone_s = seen.machine.lane_busy_s(), alone.machine.lane_busy_s()
+    assert seen.machine.h2d_bytes == alone.machine.h2d_bytes
+    found = seen.result.contention.by_activity()
+    assert ("cpu" in found) is (policy == "llama_cpp_lru")
+    for lane in ("cpu", "h2d", "d2h", "gpu"):
+        added_s = found[lane].added_s if lane in found else 0.0
+        assert busy_s[lane] - alone_s[lane] == pytest.approx(added_s, abs=1e-9 * busy_s[lane] + 1e-12)
+        if lane in found:
+            assert found[lane].of_busy_frac == pytest.approx(added_s / busy_s[lane])
+            assert found[lane].by == "law"
+    assert "contention" not in alone.result.to_dict()
+
+
+def test_a_term_says_what_it_is_from(tiny: Path) -> None:
+    by_user = {"hw.contention.cpu_slowdown_by_h2d": 0.5, "hw.contention.gpu_slowdown_by_h2d": 0.0}
+    found = run(tiny, "llama_cpp_lru", hw="rtx4090", set=by_user).result.contention
+    assert (found.cpu.by, found.h2d.by, found.gpu) == ("set", "law", None)
+    found = run(tiny, "llama_cpp_lru", hw="rtx4090-5955wx").result.contention
+    assert found.cpu.by == "measured"
+
+
+def test_a_line_says_what_was_added_where_it_is_much(tiny: Path) -> None:
+    said = render(run(tiny, "llama_cpp_lru", hw="rtx4090").result, 200)
+    assert re.search(r"shared memory +added .* to experts on the CPU \([\d.]+ % of their time, by law, assumed\)", said)
+    assert "shared memory " not in render(run(tiny, "llama_cpp_lru", hw="rtx4090", contention="off").result, 200)
 
 
 @pytest.mark.parametrize("policy", ON_CPU)

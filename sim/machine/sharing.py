@@ -28,6 +28,16 @@ GPU_BY_COPIES = ("gpu_slowdown_by_h2d", "gpu_slowdown_by_d2h")
 STATIC = ("gpu_slowdown_by_h2d", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
 """Terms that the arithmetic engine knows; where another is more than 0, SimPy replays the run."""
 
+SLOWS = {
+    "cpu": ("cpu_slowdown_by_h2d",),
+    "h2d": ("h2d_slowdown_by_cpu", "h2d_slowdown_by_gpu", "h2d_slowdown_by_d2h"),
+    "d2h": ("d2h_slowdown_by_h2d",),
+    "gpu": ("gpu_slowdown_by_h2d", "gpu_slowdown_by_d2h"),
+}
+"""Activity -> the terms that may slow it."""
+BY_LAW = ("cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu", "gpu_slowdown_by_h2d", "gpu_slowdown_by_d2h")
+"""Terms in whose place the law stands where nobody states them."""
+
 
 def needs_events(hw: Hardware) -> bool:
     """Whether a term that was measured or set slows what the arithmetic engine never slows."""

@@ -1162,6 +1162,11 @@ class SimulatedMachine(Machine):
         return math.fsum([queue.slowed_s for queue in self.h2d])
 
     @property
+    def write_backs_slowed_s(self) -> float:
+        """What sharing added to the time of what is copied back."""
+        return self.write_backs.slowed_s
+
+    @property
     def n_reads(self) -> int:
         """Experts read from the drive."""
         return self.drive.n_copies

@@ -280,6 +280,12 @@ def grounds(result: Result) -> Section:
     heads = [Column("time"), Column("from", "s"), Column("to", "s")]
     heads += [Column("of it for the choice of requests, from", "s"), Column("to", "s")]
     blocks.append(Table("How far the means may be off, were every figure at the end of its range.", heads, rows))
+    if result.contention is not None:
+        added: list[list[Any]] = [
+            [name, one.added_s, one.of_busy_frac, one.by] for name, one in result.contention.by_activity().items()
+        ]
+        heads = [Column("lane"), Column("added", "s"), Column("of its busy time", "frac"), Column("by")]
+        blocks.append(Table("What memory that is shared by what runs at once added.", heads, added))
     settings: list[list[Any]] = [
         ["run", result.run_id],
         ["name", result.name],

@@ -13,6 +13,7 @@ from sim.policy.policy_file import file_of
 from sim.results import metrics
 from sim.results.attainment import attainment
 from sim.results.by_layer import layer_rows
+from sim.results.contention import contention
 from sim.results.drafting import drafting
 from sim.results.host_memory import host_memory
 from sim.results.kv_use import kv_use
@@ -174,6 +175,7 @@ def fold(
         version=__version__,
         draft=drafting(setup, clockwork, machine.h2d_bytes),
         host_memory=host_memory(setup, engine, machine),
+        contention=contention(machine, setup.hw, max(1, len(replicas))),
         kv=kv,
         scheduling=_scheduling(setup, clockwork),
         router=setup.router.name if replicas else None,

@@ -135,6 +135,7 @@ class Machines:
         self.d2h_bytes = sum(machine.d2h_bytes for machine in machines)
         self.n_kv_out = sum(machine.n_kv_out for machine in machines)
         self.copies_slowed_s = math.fsum(machine.copies_slowed_s for machine in machines)
+        self.write_backs_slowed_s = math.fsum(machine.write_backs_slowed_s for machine in machines)
         self.kv_out_s = math.fsum(machine.kv_out_s for machine in machines)
         self.gpu_s = _summed([machine.gpu_s for machine in machines])
         self.cpu_s = _summed([machine.cpu_s for machine in machines])

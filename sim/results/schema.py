@@ -138,6 +138,31 @@ class KvUse(msgspec.Struct, frozen=True):
     peak_swapped_bytes: int
 
 
+class Slowed(msgspec.Struct, frozen=True):
+    """What shared memory added to the time of one activity, and by what it was reckoned.
+
+    added_s: over the whole run and all lanes of its kind, waited for or not. of_busy_frac: of what these lanes were
+    busy, slowed as they were. by: `law`, or the source of the terms that stand in its place (`set` by the user).
+    """
+
+    added_s: float
+    of_busy_frac: float
+    by: str
+
+
+class Contention(msgspec.Struct, frozen=True):
+    """What was slowed by what ran beside it; None: it was not. Experts on the CPU, copies to GPUs and back, kernels."""
+
+    cpu: Slowed | None
+    h2d: Slowed | None
+    d2h: Slowed | None
+    gpu: Slowed | None
+
+    def by_activity(self) -> dict[str, Slowed]:
+        """What was slowed -> by how much."""
+        return {name: one for name, one in msgspec.structs.asdict(self).items() if one is not None}
+
+
 class Found(msgspec.Struct, frozen=True):
     """Experts that were asked of host memory: found there, found while they were being read, or read from the drive.
 

@@ -41,6 +41,9 @@ _SIZES = {
     "host_memory_bytes": "host memory",
 }
 _CATCHES = ("oracle", "lossy")
+_ACTIVITY = {"cpu": "experts on the CPU", "h2d": "copies to the GPU", "d2h": "copies back", "gpu": "kernels"}
+WORTH_TELLING = 0.005
+"""Share of a run's time that shared memory has to add to an activity before a line says so."""
 
 
 def memory_lines(sizes: Mapping[str, int]) -> list[str]:
@@ -100,6 +103,7 @@ def render(result: Result, width: int | None = None) -> str:
         _by_layer(result),
         _union(result),
         _copies(result),
+        _shared(result),
         _memory(result),
         _grounds(result),
     )
@@ -333,6 +337,23 @@ def _copies(result: Result) -> Table:
         rows.add_row("", harm + (f"; before moving a byte: {less}" if less else ""))
     else:
         rows.add_row("prefetched", "nothing")
+    return rows
+
+
+def _shared(result: Result) -> Table:
+    """What memory that is shared by what runs at once added to whose time."""
+    rows, found = _pairs(), result.contention
+    if found is None:
+        return rows
+    parts = [
+        f"{show_seconds(one.added_s)} to {_ACTIVITY[name]} ({show_frac(one.of_busy_frac)} of their time, "
+        + one.by.replace("law", "by law, assumed")
+        + ")"
+        for name, one in found.by_activity().items()
+        if one.added_s >= WORTH_TELLING * result.simulated_s
+    ]
+    if parts:
+        rows.add_row("shared memory", "added " + ", ".join(parts))
     return rows
 
 

@@ -455,6 +455,11 @@ class EventMachine(Machine):
         return math.fsum(engine.stretched_s for engine in self.h2d)
 
     @property
+    def write_backs_slowed_s(self) -> float:
+        """What contention added to the time of what is copied back."""
+        return self.lanes.write_backs.stretched_s
+
+    @property
     def h2d_bytes(self) -> int:
         """Bytes copied to the GPUs."""
         return sum(engine.copied_bytes for engine in self.h2d)

@@ -1,0 +1,52 @@
+"""What shared memory added to the time of a run's lanes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sim.base.quantities import USER_REF
+from sim.machine.sharing import BY_LAW, SLOWS
+from sim.results.schema import Contention, Slowed
+
+if TYPE_CHECKING:
+    from sim.machine.simulated import SimulatedMachine
+    from sim.profiles.hardware import Hardware
+    from sim.real.machine.machine import RealMachine
+
+LAW = "law"
+SET = "set"
+LEAST_FRAC = 1e-9
+"""Of a lane's time: less is rounding of ends that were worked out twice."""
+
+
+def contention(machine: SimulatedMachine | RealMachine, hw: Hardware, n_replicas: int = 1) -> Contention | None:
+    """Of a run that is over; None where nothing was slowed."""
+    if machine.measured is True or not machine.cost.sharing.on:
+        return None
+    sharing, busy_s = machine.cost.sharing, machine.lane_busy_s()
+    added_s = {
+        "cpu": machine.cpu_s[sharing.q_cpu],
+        "h2d": machine.copies_slowed_s,
+        "d2h": machine.write_backs_slowed_s,
+        "gpu": machine.gpu_s[sharing.q_gpu],
+    }
+    slowed: dict[str, Slowed | None] = {}
+    for activity, seconds in added_s.items():
+        lanes = [spent_s for lane, spent_s in busy_s.items() if lane.rstrip("0123456789") == activity]
+        whole_s = n_replicas * math.fsum(lanes)
+        by = ", ".join(_reckoned(activity, hw))
+        slowed[activity] = Slowed(seconds, seconds / whole_s, by) if seconds > LEAST_FRAC * whole_s else None
+    return Contention(**slowed) if any(slowed.values()) else None
+
+
+def _reckoned(activity: str, hw: Hardware) -> list[str]:
+    """By what an activity was slowed: the law, or where a term's figure is from; a term of 0 slows nothing."""
+    found: list[str] = []
+    for term in SLOWS[activity]:
+        figure = hw.contention.stated.get(term)
+        if figure is None and term in BY_LAW:
+            found.append(LAW)
+        elif figure is not None and figure.value > 0.0:
+            found.append(SET if figure.ref == USER_REF else figure.source)
+    return list(dict.fromkeys(found)) or [LAW]  # what is copied back shares host memory by law
