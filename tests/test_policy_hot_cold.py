@@ -304,6 +304,13 @@ def test_runs_of_equal_profiles_are_equal_wherever_these_lie(tmp_path, monkeypat
     assert "params_sha256" not in prepared("store").resolved()
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="Linux has a file whose reading fails")
+def test_a_profile_that_cannot_be_read_is_refused():
+    spec = RunSpec(policy="static_cache", hw="rtx3090", requests=1, set={"profile": "/proc/self/mem"})
+    with pytest.raises(BadInput, match=r"/proc/self/mem: .*; check the path"):
+        prepare(spec)
+
+
 def test_a_predictor_file_counts_as_what_it_says(tmp_path):
     bundled = Path(policies.__file__).parent / "data" / "mixtral-8x7b-small.duoserve.safetensors"
     ids = []

@@ -47,7 +47,7 @@ def merged(whole: Reproduction, part: Reproduction, order: Iterable[str]) -> Rep
 
 if __name__ == "__main__":
     last = HERE / "last.json"
-    found, *parts = (json.loads(Path(name).read_text(encoding="utf-8")) for name in (str(last), *sys.argv[1:]))
+    found, *parts = (json.loads(Path(name).read_text(encoding="utf-8")) for name in [str(last), *sys.argv[1:]])
     known = list(load_rows())
     for i, part in enumerate(parts):
         here = {row["id"] for row in (*found["rows"], *part["rows"])}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim import __version__
+from sim.base.errors import BadInput
 from sim.base.files import bundled
 from sim.base.json import to_json
 from sim.base.own_file import digest as text_digest
@@ -344,8 +345,11 @@ def _known(trace: Trace) -> bool:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}; check the path") from None
 
 
 def _digest(node: msgspec.Struct | dict[str, Any]) -> str:
