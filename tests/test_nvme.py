@@ -317,6 +317,7 @@ def refused(**fields: Any) -> str:
         ({"nvme": f"gen4x4:depth={'9' * 5000}"}, "a whole number from 1 to 65536"),
         ({"nvme": "gen4x4", "ram_policy": ""}, "--ram-policy: policy, got ''"),
         ({"nvme": "gen4x4", "ram_policy": "./nowhere.py"}, "--ram-policy: policy, got './nowhere.py'"),
+        ({"nvme": "gen4"}, "no such drive; did you mean 'gen4x4'"),
         ({"nvme": "own"}, "has no block `drive`; name one, e.g. gen4x4"),
         ({"nvme": "gen4x4:deep=3"}, "--nvme, got 'deep=3': no such term"),
         ({"nvme": "gen4x4:depth=0"}, "--nvme depth, got '0': a whole number from 1"),

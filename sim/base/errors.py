@@ -68,7 +68,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     A name cut short is near too: `bandwith` means `bandwidth_bytes_per_s`.
     """
     names, name = sorted(set(known)), name[:100]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    near.sort(key=lambda other: not other.startswith(name))  # `gen4` is as near to gen5x4 as to gen4x4
     if not near and len(name) >= CUT_SHORT:
         begins = {other[: len(name) + 1]: other for other in reversed(names)}
         near = [begins[found] for found in difflib.get_close_matches(name, begins, n=1, cutoff=0.8)]

@@ -39,7 +39,9 @@ SPEC_OPTIONS = (
     click.option("--hw", metavar="NAME|FILE", help="GPU and its machine: see `moesim hw`."),
     click.option("--model", metavar="NAME|FILE", help="Geometry; default: a model of the trace's routing shape."),
     click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: the bundled one."),
-    click.option("--precision", metavar="TYPE", help="Type of the weights; default: bf16."),
+    click.option(
+        "--precision", metavar="TYPE", help="Type of the weights: bf16 (default), q4_k_m ... (`moesim models MODEL`)."
+    ),
     click.option("--link", metavar="WORD", help="Put the card on another link: pcie3x4 to pcie6x16."),
     click.option("--vram", "vram_bytes", type=Size(), help="Cap the GPU's whole memory."),
     click.option("--expert-cache", "expert_cache_bytes", type=Size(), help="Cap the expert part, in bytes."),
