@@ -209,6 +209,32 @@ def test_a_line_says_what_was_added_where_it_is_much(tiny: Path) -> None:
     assert "shared memory " not in render(run(tiny, "llama_cpp_lru", hw="rtx4090", contention="off").result, 200)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy", policies())
+def test_static_and_dynamic_shares_add_about_the_same(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of docs/contention.md for every policy: what sharing adds, by the arithmetic engine and by SimPy."""
+    times = []
+    for asked in ({"contention": "off"}, {}, {"engine": "simpy"}):
+        try:
+            made = prepare(RunSpec(policy=policy, hw="rtx4090", requests=1, **asked))
+        except (DoesNotFit, BadInput) as refusal:
+            pytest.skip(str(refusal))
+        try:
+            result = execute(made, bounds=False, by_layer=False).result
+        except DoesNotFit as refusal:
+            pytest.skip(str(refusal))
+        finally:
+            made.close()
+        times.append((result.ttft_s.mean, result.tpot_s.mean))
+    alone, static, dynamic = times
+    static_frac, dynamic_frac = ([s / a - 1.0 for s, a in zip(one, alone, strict=True)] for one in (static, dynamic))
+    with capsys.disabled():
+        pairs = zip(("TTFT", "TPOT"), static_frac, dynamic_frac, strict=True)
+        told = (f"{time} {100 * one:+6.2f} % {100 * other:+6.2f} %" for time, one, other in pairs)
+        print(f"\n{policy:<22}", *told, end="")  # noqa: T201
+    assert static_frac == pytest.approx(dynamic_frac, abs=0.02)
+
+
 @pytest.mark.parametrize("policy", ON_CPU)
 def test_the_bound_stays_a_bound(tiny: Path, policy: str) -> None:
     result = run(tiny, policy, hw="rtx4090").result
