@@ -51,21 +51,31 @@ class TestData:
 
     def test_a_figure_that_is_an_input_is_not_scored(self) -> None:
         """Rows whose figures profiles and stacks cite are told, not judged."""
-        for name in ("B1", "B2", "B4", "B8", "M1", "S7"):
-            assert ROWS[name].check == "none"
-            assert "an input" in ROWS[name].reason
+        for name in ("B1", "B2", "B8", "S7", "C1-order", "M1"):
+            one = ROWS[name]
+            assert one.check in ("none", "shown"), name
+            assert "an input" in one.reason + one.unknown, name
 
     def test_engines_have_one_constant_at_most(self) -> None:
         used = {one.id: one.constant for one in MINE.values() if one.constant}
-        assert used == {"M22": "llama-gb10", "T5": "llama-3975wx"}
+        assert used == {"M22": "llama-gb10"}
         sources = {name: load_constants()[name].row for name in used.values()}
-        assert sources == {"llama-gb10": "M22f", "llama-3975wx": "T20"}
+        assert sources == {"llama-gb10": "M22f"}
         assert {name for name, one in MINE.items() if one.check == "fit"} == set(sources.values())
 
-    def test_where_a_machine_is_not_named_nothing_is_judged(self) -> None:
-        for name in ("C3", "M13", "M18", "S5"):
-            assert ROWS[name].check == "shown"
-            assert ROWS[name].unknown
+    def test_what_can_be_answered_from_geometry_is_judged(self) -> None:
+        """Of rows flagged G or G+ that something answers, only an input and a printed range are shown."""
+        shown = {one.id for one in MINE.values() if one.flag in ("G", "G+") and one.check == "shown"}
+        assert shown == {"B9", "M1"}
+
+    def test_stacks_run_as_they_ship(self) -> None:
+        """No experiment changes a stack, but for the graphs that a row names, and pageable memory where that is the
+        default of what is compared (docs/reproduce.md, Baselines)."""
+        named = {"graphs": ["stack.graphs=true"], "Accelerate": ["stack.pinned=false"]}
+        for one in MINE.values():
+            for system, text in EXPERIMENTS[one.experiment].systems.items() if one.experiment else ():
+                changed = [word for word in text.split() if word.startswith("stack.")]
+                assert changed == named.get(system, []), (one.id, system)
 
     def test_experiments_of_engines_are_quick(self) -> None:
         """What `--rows engines` runs takes minutes: few requests of short texts, but for the tables of one paper."""
@@ -78,13 +88,12 @@ class TestData:
     @pytest.mark.parametrize(
         ("changes", "rule"),
         [
-            ({"anchor": "middle"}, "rung"),
-            ({"anchor": "low", "check": "ratio"}, "rung"),
+            ({"published": {"low": 10.0}}, "rungs"),
+            ({"published": {"low": 10.0, "high": [19.0, 21.0]}}, "rungs"),
             ({"method": ""}, "exactly one"),
         ],
     )
     def test_a_ladder_that_contradicts_itself_is_refused(self, changes: dict[str, Any], rule: str) -> None:
-        rows.check_row(ladder(anchor="low"), {}, "f.yaml")
         rows.check_row(ladder(), {}, "f.yaml")
         with pytest.raises(BadInput, match=rule):
             rows.check_row(ladder(**changes), {}, "f.yaml")
@@ -96,11 +105,19 @@ class TestData:
 
 
 class TestJudge:
-    def test_every_rung_but_the_anchor_is_judged(self) -> None:
-        one = ladder(anchor="low")
-        assert judge.reached(one, {"low": 99.0, "high": 20.0 * 1.119})
-        assert not judge.reached(one, {"low": 10.0, "high": 20.0 * 1.15})
-        assert not judge.reached(ladder(), {"low": 99.0, "high": 20.0})
+    def test_a_ladder_is_judged_by_its_slope(self) -> None:
+        """Steps from the first rung by least squares: (10 x 11 + 30 x 33) / (100 + 900) = 1.1, whatever all share."""
+        one = ladder(published={"low": 10.0, "middle": 20.0, "high": 40.0})
+        found: dict[str, Any] = {"low": 110.0, "middle": 121.0, "high": 143.0}
+        assert judge.slope(one, found) == pytest.approx(1.1)
+        assert judge.reached(one, found)
+        assert not judge.reached(one, {**found, "high": 145.0})
+        assert not judge.reached(one, {"low": 110.0, "middle": 120.0})
+
+    def test_a_ladder_of_rates_is_one_of_seconds(self) -> None:
+        """100 and 50 ms printed, 80 and 25 simulated: 55 over 50."""
+        one = ladder(relation="rate")
+        assert judge.slope(one, {"low": 12.5, "high": 40.0}) == pytest.approx(1.1)
 
     def test_a_ratio_is_right_within_its_factor_either_way(self) -> None:
         one = ladder(check="ratio", published={"rate": 30.0})
@@ -111,6 +128,7 @@ class TestJudge:
 
 class TestForms:
     def test_two_lanes_share_what_the_memory_gives(self) -> None:
+        """The product's own law, against the figures by hand."""
         found = METHODS["together"](ROWS["C2"], {})
         assert found["CPU"] == pytest.approx(29.97 * 31.75 / (29.97 + 13.09))
         assert found["copies"] == pytest.approx(13.09 * 31.75 / (29.97 + 13.09))
@@ -130,22 +148,23 @@ class TestForms:
             assert at_least < share < 100
 
     def test_the_steps_of_imps_ladder_are_its_misses(self) -> None:
-        """Between two rungs the time differs by misses of 384 activations, three pageable copies and calls each."""
+        """Between two rungs the time differs by misses of 384 activations, each three pageable copies on the link."""
         found = METHODS["imp_ladder"](ROWS["I1-ladder"], {})
-        cost = cost_of("rtx5090", "qwen3-30b-a3b", "q4_k", {"stack.pinned": False})
-        miss_s = 3 * (cost.copies.h2d_s(3 * 2048 * 768 * 144 // 256 // 3) + 8.4e-6)
+        n_bytes = cost_of("rtx5090", "qwen3-30b-a3b", "q4_k_m").model.expert_bytes("q4_k_m")
+        link = load_hardware(engine_forms.IMP).h2d_pageable
+        miss_s = 3 * link.latency_s.value + n_bytes / link.bandwidth_bytes_per_s.value
         slow, fast = found["8 of 128"], found["81 of 128"]
-        assert isinstance(slow, float)
+        assert slow == 10.51
         assert isinstance(fast, float)
         assert 1 / slow - 1 / fast == pytest.approx(384 * (0.962 - 0.366) * miss_s)
-        # The constant is the best there is: any other makes the greatest deviation greater.
-        printed = dict(ROWS["I1-ladder"].published)
 
-        def worst(extra_s: float) -> float:
-            return max(abs(math.log((1 / found[rung] + extra_s) * printed[rung])) for rung in printed)  # type: ignore[operator]
-
-        assert worst(0) < worst(1e-4)
-        assert worst(0) < worst(-1e-4)
+    def test_two_lanes_ask_the_products_law(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a profile in which a pair was measured they are slowed by that pair, as a run there would be."""
+        monkeypatch.setattr(engine_forms, "UNMEASURED", "rtx4090-5955wx")  # a pair was measured there: 0.18 and 0.04
+        found = METHODS["together"](ROWS["C1"], {})
+        stated = load_hardware("rtx4090-5955wx").contention.stated
+        assert found["CPU"] == pytest.approx(63.8 / (1 + stated["cpu_slowdown_by_h2d"].value))
+        assert found["copies"] == pytest.approx(24.9 / (1 + stated["h2d_slowdown_by_cpu"].value))
 
     def test_a_rung_of_the_drive_is_its_misses_more(self) -> None:
         """1,816 misses more in 117.3 tokens, each 12.75 MiB from the drive and over the link."""
@@ -153,8 +172,8 @@ class TestForms:
         n_bytes = 3 * 4096 * 2048 * 4.25 / 8
         link = load_hardware(engine_forms.IMP).h2d
         miss_s = n_bytes / 1.05239e10 + link.latency_s.value + n_bytes / link.bandwidth_bytes_per_s.value
-        assert found["40 slots"] == 145.5
-        assert found["24 slots"] == pytest.approx(145.5 + 1e3 * (9399 - 7583) / (30270 / 258) * miss_s)
+        assert found["24 slots"] == 184.0
+        assert found["40 slots"] == pytest.approx(184.0 - 1e3 * (9399 - 7583) / (30270 / 258) * miss_s)
 
     def test_a_cold_cache_by_another_replay(self) -> None:
         """Hits of LRU from a cold start over the same draws, counted with an ordered dictionary."""
@@ -177,7 +196,7 @@ class TestForms:
 
     def test_more_slots_than_experts_miss_first_uses_alone(self) -> None:
         found = METHODS["cold_ladder"](ROWS["I8"], {})
-        assert found["186 slots"] == pytest.approx(62.0, abs=0.1)
+        assert found["93 slots"] == pytest.approx(43.5, abs=0.1)
         assert list(found.values()) == sorted(found.values())  # type: ignore[type-var]
 
 
@@ -225,5 +244,5 @@ class TestCommand:
     def test_engines_are_a_group(self, capsys: pytest.CaptureFixture[str]) -> None:
         out = json.loads(moesim(capsys, "reproduce", "--rows", "C2,Q4,C3", "--json").out)
         status = {row["id"]: row["status"] for row in out["rows"]}
-        assert status == {"C2": "reached", "C3": "shown", "Q4": "reached"}
+        assert status == {"C2": "reached", "C3": "missed", "Q4": "reached"}
         assert "engines" in moesim(capsys, "reproduce", "--help").out

@@ -49,13 +49,26 @@ def model_of(name: str) -> Model:
     return load_model(own if own.exists() else name, {})
 
 
-def cost_of(hw: str, model: str, precision: str = "bf16", settings: Settings | None = None) -> Cost:
-    """Prices on a bundled GPU with bare kernels; `settings` are dotted overrides such as `hw.h2d.latency_s`."""
+def cost_of(
+    hw: str,
+    model: str,
+    precision: str = "bf16",
+    settings: Settings | None = None,
+    stack: str = "bare",
+    shares: bool = False,
+) -> Cost:
+    """Prices on a bundled GPU; `settings` are dotted overrides such as `hw.h2d.latency_s`.
+
+    Args:
+        shares: what runs at once shares memory.
+    """
     own: dict[str, dict[str, object]] = {"hw": {}, "stack": {}}
     for key, value in (settings or {}).items():
         group, _, path = key.partition(".")
         own[group][path] = value
-    return Cost(load_hardware(hw, own["hw"]), model_of(model), load_stack("bare", own["stack"]), precision)
+    return Cost(
+        load_hardware(hw, own["hw"]), model_of(model), load_stack(stack, own["stack"]), precision, shares=shares
+    )
 
 
 def awq_dense_bytes(model: Model) -> int:

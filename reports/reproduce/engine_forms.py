@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from reports.reproduce.closed_form import GB, METHODS, Settings, cost_of, method
 from reports.reproduce.rows import Figure, Row
+from sim.profiles.hardware import load_hardware
 from sim.profiles.pcie import bandwidth, bus_of
 from traces.stats.curves import lru_curve
 from traces.synth.draw import selections
@@ -16,10 +16,9 @@ __all__ = ["METHODS"]  # those of papers, and what is below
 
 IMP = "rtx5090"
 LINK = "pcie4x16"
+UNMEASURED = "rtx4090"  # a profile in which no pair was measured, so that the law holds
 # Row -> GB/s of the host's memory (STREAM), experts on the CPU and copies, each measured alone. C3 prints no STREAM.
 ALONE = {"C1": (84.5, 63.8, 24.9), "C2": (31.75, 29.97, 13.09), "C3": (71.5 + 14.8, 65.9, 25.2)}
-MATRICES = 3  # of an expert, each copied by a call of its own
-COPY_CALL_S = 8.4e-6  # B4: what one asynchronous copy costs the host
 IMP_HITS = {"8 of 128": 0.366, "24 of 128": 0.741, "49 of 128": 0.894, "81 of 128": 0.962}
 COLD_TOKENS, COLD_EXPERTS, COLD_TOP_K, COLD_DRAWS = 300, 512, 10, 8
 FIT, FIT_EXPERTS, FIT_TOKENS = "qwen3-30b-a3b", 128, 1200
@@ -30,30 +29,37 @@ COPIES_SHARE = (84.0, 88.0)  # Q4: per cent of the time per token
 
 @method
 def together(row: Row, _: Settings) -> dict[str, Figure]:
-    """The law for a host of which no pair was measured: what both draw is cut, in proportion, to what memory gives."""
+    """What the simulator does on a host of which no pair was measured, but its bandwidths alone."""
     memory, cpu, copies = ALONE[row.id]
-    kept = min(1.0, memory / (cpu + copies))
-    return {"CPU": kept * cpu, "copies": kept * copies}
+    settings = {
+        "hw.cpu.total_bandwidth_bytes_per_s": memory * GB,
+        "hw.h2d.bandwidth_bytes_per_s": copies * GB,
+        "hw.d2h.bandwidth_bytes_per_s": copies * GB,
+    }
+    law = cost_of(UNMEASURED, "qwen3-30b-a3b", settings=settings, shares=True).sharing
+    slower_cpu, slower_copies = law.together(cpu * GB)
+    return {"CPU": cpu / slower_cpu, "copies": copies / slower_copies}
+
+
+@method
+def host_calls(_row: Row, _: Settings) -> dict[str, Figure]:
+    """What the profile charges the host."""
+    host = load_hardware(IMP).host
+    return {"launch": 1e6 * host.launch_s.value, "copy": 1e6 * host.copy_launch_s.value}
 
 
 @method
 def imp_ladder(row: Row, _: Settings) -> dict[str, Figure]:
-    """A token is a constant and its misses' copies: each matrix from pageable memory by a call of its own, as in B1.
-
-    The constant is the one whose greatest deviation from a rung is least.
-    """
-    cost = cost_of(IMP, "qwen3-30b-a3b", "q4_k", {"stack.pinned": False})
+    """A token is a constant and its misses, each the copy of an expert by the stack as it is: whichever takes longer,
+    the link or the host in its calls."""
+    cost = cost_of(IMP, "qwen3-30b-a3b", "q4_k_m", stack="imp")
     model = cost.model
-    matrix_s = cost.copies.h2d_s(model.expert_bytes("q4_k") // MATRICES) + COPY_CALL_S
+    miss_s = max(cost.copies.expert_s(model.expert_bytes("q4_k_m")), cost.launches.copy_part_s(1.0))
     activations = model.n_moe_layers * model.top_k
-    copies_s = np.array([activations * (1 - IMP_HITS[rung]) * MATRICES * matrix_s for rung in row.published])
-    printed_s = 1 / np.array(list(row.published.values()), dtype=float)
-
-    def error(rest_s: float) -> float:
-        return float(np.abs(np.log((rest_s + copies_s) / printed_s)).max())
-
-    rest_s = minimize_scalar(error, bounds=(0.0, float(printed_s.max())), method="bounded").x
-    return dict(zip(row.published, (1 / (rest_s + copies_s)).tolist(), strict=True))
+    misses = {rung: activations * (1 - IMP_HITS[rung]) for rung in row.published}
+    first, printed = next(iter(row.published.items()))
+    assert isinstance(printed, float)
+    return {rung: 1 / (1 / printed + (n - misses[first]) * miss_s) for rung, n in misses.items()}
 
 
 @method
@@ -64,9 +70,9 @@ def drive_ladder(row: Row, _: Settings) -> dict[str, Figure]:
     tokens = CROW_LOOKUPS / (model.n_moe_layers * model.top_k)
     miss_s = n_bytes / CROW_READ_BYTES_PER_S + cost.copies.h2d_s(n_bytes)
     misses_ms = {rung: 1e3 * CROW_MISSES[rung] / tokens * miss_s for rung in row.published}
-    printed = row.published[row.anchor]
+    first, printed = next(iter(row.published.items()))
     assert isinstance(printed, float)
-    return {rung: printed + more - misses_ms[row.anchor] for rung, more in misses_ms.items()}
+    return {rung: printed + more - misses_ms[first] for rung, more in misses_ms.items()}
 
 
 def cold_hits(exponent: float, sizes: list[int]) -> list[float]:
@@ -80,14 +86,14 @@ def cold_hits(exponent: float, sizes: list[int]) -> list[float]:
 
 @method
 def cold_ladder(row: Row, _: Settings) -> dict[str, Figure]:
-    """The exponent is the one at which the anchor comes out; hits rise with it, so halving finds it."""
+    """The exponent is the one at which the first rung comes out; hits rise with it, so halving finds it."""
     sizes = {rung: int(rung.split()[0]) for rung in row.published}
     low, high = 0.0, 2.0
-    printed = row.published[row.anchor]
+    first, printed = next(iter(row.published.items()))
     assert isinstance(printed, float)
     for _step in range(12):
         middle = (low + high) / 2
-        (found,) = cold_hits(middle, [sizes[row.anchor]])
+        (found,) = cold_hits(middle, [sizes[first]])
         low, high = (middle, high) if found < printed else (low, middle)
     return dict(zip(row.published, cold_hits((low + high) / 2, list(sizes.values())), strict=True))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from itertools import combinations
+from operator import mul
 from typing import NamedTuple
 
 from reports.reproduce.answer import Spread
@@ -95,16 +96,32 @@ def _quantile(ordered: list[float], p: float) -> float:
     return math.exp((1 - part) * math.log(ordered[low]) + part * math.log(ordered[low + 1]))
 
 
+def slope(row: Row, simulated: dict[str, Figure]) -> float:
+    """Simulated over printed steps of a ladder from its first rung, by least squares; of rates, steps of their seconds.
+
+    A constant that every rung shares leaves it as it is. Not a number where a rung is missing.
+    """
+    steps = []
+    for figures in (row.published, simulated):
+        at = [standing(row.relation, one) for one in map(figures.get, row.published) if isinstance(one, float)]
+        steps.append([one - at[0] for one in at[1:]])
+    printed, found = steps
+    if len(found) != len(printed):
+        return math.nan
+    return math.fsum(map(mul, printed, found)) / math.fsum(map(mul, printed, printed))
+
+
 def reached(row: Row, simulated: dict[str, Figure]) -> bool:
-    """Whether every figure of a row agrees: of a ladder, every rung but the anchor; of a ratio, within `FACTOR`."""
+    """Whether every figure of a row agrees; of a ladder, its slope; of a ratio, every figure within `FACTOR`."""
+    if row.check == "ladder":
+        return abs(slope(row, simulated) - 1) <= LADDER_TOLERANCE
     if row.check == "ratio":
         sized = [ratio(figure, simulated.get(label, math.inf)) for label, figure in row.published.items()]
         return all(one is not None and factor(one) <= FACTOR for one in sized)
-    tolerance = LADDER_TOLERANCE if row.check == "ladder" else TOLERANCE.get(row.flag, 0.0)
+    tolerance = TOLERANCE.get(row.flag, 0.0)
     return all(
         label in simulated and agrees(figure, simulated[label], tolerance, row.step)
         for label, figure in row.published.items()
-        if label != row.anchor
     )
 
 

@@ -36,17 +36,17 @@ FLAGS: dict[Flag, str] = {
 }
 SCORED: Scored = "b"  # the trace on which experiments are judged that do not say otherwise
 TOLERANCE: dict[Flag, float] = {"G": 0.03, "G+": 0.15}
-LADDER_TOLERANCE = 0.12  # of every rung but the one that the ladder's constant comes from
+LADDER_TOLERANCE = 0.12  # of a ladder's slope
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One published figure, or a few of one table.
 
     published: label -> figure, or [least, most] where a range is printed.
-    check: `within` the flag's tolerance, `inside` the printed range, a `ladder` of which every rung but `anchor` is to
-    come out (without an anchor all of them, its one constant being the one that is nearest to all), a `ratio` of a
-    figure that needs a trace, `shown` beside it because a term is unknown, the `order` of systems, `fit` where a
-    constant comes from, or `none` with the reason.
+    check: `within` the flag's tolerance, `inside` the printed range, a `ladder`, whose one constant comes from its
+    first rung and whose slope over the others is judged (`judge.slope`), a `ratio` of a figure that needs a trace,
+    `shown` beside it because a term is unknown, the `order` of systems, `fit` where a constant comes from, or `none`
+    with the reason.
     A row is answered by a `method` of `closed`, or by an `experiment`, whose figure `value` of every system (dotted, as
     `policy_stats.cache_ratio`; of some systems another one, `value_of`) is turned into the published form by `relation`
     (to the system `own`).
@@ -77,7 +77,6 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     constant: str = ""
     fitted_traces: list[TraceKind] = []  # traces that were fitted to this very row: printed, not counted
     step: Annotated[float, Meta(ge=0)] = 0.0  # what printed figures are multiples of; 0: their last digit
-    anchor: str = ""  # of a ladder: the rung that its one constant comes from, which is not judged; "": from all
     other_quantity: bool = False  # what is simulated orders the systems but is another quantity than the printed one
     source: str = ""  # filled in from the file
     group: str = ""  # the same
@@ -207,8 +206,9 @@ def check_row(row: Row, before: dict[str, Row], where: str) -> None:
     else:
         require(answered == 1, "exactly one of method and experiment answers it")
         require(bool(row.published), "there is nothing to compare with")
-    if row.anchor:
-        require(row.check == "ladder" and row.anchor in row.published, "an anchor is a rung of a ladder")
+    if row.check == "ladder":
+        single = [figure for figure in row.published.values() if isinstance(figure, float)]
+        require(len(single) == len(row.published) > 1, "a ladder has two rungs or more, each a figure")
     if row.check == "shown":
         require(bool(row.unknown), "say which term is unknown")
     if row.check == "within":
