@@ -245,4 +245,5 @@ class TestCommand:
         out = json.loads(moesim(capsys, "reproduce", "--rows", "C2,Q4,C3", "--json").out)
         status = {row["id"]: row["status"] for row in out["rows"]}
         assert status == {"C2": "reached", "C3": "missed", "Q4": "reached"}
+        assert "reached, slope 0.92" in moesim(capsys, "reproduce", "--rows", "I1-ladder").out.replace("\n", " ")
         assert "engines" in moesim(capsys, "reproduce", "--help").out

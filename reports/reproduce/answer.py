@@ -61,6 +61,7 @@ class Answer(TypedDict):
     constant: str
     simulated: NotRequired[dict[str, Figure]]
     ratio: NotRequired[dict[str, float | None]]
+    slope: NotRequired[float]  # of a ladder: simulated over printed steps from its first rung
     experiment: NotRequired[Asked]
     scored: NotRequired[TraceKind]
     not_sized: NotRequired[list[str]]

@@ -190,7 +190,7 @@ def _figures(rows: list[Answer]) -> str:
                     figure(on.get("simulated", {}).get(label)),
                     "-" if ratio is None else f"{ratio:.3f}",
                     kind + ("*" if row["constant"] else ""),
-                    row["status"],
+                    row["status"] + (f", slope {row['slope']:.2f}" if "slope" in row else ""),
                 )
     return render(content)
 

@@ -166,6 +166,8 @@ def answer_of(
         values: dict[str, Figure] = METHODS[row.method](row, settings)
         told["simulated"] = {label: values[label] for label in row.published}
         told["ratio"] = {label: judge.ratio(figure, values[label]) for label, figure in row.published.items()}
+        if row.check == "ladder":
+            told["slope"] = judge.slope(row, values)
     elif row.experiment and row.check != "fit":
         experiment = experiments[row.experiment]
         told["experiment"] = {"name": row.experiment, "why": experiment.why}
