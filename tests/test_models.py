@@ -250,6 +250,13 @@ def test_own_file_round_trips(tmp_path: Path, mixtral: Model) -> None:
         ({"n_kv_heads": 5}, r"n_kv_heads, got 5: must divide n_heads, 32"),
         ({"native_precision": "bf17"}, r"native_precision, got 'bf17': known: fp32, bf16"),
         ({"schema": 2}, r"schema: Invalid enum value 2"),
+        ({"published": {"total_params": 0}}, r"published\.total_params, got 0: a finite number above 0"),
+        ({"published": {"active_params": -1}}, r"published\.active_params, got -1: a finite number above 0"),
+        (
+            {"published": {"files": [{"precision": "q4_k_m", "bytes": 0, "source": "x"}]}},
+            r"published\.files\[0\]\.bytes, got 0: a finite number above 0",
+        ),
+        ({"gate": {"score": "softmax", "renormalised": True, "scale": -1}}, r"gate\.scale, got -1: a finite number"),
     ],
 )
 def test_malformed_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,6 +106,17 @@ def load_model(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     return model
 
 
+def _figures(model: Model) -> Iterator[tuple[str, float]]:
+    """Figures that are no part of a geometry, by name."""
+    yield "gate.scale", model.gate.scale
+    for name in ("total_params", "active_params"):
+        figure = getattr(model.published, name)
+        if figure is not None:
+            yield f"published.{name}", figure
+    for at, file in enumerate(model.published.files):
+        yield f"published.files[{at}].bytes", file.bytes
+
+
 def _check(model: Model, where: str) -> None:
     def require(holds: bool, what: str, rule: str) -> None:
         if not holds:
@@ -116,6 +128,9 @@ def _check(model: Model, where: str) -> None:
         f"top_k, got {model.top_k}",
         f"a token cannot use more than the {model.n_experts} experts of a layer; lower it",
     )
+    for what, figure in _figures(model):
+        # What is held against a figure is divided by it.
+        require(0.0 < figure < math.inf, f"{what}, got {figure:g}", "a finite number above 0; correct it")
     _check_layers(model.dense_layers, model.n_layers, "dense_layers", require)
     if model.encoder is not None:
         _check_layers(model.encoder.dense_layers, model.encoder.n_layers, "encoder.dense_layers", require)
