@@ -305,7 +305,7 @@ def result_of(spec: RunSpec, bounds: bool = True) -> dict[str, Any]:
 def test_simpy_says_the_same(tiny: Path, policy: str, how: dict[str, Any], preempt: str) -> None:
     """Copies of experts and of pages share the links; `fiddler` sends activations down the way that pages go."""
     found = [
-        result_of(spec_of(tiny, policy, preempt=preempt, engine=engine, **how), bounds=False)
+        result_of(spec_of(tiny, policy, preempt=preempt, engine=engine, contention="off", **how), bounds=False)
         for engine in ("arithmetic", "simpy")
     ]
     for one in found:

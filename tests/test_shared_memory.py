@@ -19,6 +19,7 @@ from sim.base.errors import BadInput, DoesNotFit
 from sim.base.quantities import Quantity
 from sim.machine.events.clock import Clock
 from sim.machine.events.flow import Flow, Rest
+from sim.machine.lanes import OWED
 from sim.machine.price import Launch, Operation, Price
 from sim.machine.shared_memory import GpuMemory, HostMemory
 from sim.policy.registry import policies
@@ -151,8 +152,8 @@ def test_a_static_run_takes_the_time_that_its_bytes_need(tiny: Path, policy: str
     outcome = run(tiny, policy, lambda *span: spans.append(span), **world)
     sharing, expert_bytes = outcome.machine.cost.sharing, outcome.result.expert_bytes
     n_bytes, covered_s, until_s, longest_s = 0.0, 0.0, 0.0, 0.0
-    for lane, _, _, _, _, moved, start_s, end_s in sorted(spans, key=lambda span: span[-2:]):
-        if lane == "cpu" or lane.startswith("h2d"):
+    for lane, op, _, _, _, moved, start_s, end_s in sorted(spans, key=lambda span: span[-2:]):
+        if op != OWED and (lane == "cpu" or lane.startswith("h2d")):
             n_bytes += expert_bytes if lane == "cpu" else moved
             covered_s += max(0.0, end_s - max(start_s, until_s))
             until_s = max(until_s, end_s)

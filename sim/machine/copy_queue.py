@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from sim.machine.lanes import H2D, NVME, Spans, Stream, progress
+from sim.machine.lanes import H2D, NVME, OWED, Spans, Stream, progress
 from sim.machine.meter import Seconds
 from sim.machine.shared_memory import HostMemory
 from sim.policy.tickets import UNKNOWN_S, Ticket
@@ -166,8 +166,11 @@ class CopyQueue:
         """It is free later, by what it owes to those it shared memory with."""
         if self.memory is not None:
             paid_s = self.memory.paid_s(self.lane, self.free_s)
-            self.slowed_s += paid_s - self.free_s
-            self.free_s = paid_s
+            if paid_s > self.free_s:
+                self.slowed_s += paid_s - self.free_s
+                if self.spans is not None:
+                    self.spans(self.name, OWED, -1, -1, 0, 0, self.free_s, paid_s)
+                self.free_s = paid_s
 
     def serve_now(self, piece: Piece, start_s: float, duration_s: float, length: int) -> None:
         """Copy a demanded piece that nothing can overtake: it starts at `start_s`."""

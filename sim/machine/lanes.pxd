@@ -42,7 +42,8 @@ cdef class Stream:
     cdef void note(self, double start_s, double end_s, double slowed_s, double more_s) noexcept
     @cython.locals(at=int, before=int, began_s=double, ended_s=double, added_s=double, both_s=double)
     cpdef void copies(self, double start_s, double end_s, bint back) noexcept
-    cdef void pay(self) noexcept
+    @cython.locals(free_s=double)
+    cdef void pay(self) except *
     cdef double[::1] waited_s
     cdef int first_row, row
     cdef double charged_host_s, charged_h2d_s

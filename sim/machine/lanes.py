@@ -25,6 +25,8 @@ from sim.policy.tickets import UNKNOWN_S, Ticket
 CAUSES = ("gpu", "h2d", "host", "cpu", "predictor", "nvme", "idle")
 
 _H2D, _HOST = H2D, HOST  # machine integers where this is compiled
+OWED = "shared memory"
+"""A lane pays what it owes to those it shared memory with (`shared_memory.py`)."""
 KEPT = 64
 """Operations of a stream that are remembered, as long as a copy may yet slow them."""
 _KEPT = KEPT
@@ -268,9 +270,12 @@ class Stream:
 
     def pay(self) -> None:
         """It is free later, by what it owes."""
+        free_s = self.free_s
         self.free_s += self.owed_s
         self.slowed_s += self.owed_s
         self.owed_s = 0.0
+        if self.spans is not None:
+            self.spans(self.name, OWED, -1, -1, 0, 0, free_s, self.free_s)
 
     def _wait(self, layer: int, expert: int, cause: int, speculative: bool, gap_s: float) -> None:
         """Stand still, before an operation of a layer or (-1) while the host does."""
@@ -402,9 +407,12 @@ class SerialLane:
         if memory is not None:
             cpu: Lately = memory.lanes[0]
             paid_s = memory.paid_s(0, self.free_s if self.free_s > cpu.last_s else cpu.last_s)
-            self.slowed_s += paid_s - self.free_s
-            self.busy_s += paid_s - self.free_s
-            self.free_s = paid_s
+            if paid_s > self.free_s:
+                self.slowed_s += paid_s - self.free_s
+                self.busy_s += paid_s - self.free_s
+                if self.spans is not None:
+                    self.spans(self.name, OWED, -1, -1, 0, 0, self.free_s, paid_s)
+                self.free_s = paid_s
         start_s = ready_s if ready_s > self.free_s else self.free_s
         self.free_s = start_s + duration_s
         self.busy_s += duration_s
