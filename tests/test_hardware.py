@@ -351,3 +351,15 @@ def test_unpacked_weights_are_multiplied_in_a_type_that_the_gpu_has(hw, precisio
     cost = Cost(machine, load_model("mixtral-8x7b"), load_stack("bare"), precision)
     (used,) = (figure for name, figure in cost.figures.entries if name.startswith("gpu.flops_per_s"))
     assert used is machine.gpu.flops_per_s[kind]
+
+
+def test_more_channels_give_more_in_all() -> None:
+    """`--set hw.cpu.memory_bandwidth_bytes_per_s` asks for other memory, of which copies have their part, too."""
+    read, total = "cpu.memory_bandwidth_bytes_per_s", "cpu.total_bandwidth_bytes_per_s"
+    before = load_hardware("rtx3090").cpu
+    doubled = 2 * before.memory_bandwidth_bytes_per_s.value
+    after = load_hardware("rtx3090", {read: doubled}).cpu
+    assert after.total_bandwidth_bytes_per_s.value == 2 * before.total_bandwidth_bytes_per_s.value
+    assert after.total_bandwidth_bytes_per_s.source == "assumed"
+    own = load_hardware("rtx3090", {read: doubled, total: 7e10}).cpu
+    assert own.total_bandwidth_bytes_per_s.value == 7e10

@@ -19,6 +19,7 @@ from sim.profiles.curves import Curves
 from sim.profiles.drives import OWN, SOURCES, Drive, drive_of
 
 GPUS, CPUS = "hwprofiles.gpus", "hwprofiles.cpus"
+READ, TOTAL = "cpu.memory_bandwidth_bytes_per_s", "cpu.total_bandwidth_bytes_per_s"
 
 Dtype = Literal["fp32", "fp16", "bf16", "fp8"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -202,6 +203,7 @@ def load_hardware(
         from sim.profiles.pcie import relinked
 
         hardware = relinked(hardware, link, set(overrides))
+    hardware = _with_more_channels(hardware, name_or_path, overrides)
     check_quantities(hardware, hardware.sources, where)
     for curves in (hardware.curves, *hardware.more_curves):
         if curves is not None:
@@ -222,6 +224,23 @@ def _with_drive(data: dict[str, Any], drive: str | None, overrides: Mapping[str,
     chosen = drive_of(drive)
     sources = {key: SOURCES[key] for _, figure in quantities(chosen) for key in figure.refs}
     return {**data, "drive": msgspec.to_builtins(chosen), "sources": {**sources, **data.get("sources", {})}}
+
+
+def _with_more_channels(
+    hardware: Hardware, name_or_path: str | os.PathLike[str], overrides: Mapping[str, object]
+) -> Hardware:
+    """Where another rate of reading experts was set, what memory gives in all is another in proportion: a word for more
+    channels. A total that was set itself, or is not there, stays as it is."""
+    given = {key.removesuffix(".value") for key in overrides}
+    total = hardware.cpu.total_bandwidth_bytes_per_s
+    if READ not in given or TOTAL in given or not isinstance(total, Quantity):
+        return hardware
+    before = load_hardware(name_or_path, {key: value for key, value in overrides.items() if not key.startswith(READ)})
+    ratio = hardware.cpu.memory_bandwidth_bytes_per_s.value / before.cpu.memory_bandwidth_bytes_per_s.value
+    note = f"in proportion to {READ}, which was set"
+    scaled = Quantity(value=total.value * ratio, source="assumed", ref=USER_REF, note=note)
+    cpu = msgspec.structs.replace(hardware.cpu, total_bandwidth_bytes_per_s=scaled)
+    return msgspec.structs.replace(hardware, cpu=cpu)
 
 
 def _with_cpu(data: dict[str, Any], cpu: str | dict[str, Any], where: str) -> dict[str, Any]:
