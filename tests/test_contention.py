@@ -198,7 +198,12 @@ def test_no_more_contention_ends_sooner_where_the_order_is_fixed():
 ACTIVE = {f"hw.contention.{term}": value for term, value in zip(TERMS, (0.05, 0.02, 0.6, 0.3), strict=True)}
 
 
-@pytest.mark.parametrize("policy", policies())
+QUICK = {"lru", "fine_moe", "mixtral_offloading", "importance", "moe_cache", "hybrimoe", "freetoken", "daop", "sp_moe"}
+
+
+@pytest.mark.parametrize(
+    "policy", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.thorough]) for name in policies()]
+)
 def test_every_policy_under_contention(tiny, policy):
     first = simulate(tiny, policy, set=ACTIVE)
     assert first == simulate(tiny, policy, set=ACTIVE)  # to the last bit

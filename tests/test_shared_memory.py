@@ -167,7 +167,10 @@ def told(tiny: Path, policy: str, **rest: Any) -> dict[str, Any]:
     return {key: value for key, value in result.items() if key not in ("wall_s", "run_id")}
 
 
-@pytest.mark.parametrize("policy", policies())
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param(name, marks=[] if name in (*ON_CPU, "lru") else [pytest.mark.thorough]) for name in policies()],
+)
 def test_where_there_is_plenty_nothing_is_shared(tiny: Path, policy: str) -> None:
     assert told(tiny, policy) == told(tiny, policy, contention="off")
 
