@@ -363,3 +363,5 @@ def test_more_channels_give_more_in_all() -> None:
     assert after.total_bandwidth_bytes_per_s.source == "assumed"
     own = load_hardware("rtx3090", {read: doubled, total: 7e10}).cpu
     assert own.total_bandwidth_bytes_per_s.value == 7e10
+    slow = load_hardware("rtx3090", {read: doubled, "drive.latency_s": 1e-3}, drive="gen4x4").cpu
+    assert slow.total_bandwidth_bytes_per_s == after.total_bandwidth_bytes_per_s

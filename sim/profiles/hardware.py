@@ -197,13 +197,14 @@ def load_hardware(
     elif cpu is not None:
         data = {**data, "cpu": cpu}
     data = _with_drive(data, drive, overrides, where)
+    before = data.get("cpu")
     data = sets.apply(data, overrides, Hardware, "hw")
     hardware = profiles.convert(data, Hardware, where)
     if link is not None:
         from sim.profiles.pcie import relinked
 
         hardware = relinked(hardware, link, set(overrides))
-    hardware = _with_more_channels(hardware, name_or_path, overrides)
+    hardware = _with_more_channels(hardware, before, overrides, where)
     check_quantities(hardware, hardware.sources, where)
     for curves in (hardware.curves, *hardware.more_curves):
         if curves is not None:
@@ -226,17 +227,19 @@ def _with_drive(data: dict[str, Any], drive: str | None, overrides: Mapping[str,
     return {**data, "drive": msgspec.to_builtins(chosen), "sources": {**sources, **data.get("sources", {})}}
 
 
-def _with_more_channels(
-    hardware: Hardware, name_or_path: str | os.PathLike[str], overrides: Mapping[str, object]
-) -> Hardware:
+def _with_more_channels(hardware: Hardware, before: object, overrides: Mapping[str, object], where: str) -> Hardware:
     """Where another rate of reading experts was set, what memory gives in all is another in proportion: a word for more
-    channels. A total that was set itself, or is not there, stays as it is."""
+    channels. A total that was set itself, or is not there, stays as it is.
+
+    Args:
+        before: the block `cpu` without what was set.
+    """
     given = {key.removesuffix(".value") for key in overrides}
     total = hardware.cpu.total_bandwidth_bytes_per_s
     if READ not in given or TOTAL in given or not isinstance(total, Quantity):
         return hardware
-    before = load_hardware(name_or_path, {key: value for key, value in overrides.items() if not key.startswith(READ)})
-    ratio = hardware.cpu.memory_bandwidth_bytes_per_s.value / before.cpu.memory_bandwidth_bytes_per_s.value
+    read = profiles.convert(before, Cpu, where).memory_bandwidth_bytes_per_s
+    ratio = hardware.cpu.memory_bandwidth_bytes_per_s.value / read.value
     note = f"in proportion to {READ}, which was set"
     scaled = Quantity(value=total.value * ratio, source="assumed", ref=USER_REF, note=note)
     cpu = msgspec.structs.replace(hardware.cpu, total_bandwidth_bytes_per_s=scaled)
