@@ -17,6 +17,7 @@ import msgspec
 
 from reports.reproduce.rows import HERE, Experiment, Scalar
 from sim import __version__
+from sim.base import digests
 from sim.base.errors import BadInput, MoesimError
 from sim.base.files import parse_yaml, replacing
 from sim.setup.spec import RunSpec
@@ -74,8 +75,7 @@ def code_digest() -> str:
 
 @lru_cache(maxsize=256)
 def file_digest(path: str) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digests.of_file(Path(path))
 
 
 def key_of(spec: RunSpec) -> str:

@@ -5,7 +5,6 @@ The file is one module: what decides a run's numbers is then its text, of which 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, TypeVar
 
+from sim.base import digests
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import read_text
 
@@ -68,11 +68,6 @@ def read_from(kind: type) -> OwnFile | None:
     return _FILES.get(kind.__module__)
 
 
-def digest(text: str) -> str:
-    """Of a file's text."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def load(name: str, sort: Sort) -> type:
     """The plug-in of a file.
 
@@ -89,7 +84,7 @@ def load(name: str, sort: Sort) -> type:
         told = str(error).removeprefix(str(path)).lstrip(":, ")
         raise BadInput(f"{sort.what}, got {name!r}: {told} ({sort.takes})") from None
     try:
-        kinds = sort.has(_module(path.resolve(), digest(text)))
+        kinds = sort.has(_module(path.resolve(), digests.of_text(text)))
     except ImportError as error:
         raise BadInput(f"{sort.what}, got {error}; correct the file") from None
     if found["kind"] is not None:

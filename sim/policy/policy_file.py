@@ -9,9 +9,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from weakref import WeakKeyDictionary
 
+from sim.base.digests import of_text
 from sim.base.errors import BadInput
 from sim.base.files import read_text
-from sim.base.own_file import MAX_BYTES, OwnFile, Sort, classes_in, digest, read_from
+from sim.base.own_file import MAX_BYTES, OwnFile, Sort, classes_in, read_from
 from sim.base.own_file import load as load_plug_in
 from sim.policy.api import Policy
 
@@ -60,7 +61,7 @@ def _source_of(kind: type[Policy]) -> OwnFile | None:
         return None
     own = (value for base in kind.__mro__ if base.__module__ == kind.__module__ for value in vars(base).values())
     running = (value.__code__ for value in own if inspect.isfunction(value))
-    return OwnFile(path.resolve(), digest(text)) if all(code in stored for code in running) else None
+    return OwnFile(path.resolve(), of_text(text)) if all(code in stored for code in running) else None
 
 
 def _codes(code: CodeType) -> set[CodeType]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.base import digests
 from sim.base.errors import BadInput
 from sim.machine.cost import Cost
 from sim.profiles.models import load_model
@@ -82,13 +83,13 @@ class Drafter:
             found.append("experts of the draft model: as many as its tokens can ask for, all resident (assumed)")
         return found
 
-    def terms(self, seed: int, sha256_of: Any, digest: Any) -> dict[str, Any]:
+    def terms(self, seed: int) -> dict[str, Any]:
         """What decides the numbers of a run by it, wherever files lie."""
         draft = self.draft
         terms = {"seed": seed, "k": draft.k, "acceptance": list(draft.acceptance), "draft_s": draft.draft_s or 0.0}
         terms["rejected"] = draft.rejected
-        terms["accepted_sha256"] = None if draft.accepted is None else sha256_of(Path(draft.accepted))
-        return {**terms, "model_sha256": None if self.model is None else digest(self.model)}
+        terms["accepted_sha256"] = None if draft.accepted is None else digests.of_file(Path(draft.accepted))
+        return {**terms, "model_sha256": None if self.model is None else digests.of_data(self.model)}
 
     def explicit(self, models: Any) -> str:
         """As `--draft` takes it from any folder."""

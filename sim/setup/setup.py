@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim import __version__
-from sim.base.errors import BadInput
+from sim.base.digests import of_data, of_file, of_text
 from sim.base.files import bundled
 from sim.base.json import to_json
-from sim.base.own_file import digest as text_digest
 from sim.base.own_file import read_from
 from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
@@ -165,13 +163,13 @@ class Setup:
     def _log_sha256(self) -> str:
         """Of the log that requests arrive by."""
         assert self.arrivals_file is not None
-        return _sha256(self.arrivals_file)
+        return of_file(self.arrivals_file)
 
     @cached_property
     def _params_sha256(self) -> dict[str, str]:
         """Of the files that parameters name."""
         given = self.policy.settings
-        return {p.name: _sha256(Path(str(given[p.name]))) for p in self.policy.params if p.names_file(given[p.name])}
+        return {p.name: of_file(Path(str(given[p.name]))) for p in self.policy.params if p.names_file(given[p.name])}
 
     @property
     def load_terms(self) -> dict[str, Any]:
@@ -192,7 +190,7 @@ class Setup:
         if spec.prefill_chunk is not None:
             terms["prefill_chunk"] = spec.prefill_chunk
         if self.drafter is not None:
-            terms["draft"] = self.drafter.terms(spec.seed, _sha256, _digest)
+            terms["draft"] = self.drafter.terms(spec.seed)
         if spec.kv_memory_bytes is not None:
             terms |= {name: getattr(spec, name) for name in KV}
         return terms
@@ -225,9 +223,9 @@ class Setup:
         if self.spec.host_links == APART:  # what has no part in a run does not tell it from others
             hw = hw.without_sharing
         return {
-            "hw": _digest(hw),
-            "model": _digest(self.model.without_newer),
-            "stack": _digest(self.stack.without_newer),
+            "hw": of_data(hw),
+            "model": of_data(self.model.without_newer),
+            "stack": of_data(self.stack.without_newer),
         }
 
     def resolved(self) -> dict[str, Any]:
@@ -265,7 +263,7 @@ class Setup:
             "stack_sha256": digests["stack"],
             "trace": self.trace.name,
             "trace_sha256": self.trace.sha256,
-            **({} if self.homes is None else {"placement_sha256": text_digest(str(self.homes))}),
+            **({} if self.homes is None else {"placement_sha256": of_text(str(self.homes))}),
             **({} if self.arrivals_file is None else {"arrivals_sha256": self._log_sha256}),
         }
 
@@ -284,12 +282,13 @@ class Setup:
         else:
             spec["router"] = self.router.name
         del spec["placement"]  # `resolved` has what it says
-        spec["draft"] = self.batch_terms.get("draft")
+        terms = self.batch_terms
+        spec["draft"] = terms.get("draft")
         for name, default in NEWER.items():
             if spec[name] == default:  # as it was before there were any
                 del spec[name]
         for name in ("batching", "prefill_chunk", *KV):
-            if name not in self.batch_terms:
+            if name not in terms:
                 del spec[name]
         if self.tier is not None and file_of(find(self.tier.ram_policy)) is not None:
             del spec["ram_policy"]  # `resolved` has its text
@@ -301,7 +300,7 @@ class Setup:
         resolved["params"] = {name: value for name, value in resolved["params"].items() if name not in files}
         if "predictor" in files:
             spec["predictor"] = None  # `resolved` has its digest
-        return hashlib.sha256(to_json({**spec, **resolved}).encode()).hexdigest()[:12]
+        return of_text(to_json({**spec, **resolved}))[:12]
 
     def explicit(self) -> RunSpec:
         """The specification with no default left that may change: trace and model named, files by whole path."""
@@ -342,15 +341,3 @@ def _known(trace: Trace) -> bool:
     from traces.synth.drawn import drawn_path
 
     return trace.path in (bundled_traces().get(trace.name), drawn_path(trace.name))
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}; check the path") from None
-
-
-def _digest(node: msgspec.Struct | dict[str, Any]) -> str:
-    return hashlib.sha256(msgspec.json.encode(node, order="sorted")).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim import __version__
+from sim.base.digests import of_text
 from sim.base.errors import BadInput, CheckFailed, DoesNotFit, IllegalDecision, MoesimError, one_line
 from sim.base.json import to_json
 from sim.setup.spec import RunSpec
@@ -221,4 +221,4 @@ def status_of(error: MoesimError) -> str:
 
 
 def _digest(data: dict[str, Any]) -> str:
-    return hashlib.sha256(to_json(data).encode()).hexdigest()[:12]
+    return of_text(to_json(data))[:12]
