@@ -230,6 +230,8 @@ class Stream:
 
     def beside(self, start_s: float, end_s: float, slowed_s: float, more_s: float) -> float:
         """When an operation ends that starts then: what runs while it starts slows all of it."""
+        # The loops over plain layers in `simulated.py` say this again: a call into another module for every operation
+        # was tried, and costs a tenth of a replay of many small experts.
         if start_s < self.written_s:
             end_s += more_s
             self.slowed_s += more_s
