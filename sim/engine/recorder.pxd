@@ -1,6 +1,6 @@
 cimport cython
 from sim.engine.replay cimport Player, Tape
-from sim.machine.protocol cimport Machine
+from sim.machine.forwarding cimport ForwardingMachine
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket
@@ -8,8 +8,7 @@ from sim.workload.iterations cimport Iteration
 
 cdef int _BEGIN, _GATE, _LEAVE, _COME, _RUN, _TURN, _END, _DEMAND, _MOST
 
-cdef class Recorder(Machine):
-    cdef readonly Machine machine
+cdef class Recorder(ForwardingMachine):
     cdef readonly Pieces pieces
     cdef readonly Tape tape
     cdef readonly str spoilt
@@ -20,7 +19,6 @@ cdef class Recorder(Machine):
     cdef long long[::1] came, came_as
     cpdef spoil(self, str why)
     cdef _close(self)
-    cpdef double now(self) except? -1.0
     cpdef place(self, Piece piece)
     @cython.locals(tape=Tape)
     cpdef begin(self, Iteration iteration)
@@ -30,24 +28,18 @@ cdef class Recorder(Machine):
     cpdef release(self, Piece piece)
     @cython.locals(index=int, known=bint)
     cpdef bint demand(self, Piece piece, double ready_s) except -1
+    cpdef bint demand_turn(self, Turn turn) except -1
     @cython.locals(index=int, ticket=Ticket)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
     @cython.locals(player=Player)
     cdef _take(self, int index, double ready_s, tuple after)
     cdef _comes(self, int index, Ticket ticket)
-    cdef void _settled(self) noexcept
     @cython.locals(index=int, arrival=Ticket, ticket=Ticket)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
     cdef _ran(self, int index, Ticket ticket, double ends_s)
     @cython.locals(n_here=int, at=int, index=int, coming=bint)
     cpdef bint run_turn(self, Turn turn) except -1
-    cpdef list parts_s(self)
-    cpdef drain(self)
-    cpdef route(self, int layer, object ids, object weights)
-    cpdef double ends_after_s(self, Ticket ticket) except? -1.0
     cpdef attention(self, int layer)
-    cpdef Ticket gate(self, int layer)
-    cpdef shared(self, int layer)
     cpdef sync(self, Ticket ticket)
     @cython.locals(ended=bint)
     cpdef bint ended(self, Ticket ticket) except -1
@@ -59,3 +51,6 @@ cdef class Recorder(Machine):
     cpdef Ticket predict(self, double duration_s, str lane, bint blocking, object basis)
     cpdef list poll(self)
     cpdef wait_until(self, double time_s)
+    cpdef dispatch(self, int layer, list n_tokens)
+    cpdef Ticket read(self, int layer, int expert, long long n_bytes, int priority)
+    cpdef move_kv(self, int n_pages, long long page_bytes, bint down)

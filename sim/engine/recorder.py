@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.flat import ints
 from sim.engine.replay import BEGIN, COME, END, GATE, LEAVE, RUN, TURN, Player, Tape
-from sim.machine.protocol import DEMAND, NO_TICKETS, Machine
+from sim.machine.forwarding import ForwardingMachine
+from sim.machine.protocol import DEMAND, NO_TICKETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy as np
 
     from sim.base.quantities import Basis
     from sim.machine.cost import Cost
@@ -40,19 +39,20 @@ class AskedPrices:
         return getattr(self._cost, name)
 
 
-class Recorder(Machine):
-    """Stands before a simulated machine and hands everything on; `tape` is what was asked for, `spoilt` why it is none.
+class Recorder(ForwardingMachine):
+    """Stands before a simulated machine; `tape` is what was asked for, `spoilt` why it is none.
 
     Every time that the engine hands over is held against what a `Player` of the tape would hand over: where they differ
     something else has a part in it (a policy that lets copies or experts wait for another thing). So are experts that
     have been demanded and not run before the next gate: whether that finds them there is a matter of time.
     """
 
+    machine: SimulatedMachine
     player: Player  # who does what the tape says so far; there is none before the first iteration
 
     def __init__(self, machine: SimulatedMachine, pieces: Pieces) -> None:
-        super().__init__()
-        self.machine = machine
+        super().__init__(machine)
+        self.keeps_pieces = True  # it is told what lies where, though the machine is not
         self.pieces = pieces
         self.tape = Tape()
         self.spoilt = ""
@@ -145,6 +145,9 @@ class Recorder(Machine):
             self.taken = index  # it is asked for as a copy next
         return known
 
+    def demand_turn(self, turn: Turn) -> bool:
+        return False  # one by one, each with what its room says
+
     def copy(self, piece: Piece, priority: int, ready_s: float, after: tuple[Ticket, ...]) -> Ticket | None:
         index = piece.index
         if priority != _DEMAND:
@@ -167,7 +170,7 @@ class Recorder(Machine):
         self.taken = -1
 
     def _comes(self, index: int, ticket: Ticket | None) -> None:
-        self._settled()
+        self.settled()
         if not self.spoilt:
             if self.n_ran or ticket is not None:
                 self.is_plain = False
@@ -178,10 +181,6 @@ class Recorder(Machine):
             self.n_under_way += 1
             self.tape.says(_COME, index)
             self.player.come(index, ticket, self.ends_s if ticket is None else 0.0)
-
-    def _settled(self) -> None:
-        self.ends_s = self.machine.ends_s
-        self.cause = self.machine.cause
 
     def expert(
         self, piece: Piece, n_tokens: int, arrived_s: float, after: tuple[Ticket, ...], parts: Sequence[Piece]
@@ -194,7 +193,7 @@ class Recorder(Machine):
             if after != (NO_TICKETS if arrival is None else (arrival,)) or arrived_s != self.player.arrived_s[index]:
                 self.spoil("what an expert waits for")
         ticket = self.machine.expert(piece, n_tokens, arrived_s, after, parts)
-        self._settled()
+        self.settled()
         if not self.spoilt:
             self.is_plain = False
             self.tape.says(_RUN, index)
@@ -231,34 +230,11 @@ class Recorder(Machine):
             self._ran(index, None, turn.ends_s[at])
         return True
 
-    # -- what says nothing of decisions -----------------------------------------------------------------------------
-
-    def now(self) -> float:
-        return self.machine.now()
-
-    def parts_s(self) -> list[float]:
-        return self.machine.parts_s()
-
-    def drain(self) -> None:
-        self.machine.drain()
-
-    def route(self, layer: int, ids: np.ndarray, weights: np.ndarray) -> None:
-        self.machine.route(layer, ids, weights)
-
-    def ends_after_s(self, ticket: Ticket) -> float:
-        return self.machine.ends_after_s(ticket)
-
     # -- what a tape does not hold ----------------------------------------------------------------------------------
 
     def attention(self, layer: int) -> None:
         self.spoil("a hook between attention and gate")
         self.machine.attention(layer)
-
-    def gate(self, layer: int) -> Ticket:
-        return self.machine.gate(layer)
-
-    def shared(self, layer: int) -> None:
-        self.machine.shared(layer)
 
     def sync(self, ticket: Ticket) -> None:
         self.spoil("waiting")
@@ -301,3 +277,15 @@ class Recorder(Machine):
     def wait_until(self, time_s: float) -> None:
         self.spoil("arrivals")
         self.machine.wait_until(time_s)
+
+    def dispatch(self, layer: int, n_tokens: list[int]) -> None:
+        self.spoil("several GPUs")
+        self.machine.dispatch(layer, n_tokens)
+
+    def read(self, layer: int, expert: int, n_bytes: int, priority: int) -> Ticket:
+        self.spoil("reads from a drive")
+        return self.machine.read(layer, expert, n_bytes, priority)
+
+    def move_kv(self, n_pages: int, page_bytes: int, down: bool) -> None:
+        self.spoil("pages of the KV cache")
+        self.machine.move_kv(n_pages, page_bytes, down)
