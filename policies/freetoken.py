@@ -20,8 +20,7 @@ What the benchmark would measure are this run's prices: an expert's bytes over t
 its copy, each as one of many. What submitting to the CPU and merging costs the host belongs to the stack
 (`hybrid_layer_s`). Assumed: of equally old slots the lowest leaves in offload, too (there a library decides). Not
 modelled: `--moe-cpu-layers`; the multiprocessors that the gather takes; that it and a prompt's layer are one call each
-(here every expert is a copy with its latency); small banks that make such a call block the host; that the experts of a
-layer that waited for a gather are one product (here a kernel each, since no group waits for copies). Several GPUs
+(here every expert is a copy with its latency); small banks that make such a call block the host. Several GPUs
 (published as tensor parallelism): each has slots for the experts that live on it.
 """
 

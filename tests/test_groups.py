@@ -17,6 +17,8 @@ from policies.lru import Lru
 from sim.bounds.path import Clocks, Experts
 from sim.machine.cost import Cost
 from sim.machine.price import Launch
+from sim.policy.api import Policy
+from sim.policy.decisions import Fetch, RunGpu
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
@@ -66,6 +68,59 @@ def test_a_copy_that_is_there_when_the_group_is_launched_belongs_to_it(tmp_path)
     trace = replay(tmp_path, [0, 1, 2, 3], [0, 1, 2, 3])
     made = grouped(setup(Lru(), trace, 8, kernel_s=4.0, copy_s=0.0, copy_launch_s=1.0))
     assert [seconds for _, seconds in spans(made, "gpu", "expert")] == [8.0, 0.0, 1.0, 3.0] * 2
+
+
+class Gathers(Policy):
+    """Fetches what is missing, then computes each expert once all of that, or what `waits` says, has come."""
+
+    name, title, source = "gathers", "Gathers", "test"
+    traits = frozenset({"timing"})
+
+    def __init__(self, waits=lambda expert, tickets: tuple(tickets.values())) -> None:
+        super().__init__()
+        self.waits = waits
+
+    def gate_done(self, gate, view):
+        tickets = {}
+        for expert in gate.needs:
+            piece = view.piece(gate.layer, expert)
+            if not view.holds(piece):
+                tickets[expert] = yield Fetch(piece)
+        for expert in gate.needs:
+            yield RunGpu(expert, self.waits(expert, tickets))
+
+
+def gathered(folder, engine: str, policy: Policy, *rows: list[int]) -> list[tuple[int, float]]:
+    made = grouped(setup(policy, replay(folder, *rows), 8, kernel_s=4.0))
+    made.spec = msgspec.structs.replace(made.spec, engine=engine)
+    return spans(made, "gpu", "expert")
+
+
+@pytest.mark.parametrize("engine", ("arithmetic", "simpy"))
+def test_experts_that_wait_for_the_same_copies_are_one_group(tmp_path, engine: str) -> None:
+    """Those that were there (0 and 1 of the second token) wait for the others' copies too, and share their kernels."""
+    runs = gathered(tmp_path, engine, Gathers(), [0, 1, 2, 3], [0, 1, 4, 5])
+    assert runs == [(0, 8.0), (1, 0.0), (2, 1.0), (3, 3.0), (0, 8.0), (1, 0.0), (4, 1.0), (5, 3.0)]
+
+
+@pytest.mark.parametrize("engine", ("arithmetic", "simpy"))
+def test_one_that_waits_for_more_than_the_first_begins_a_group(tmp_path, engine: str) -> None:
+    def first_two(expert, tickets):
+        return tuple(tickets[e] for e in (0, 1) if e in tickets)
+
+    # 2 waits for its own copy, too, which the first does not. Of the second token only 4 waits for anything.
+    runs = gathered(tmp_path, engine, Gathers(first_two), [0, 1, 2], [0, 1, 4])
+    assert runs == [(0, 8.0), (1, 0.0), (2, 8.0), (0, 8.0), (1, 0.0), (4, 8.0)]
+
+
+@pytest.mark.parametrize("engine", ("arithmetic", "simpy"))
+def test_what_waits_for_the_firsts_own_copy_joins_it(tmp_path, engine: str) -> None:
+    def of_zero(expert, tickets):
+        return (tickets[0],) if expert and 0 in tickets else ()
+
+    # The second token finds 1 and 2; 0 comes, and waits for its own copy without being told to.
+    runs = gathered(tmp_path, engine, Gathers(of_zero), [1, 2, 3], [0, 1, 2])
+    assert runs == [(1, 8.0), (2, 8.0), (3, 8.0), (0, 8.0), (1, 0.0), (2, 1.0)]
 
 
 def test_graphs_launch_once_what_lies_between_two_reads(tmp_path) -> None:

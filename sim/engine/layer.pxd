@@ -49,7 +49,7 @@ cdef class Layer:
     @cython.locals(expert=int, layer=int, n_tokens=int, ticket=Ticket, other=Piece, one=Piece, done_frac=double,
                    whole=bint, serves=bint)
     cpdef Ticket run_part(self, Piece piece, tuple after=*, object slices=*)
-    @cython.locals(residency=Residency, index=int, arrival=Ticket, ticket=Ticket)
+    @cython.locals(residency=Residency, index=int, arrival=Ticket, arrived_s=double, ticket=Ticket)
     cdef Ticket _launch(self, Piece piece, int n_tokens, tuple after)
     @cython.locals(residency=Residency, victims=Victims)
     cdef _used(self, int index, Ticket ticket, double ends_s)

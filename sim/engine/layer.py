@@ -265,9 +265,14 @@ class Layer:
         residency = self.residency
         index = piece.index
         arrival: Ticket | None = residency.arrival[index]
+        arrived_s = residency.arrived_s[index]
+        if arrival is None and residency.told:
+            arrival = residency.told_of(index)
+            if arrival is not None:
+                arrived_s = 0.0
         if arrival is not None:
             after = (arrival, *after) if after else (arrival,)
-        ticket = self.machine.expert(piece, n_tokens, residency.arrived_s[index], after, WHOLE)
+        ticket = self.machine.expert(piece, n_tokens, arrived_s, after, WHOLE)
         self._used(index, ticket, self.machine.ends_s)
         return ticket
 
@@ -293,6 +298,8 @@ class Layer:
         arrivals = NO_TICKETS
         for one in slices:
             arrival = residency.arrival[one.index]
+            if arrival is None and residency.told:
+                arrival = residency.told_of(one.index)
             if arrival is not None:
                 arrivals = (*arrivals, arrival)
             else:

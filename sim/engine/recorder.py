@@ -190,7 +190,9 @@ class Recorder(ForwardingMachine):
             self.spoil("parts of experts")
         if not self.spoilt:
             arrival: Ticket | None = self.player.arrival[index]
-            if after != (NO_TICKETS if arrival is None else (arrival,)) or arrived_s != self.player.arrived_s[index]:
+            own_s: float = self.player.arrived_s[index]
+            told = arrival is None and arrived_s == 0.0 and len(after) == 1 and after[0].end_s == own_s
+            if not told and (after != (NO_TICKETS if arrival is None else (arrival,)) or arrived_s != own_s):
                 self.spoil("what an expert waits for")
         ticket = self.machine.expert(piece, n_tokens, arrived_s, after, parts)
         self.settled()

@@ -16,6 +16,7 @@ cdef class Residency:
     cdef double[::1] arrived_s, busy_s
     cdef readonly list arrival, busy
     cdef readonly dict read_back, room_after
+    cdef readonly dict told
     cdef dict _parts
     @cython.locals(one=Piece, index=int)
     cpdef Piece known(self, object piece)
@@ -25,7 +26,10 @@ cdef class Residency:
     cpdef long long free_bytes(self, int gpu)
     cpdef long long room_of(self, int layer) noexcept
     cpdef list resident_pieces(self)
+    @cython.locals(ticket=Ticket)
     cpdef Ticket arrival_of(self, int index)
+    @cython.locals(ticket=Ticket)
+    cpdef Ticket told_of(self, int index)
     @cython.locals(part=Piece, found=list)
     cpdef list parts(self, Piece whole, object precision=*)
     @cython.locals(parts=list)

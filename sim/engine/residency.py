@@ -56,6 +56,7 @@ class Residency:
         self.arrival: list[Ticket | None] = [None] * n
         self.busy: list[Ticket | None] = [None] * n
         self.ticketed = False  # whether there has been any ticket among these
+        self.told: dict[int, Ticket] = {}  # by `Piece.index`: what `arrival_of` gave for copies without a ticket
         self.read_back: dict[int, Ticket] = {}
         self.room_after: dict[int, tuple[float, tuple[Ticket, ...]]] = {}
         self.n_parts = 0  # resident pieces that are no whole experts in the serving precision
@@ -119,8 +120,17 @@ class Residency:
         """The ticket of a resident piece's copy; None for what was there from the start."""
         ticket: Ticket | None = self.arrival[index]
         if ticket is None and self.origin[index] != 2:  # not placed
-            return Ticket(self.arrived_s[index], H2D)
+            ticket = self.told_of(index)
+            if ticket is None:
+                ticket = self.told[index] = Ticket(self.arrived_s[index], H2D)
         return ticket
+
+    def told_of(self, index: int) -> Ticket | None:
+        """The ticket that a policy was given of a resident piece's copy which has none: others may wait for it, too."""
+        ticket: Ticket | None = self.told.get(index)
+        if ticket is not None and ticket.end_s == self.arrived_s[index]:  # else it is of an earlier copy
+            return ticket
+        return None
 
     def parts(self, whole: Piece, precision: str | None = None) -> list[Piece]:
         """Resident pieces of `whole`'s expert, other than itself, in its precision or in `precision`."""

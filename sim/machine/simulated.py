@@ -476,6 +476,7 @@ class SimulatedMachine(Machine):
                 last = self._leader if self._leader is not None else self._lead()
                 launched_s = now_s
                 fits = True
+                group.waits = None
             if last.n == 0:
                 self._note_use(last)
             last.n += 1
@@ -617,6 +618,7 @@ class SimulatedMachine(Machine):
         group.open = joins
         group.launched_s = launched_s
         group.last = last
+        group.waits = None
         group.precision = self._precision
         self.now_s = now_s
         self.n_syncs += n
@@ -817,7 +819,7 @@ class SimulatedMachine(Machine):
             for ticket in after:
                 if ticket.end_s < 0.0:
                     self._advance()
-                if not 0.0 <= ticket.end_s <= group.launched_s:
+                if not 0.0 <= ticket.end_s <= group.launched_s and not group.awaits(ticket):
                     joins = False
                     break
         plain = n_tokens == 1 and piece.serving  # of those, a place in the group says all
@@ -830,6 +832,7 @@ class SimulatedMachine(Machine):
         group.open = True
         group.launched_s = self.now_s
         group.precision = piece.precision
+        group.waits = after if after else None
         if not plain:
             return self._in_group(group, -1.0, piece, n_tokens)
         group.last = self._leader if self._leader is not None else self._lead()

@@ -220,13 +220,15 @@ class SimMachine(SimLinks):
             for ticket in after:
                 if ticket.end_s == UNKNOWN_S:
                     self._advance()
-                if not UNKNOWN_S < ticket.end_s <= group.launched_s:
+                # Correction: what the first waits for, all of the group wait for.
+                awaited = any(one is ticket for one in group.waits)
+                if not UNKNOWN_S < ticket.end_s <= group.launched_s and not awaited:
                     break
             else:
                 price, group.slack_s = cost.member(group.slack_s, n_tokens, piece.precision, frac)
                 return price, cost.launch_member
         price, slack_s = cost.leader(n_tokens, piece.precision, frac)
-        self._groups[piece.gpu] = Group(self.now_s, piece.precision, slack_s)
+        self._groups[piece.gpu] = Group(self.now_s, piece.precision, slack_s, after)
         return price, cost.launch_expert
 
     def cpu_expert(self, layer: int, expert: int, n_tokens: int) -> Ticket:

@@ -1,7 +1,7 @@
 """Experts that share a set of kernels: who is in the group, and what of their floor is left to fill.
 
 A group is made of experts launched on one GPU while the host neither waits nor works, in one precision, whose copies
-had arrived when the first was launched: an expert that waits for its copy cannot be part of kernels under way.
+had arrived when the first was launched, or are among those that the first was told to wait for.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Group:
-    """Since when, in which precision, and the floor its experts have not filled."""
+    """Since when, in which precision, the floor its experts have not filled, and what the first waits for."""
 
     launched_s: float
     precision: str
     slack_s: float
+    waits: tuple[Ticket, ...]
 
 
 class Groups:
@@ -49,10 +50,13 @@ class Groups:
         if (
             group is not None
             and group.precision == piece.precision
-            and all(UNKNOWN_S < ticket.end_s <= group.launched_s for ticket in after)
+            and all(
+                UNKNOWN_S < ticket.end_s <= group.launched_s or any(one is ticket for one in group.waits)
+                for ticket in after
+            )
         ):
             price, group.slack_s = cost.member(group.slack_s, n_tokens, piece.precision, frac)
             return price, cost.launches.member
         price, slack_s = cost.leader(n_tokens, piece.precision, frac)
-        self._open[piece.gpu] = Group(now_s, piece.precision, slack_s)
+        self._open[piece.gpu] = Group(now_s, piece.precision, slack_s, after)
         return price, cost.launches.expert
