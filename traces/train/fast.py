@@ -32,20 +32,26 @@ def dense_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights
 
 
 def sorted_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The same by gathering each expert's rows once: the faster way on a CPU, where arithmetic is what costs."""
+    """The same by gathering each expert's rows once: the faster way on a CPU, where arithmetic is what costs.
+
+    Matrices are unbound and rows selected, not indexed: the gradient of an index is a whole tensor of zeros each time.
+    """
     rows, k = ids.shape
-    count = experts.gate_up_proj.shape[0]
     flat = ids.reshape(-1)
     order = torch.argsort(flat, stable=True)
-    sizes = torch.bincount(flat, minlength=count).tolist()
-    parts = []
-    for expert, chunk in enumerate(torch.split(hidden[order // k], sizes)):
-        gate, value = F.linear(chunk, experts.gate_up_proj[expert]).chunk(2, dim=-1)
-        parts.append(F.linear(experts.act_fn(gate) * value, experts.down_proj[expert]))
+    sizes = torch.bincount(flat, minlength=experts.gate_up_proj.shape[0]).tolist()
+    up = _by_expert(hidden.index_select(0, order // k), sizes, experts.gate_up_proj)
+    gate, value = up.chunk(2, dim=-1)
+    down = _by_expert(experts.act_fn(gate) * value, sizes, experts.down_proj)
     back = torch.empty_like(order)
     back[order] = torch.arange(rows * k, device=order.device)
-    out = torch.cat(parts)[back].view(rows, k, -1)
+    out = down.index_select(0, back).view(rows, k, -1)
     return (out * weights[..., None].to(out.dtype)).sum(dim=1)
+
+
+def _by_expert(rows: torch.Tensor, sizes: list[int], matrices: torch.Tensor) -> torch.Tensor:
+    parts = zip(torch.split(rows, sizes), matrices.unbind(), strict=True)
+    return torch.cat([F.linear(part, matrix) for part, matrix in parts])
 
 
 Experts = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

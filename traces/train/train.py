@@ -43,7 +43,7 @@ def work(rank: int, settings: Settings, data: Path, out: Path, resume: bool, ren
 @click.option("--long-length", default=0, help="tokens per window in every eighth step (0: as ever)")
 @click.option("--hidden", default=0, help="hidden size (0: the shape's own)")
 @click.option("--balance", type=click.Choice(["aux", "bias"]), default="aux", show_default=True, help="loss or bias")
-@click.option("--begin-from", default="", help="checkpoint to begin from: of this hidden size, or of half of it")
+@click.option("--begin-from", default="", help="checkpoint of this shape or another, or of half the size")
 @click.option("--save-every", "save_every_s", default=300.0, show_default=True, help="seconds between saved states")
 @click.option("--threads", default=0, help="threads of one process (0: torch's choice)")
 @click.option("--seed", default=1, show_default=True)

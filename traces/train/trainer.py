@@ -1,8 +1,8 @@
 """One training run: model, optimizer, data and log, from its settings to a checkpoint that can be resumed.
 
 The learning rate follows the clock or the steps (`schedule.py`), experts are kept in use by a loss or by a bias
-(`balance.py`), and a run may begin from a narrower model (`grow.py`). Several workers share each batch and meet at
-every step.
+(`balance.py`), and a run may begin from a narrower model (`grow.py`) or one of another shape (`upcycle.py`). Several
+workers share each batch and meet at every step.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from traces.train.grow import grow
 from traces.train.schedule import learning_rate, rate_of_step, settled_frac
 from traces.train.state import load_state, save_state
 from traces.train.tokens import load_split
+from traces.train.upcycle import fits, upcycle
 
 HELDOUT_TOKENS_PER_TASK = 4_096  # while training; evaluate.py judges on more
 
@@ -59,8 +60,8 @@ class Settings:
     long_every: int = 8
     hidden: int = 0  # default: the shape's
     balance: str = "aux"  # or bias
-    bias_step: float = 1e-3
-    begin_from: str = ""  # checkpoint of half the hidden size, or of this one
+    bias_step: float = 8e-3  # in equal shares of the scores, 1 / experts
+    begin_from: str = ""  # checkpoint of half the hidden size, of this one, or of another shape
 
 
 def hardware(device: str) -> str:
@@ -80,14 +81,15 @@ class Trainer:
         vocab = int(json.loads((data / "tokens.json").read_text(encoding="utf-8"))["vocab"])
         self.model = models.build(shape, vocab, settings.seed)
         if settings.begin_from:
-            grow(models.load(Path(settings.begin_from)), self.model, settings.seed)
+            old = models.load(Path(settings.begin_from))
+            (upcycle if fits(old, self.model) else grow)(old, self.model, settings.seed)
         self.model = self.model.to(settings.device).train()
         if settings.balance not in ("aux", "bias"):
             raise BadInput(f"balance, got {settings.balance!r}: aux or bias")
         by_bias = settings.balance == "bias"
         self.aux_coef = 0.0 if by_bias else shape.aux_coef
         size = (shape.moe_layers, shape.experts)
-        self.bias = SelectionBias(*size, settings.bias_step, settings.device) if by_bias else None
+        self.bias = SelectionBias(*size, settings.bias_step / shape.experts, settings.device) if by_bias else None
         on_gpu = settings.device.startswith("cuda")
         dense = settings.experts == "dense" or (on_gpu and settings.experts != "sorted")
         experts = dense_experts if dense else sorted_experts
