@@ -9,25 +9,24 @@ import textwrap
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sim.base.tables import columns
 
 
 def reference() -> str:
     """Every hook, decision and question with its signature and docstring, as text."""
-    from sim.policy import decisions
     from sim.policy.api import Assignment, Param, Policy
+    from sim.policy.decisions import Decision
     from sim.policy.pieces import Piece
     from sim.policy.view import Prices, View
     from sim.workload.gate import Gate
     from sim.workload.iterations import Iteration, Range, RequestInfo
     from sim.workload.learn_split import StoreSplit
 
-    kinds = [value for value in vars(decisions).values() if _is_decision(value)]
     parts = [
         ("What a policy implements (sim.policy)", [*_members(Policy)]),
-        ("What its hooks may yield (sim.policy)", [_fields(kind) for kind in kinds]),
+        ("What its hooks may yield (sim.policy)", [_fields(_source_of(kind)) for kind in get_args(Decision)]),
         ("What it sees (sim.policy)", [*_members(_source_of(View))]),
         ("What things cost, in seconds (view.prices)", [*_members(_source_of(Prices))]),
         ("What the gate says (sim.policy)", [*_members(_source_of(Gate))]),
@@ -48,10 +47,6 @@ def _source_of(kind: type) -> Any:
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, kind.__name__)
-
-
-def _is_decision(value: object) -> bool:
-    return inspect.isclass(value) and value.__module__ == "sim.policy.decisions" and hasattr(value, "_fields")
 
 
 def _members(kind: type) -> Iterator[str]:

@@ -6,6 +6,10 @@ from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.engine.service cimport Service
 from sim.machine.protocol cimport Machine
+from sim.policy.decisions cimport (
+    Cancel, DropQueue, Evict, Fetch, Foresee, Predict, Prefetch, Requeue, RequeueFrom, RunCpu, RunCpuAhead, RunGpu,
+    RunPart, Serve, Wait, WriteBack
+)
 from sim.policy.outlook cimport Outlook
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket, all_tickets
@@ -36,13 +40,14 @@ cdef class Engine:
     cdef readonly bint on_layer_done, on_iteration_end, on_request_end, on_idle
     @cython.locals(n=int, most=int, tickets=list)
     cpdef obey(self, object decisions, str hook)
-    @cython.locals(ticket=Ticket)
+    @cython.locals(ticket=Ticket, run=RunGpu, fetch=Fetch, evict=Evict, ask=Prefetch, part=RunPart, on_cpu=RunCpu, wait=Wait,
+                   queue=Requeue, line=RequeueFrom, after=tuple)
     cpdef Ticket apply(self, object decision)
     cdef Ticket _apply_seldom(self, object decision)
     @cython.locals(plain=bint)
-    cdef Ticket _predict(self, object asked)
+    cdef Ticket _predict(self, Predict asked)
     @cython.locals(outlook=Outlook, layer=int, after=tuple)
-    cdef _foresee(self, object asked)
+    cdef _foresee(self, Foresee asked)
     cpdef begin(self, Iteration iteration)
     cdef _draft(self, Iteration iteration)
     @cython.locals(layer=int)

@@ -7,6 +7,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import IllegalDecision
+from sim.base.flat import COMPILED
 from sim.engine.copies import Copies, Log
 from sim.engine.counts import Tally
 from sim.engine.layer import Layer
@@ -44,6 +45,8 @@ from sim.workload.gate import Gate
 from sim.workload.iterations import PREFILL, Iteration, RequestInfo
 
 if TYPE_CHECKING:
+    from cython.cimports.sim.engine.steps import moesim_step  # C, and only where this is compiled
+
     from sim.machine.cost import Cost
     from sim.policy.api import Decisions, Policy
     from sim.workload.drafts import Drafts
@@ -54,6 +57,14 @@ MAX_DECISIONS = 1_000_000
 """Of one call of a hook; asking for every piece of every expert of the largest models takes a tenth of that."""
 LANES = ("side", "gpu", "host")
 LONGEST_S = sys.float_info.max
+
+
+def _step(steps: GeneratorType[Any, Any, None], answer: Any) -> Any:
+    """What a generator yields, given an answer; the generator itself where it has come to its end."""
+    try:
+        return steps.send(answer)
+    except StopIteration:
+        return steps
 
 
 class Engine:
@@ -155,12 +166,10 @@ class Engine:
                         break
             elif isinstance(decisions, GeneratorType):
                 answer: Any = None
-                say = decisions.send
                 while n <= most:
                     decision = None
-                    try:
-                        decision = say(answer)
-                    except StopIteration:
+                    decision = moesim_step(decisions, answer) if COMPILED else _step(decisions, answer)
+                    if decision is decisions:
                         return
                     if type(decision) is list or type(decision) is tuple:
                         several = decision
@@ -202,48 +211,52 @@ class Engine:
 
     def apply(self, decision: Any) -> Ticket | None:
         """Apply one decision. Raises IllegalDecision naming decision, rule and state."""
-        kind = type(decision)  # fields are asked for by name: an index into a named tuple takes five times as long
+        kind = type(decision)
+        if kind is RunGpu:
+            run: RunGpu = decision
+            return self.layer.run_gpu(run.expert, all_tickets(run.after), run.joined)
+        if kind is Fetch:
+            fetch: Fetch = decision
+            return self.copies.fetch(self.residency.known(fetch.piece), all_tickets(fetch.after))
+        if kind is Evict:
+            evict: Evict = decision
+            self.copies.evict(self.residency.known(evict.piece))
+            return None
+        if kind is Prefetch:
+            ask: Prefetch = decision
+            return self.copies.prefetch(self.residency.known(ask.piece), ask.priority, all_tickets(ask.after))
+        if kind is RunPart:
+            part: RunPart = decision
+            return self.layer.run_part(self.residency.known(part.piece), all_tickets(part.after), part.slices)
+        if kind is RunCpu:
+            on_cpu: RunCpu = decision
+            return self.layer.run_cpu(on_cpu.expert, on_cpu.join_layer)
+        if kind is Wait:
+            wait: Wait = decision
+            for ticket in all_tickets(wait.tickets):
+                self.machine.sync(ticket)
+            return None
+        if kind is Predict:
+            return self._predict(decision)
         if kind is Serve:
             self.service.serve()
             return None
         if kind is Foresee:
             self._foresee(decision)
             return None
-        if kind is RunGpu:
-            return self.layer.run_gpu(decision.expert, all_tickets(decision.after), decision.joined)
-        if kind is Fetch:
-            return self.copies.fetch(self.residency.known(decision.piece), all_tickets(decision.after))
-        if kind is Evict:
-            self.copies.evict(self.residency.known(decision.piece))
-            return None
-        if kind is Prefetch:
-            return self.copies.prefetch(
-                self.residency.known(decision.piece), decision.priority, all_tickets(decision.after)
-            )
-        if kind is RunPart:
-            return self.layer.run_part(
-                self.residency.known(decision.piece), all_tickets(decision.after), decision.slices
-            )
-        if kind is RunCpu:
-            return self.layer.run_cpu(decision.expert, decision.join_layer)
         if kind is Requeue:
-            self.copies.requeue(decision.wanted, decision.up_to_layer)
+            queue: Requeue = decision
+            self.copies.requeue(queue.wanted, queue.up_to_layer)
             return None
         if kind is RequeueFrom:
-            # A slice of a named tuple is a plain one, which is taken apart in less time than seven names are looked up.
-            wishes, start, stop, fresh, after, up_to_layer, most = decision[:]
-            self.copies.requeue_from(wishes, start, stop, fresh, all_tickets(after), up_to_layer, most)
+            line: RequeueFrom = decision
+            after = all_tickets(line.after)
+            self.copies.requeue_from(line.wishes, line.start, line.stop, line.fresh, after, line.up_to_layer, line.most)
             return None
-        if kind is Predict:
-            return self._predict(decision)
         return self._apply_seldom(decision)
 
     def _apply_seldom(self, decision: Any) -> Ticket | None:
         kind = type(decision)
-        if kind is Wait:
-            for ticket in all_tickets(decision.tickets):
-                self.machine.sync(ticket)
-            return None
         if kind is WriteBack:
             return self.copies.write_back(self.residency.known(decision.piece), all_tickets(decision.after))
         if kind is RunCpuAhead:
@@ -259,14 +272,15 @@ class Engine:
         raise IllegalDecision(f"decision, got {decision!r}: not a decision; see sim.policy.decisions")
 
     def _predict(self, asked: Predict) -> Ticket:
-        duration_s, lane, blocking, basis = asked[:]
+        duration_s = asked.duration_s
         plain = type(duration_s) is float and 0.0 <= duration_s <= LONGEST_S  # as nearly always: without a call
-        if not (plain or seconds(duration_s)) or lane not in LANES:
+        if not (plain or seconds(duration_s)) or asked.lane not in LANES:
             raise IllegalDecision(f"{asked!r}: seconds, finite and not negative, on a lane of {', '.join(LANES)}")
-        return self.machine.predict(duration_s, lane, blocking, basis)
+        return self.machine.predict(duration_s, asked.lane, asked.blocking, asked.basis)
 
     def _foresee(self, asked: Foresee) -> None:
-        outlook, layer, predict = asked[:]
+        outlook, layer = asked.outlook, asked.layer
+        predict = asked.predict
         self.copies.needs_queue("Foresee")
         if not isinstance(outlook, Outlook) or not (predict is None or type(predict) is Predict):
             raise TypeError(f"got {asked!r}: an Outlook, and a Predict or None")

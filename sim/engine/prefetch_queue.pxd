@@ -2,6 +2,7 @@ cimport cython
 from sim.engine.by_expert cimport ByExpert
 from sim.engine.flying cimport Flying
 from sim.engine.residency cimport Residency
+from sim.policy.decisions cimport Prefetch
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport all_tickets
 from sim.policy.wishes cimport Wishes
@@ -20,7 +21,7 @@ cdef class PrefetchQueue:
     cdef readonly list after
     cdef long long n_asked
     cpdef push(self, Piece piece, double priority, tuple after)
-    @cython.locals(piece=Piece)
+    @cython.locals(piece=Piece, ask=Prefetch)
     cpdef replace(self, object wanted)
     @cython.locals(at=int, index=cython.longlong, n_pieces=int, piece=Piece)
     cpdef take(self, Wishes wishes, int start, int stop, int fresh, tuple after, int most)

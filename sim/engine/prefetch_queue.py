@@ -10,6 +10,7 @@ from sim.base.flat import COMPILED, floats, ints, longer_floats, longer_ints, pl
 from sim.engine.by_expert import ByExpert
 from sim.engine.flying import Flying
 from sim.engine.residency import Residency
+from sim.policy.decisions import Prefetch
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.wishes import Wishes
@@ -50,8 +51,13 @@ class PrefetchQueue:
     def replace(self, wanted: Iterable[Wanted]) -> None:
         """Drop all and push these instead, except what is resident."""
         self.clear()
-        for piece, priority, after in wanted:
-            self.residency.known(piece)
+        for one in wanted:
+            if type(one) is Prefetch:
+                ask: Prefetch = one
+                named, priority, after = ask.piece, ask.priority, ask.after
+            else:
+                named, priority, after = one
+            piece = self.residency.known(named)
             if after:
                 all_tickets(after)
             self.by_expert.predicted(piece)

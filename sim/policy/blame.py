@@ -15,7 +15,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput, IllegalDecision, did_you_mean
-from sim.policy.decisions import Predict
+from sim.policy.decisions import Predict, Prefetch, Record
 from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket
@@ -79,8 +79,9 @@ def _where(policy: Policy | type[Policy], error: BaseException) -> str:
 
 def wrong(decision: Any, n_experts: int) -> str | None:
     """Which field of a decision does not hold what belongs there, or None."""
-    values = decision if isinstance(decision, tuple) else ()
-    for field, value in zip(getattr(decision, "_fields", ()), values, strict=False):
+    if not isinstance(decision, Record):
+        return None
+    for field, value in zip(decision._fields, decision.values(), strict=True):
         rule = _rule(field, value, n_experts)
         if rule is not None:
             return f"{type(decision).__name__}, got {field} {value!r}: {rule}"
@@ -122,13 +123,10 @@ def _rule(field: str, value: Any, n_experts: int) -> str | None:
 
 
 def _wanted(one: Any) -> bool:
-    return (
-        isinstance(one, tuple)
-        and len(one) == 3
-        and isinstance(one[0], Piece)
-        and isinstance(one[1], Real)
-        and _rule("after", one[2], 1) is None
-    )
+    if not (isinstance(one, Prefetch) or (isinstance(one, tuple) and len(one) == 3)):
+        return False
+    piece, priority, after = one
+    return isinstance(piece, Piece) and isinstance(priority, Real) and _rule("after", after, 1) is None
 
 
 def seconds(value: Any) -> bool:

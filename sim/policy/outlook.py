@@ -322,7 +322,7 @@ class Outlook:
         everything does.
         """
         n = self.look_ahead(now)
-        return tuple.__new__(RequeueFrom, (self.wishes, 0, n, self.n_fresh, after, now, -1))
+        return RequeueFrom(self.wishes, 0, n, self.n_fresh, after, now)
 
     def look_ahead(self, now: int) -> int:
         """`ahead` as wishes: how many there are."""
