@@ -69,9 +69,9 @@ class TestData:
         assert shown == {"B9", "M1"}
 
     def test_stacks_run_as_they_ship(self) -> None:
-        """No experiment changes a stack, but for the graphs that a row names, and pageable memory where that is the
+        """No experiment changes a stack, but for the graphs that a row has off, and pageable memory where that is the
         default of what is compared (docs/reproduce.md, Baselines)."""
-        named = {"graphs": ["stack.graphs=true"], "Accelerate": ["stack.pinned=false"]}
+        named = {"no graphs": ["stack.resident.graphs=false"], "Accelerate": ["stack.pinned=false"]}
         for one in MINE.values():
             for system, text in EXPERIMENTS[one.experiment].systems.items() if one.experiment else ():
                 changed = [word for word in text.split() if word.startswith("stack.")]

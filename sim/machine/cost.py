@@ -1,9 +1,9 @@
 """Seconds for every operation: hardware x geometry x stack.
 
 Each price also names the figure it rests on (an index into `Cost.figures.entries`). An operation of n kernels takes
-max(n x kernel floor, bytes / memory bandwidth, FLOPs / rate). Experts that share kernels are one operation: the first
-pays the floor, the others what exceeds it. What a copy takes stands in `copy_prices.py`, what the host spends in
-`launches.py`.
+max(n x kernel floor, bytes / memory bandwidth, FLOPs / rate), or their sum (`roofline.py`). Experts that share kernels
+are one operation: the first pays the floor, the others what exceeds it (in a sum, all of their own). What a copy takes
+stands in `copy_prices.py`, what the host spends in `launches.py`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import math
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from sim.base.errors import BadInput
 from sim.machine.copy_prices import CopyPrices
-from sim.machine.figures import Figures, multiplied_in
+from sim.machine.figures import Figures
 from sim.machine.group import beyond_s, left_s
 from sim.machine.launches import Launches
 from sim.machine.measured import SIX_DIGITS, Measured
 from sim.machine.price import Price, kernels_of
-from sim.machine.roofline import Attention, Roofline
+from sim.machine.roofline import Attention
+from sim.machine.rooflines import rooflines
 from sim.machine.several import ALONE, TENSOR, Several
 from sim.machine.sharing import Sharing
 from sim.profiles.precisions import BITS_PER_PARAM
@@ -57,7 +57,7 @@ class Cost:
         self.hw, self.model, self.stack, self.precision = hw, model, stack, precision
         self.figures = figures = Figures()
         self.measured = measured = Measured(hw, model.id, precision)
-        self.roofline = _roofline(hw, precision, figures)
+        self.roofline, self.of_experts = rooflines(hw, stack, precision, figures)
         self.copies = CopyPrices(hw, stack, measured, figures, several)
         self.launches = Launches(hw, model, stack, measured, figures)
         self.drive: DrivePrices | None = None  # of a machine whose host memory does not hold all experts
@@ -118,7 +118,7 @@ class Cost:
                 return self._experts[key]
             self.measured.check("expert", n_tokens, "tokens", self.measured.ranges.expert_tokens)
             n_kernels = kernels_of(self.stack.kernels.expert, kernels_frac)
-            price = self._experts[key] = self.roofline.price(n_kernels, *self._expert_work(n_tokens, precision, frac))
+            price = self._experts[key] = self.of_experts.price(n_kernels, *self._expert_work(n_tokens, precision, frac))
         return price
 
     def _expert_work(self, n_tokens: int, precision: str, frac: float) -> tuple[float, float]:
@@ -128,7 +128,7 @@ class Cost:
 
     def _work(self, n_tokens: int, precision: str, frac: float = 1.0) -> Price:
         """What bytes or FLOPs of the `frac` of an expert take."""
-        return self.roofline.price(0, *self._expert_work(n_tokens, precision, frac))
+        return self.of_experts.price(0, *self._expert_work(n_tokens, precision, frac))
 
     def leader(self, n_tokens: int, precision: str, frac: float = 1.0) -> tuple[Price, float]:
         """The first expert of a group: its price, and what of the floor of its kernels others can still fill."""
@@ -137,13 +137,15 @@ class Cost:
         if found is None:
             price = self.expert(n_tokens, precision, frac)
             work = self.work(n_tokens, precision, frac)
-            found = self._leaders[key] = price, price.duration_s - work.duration_s
+            left_s = 0.0 if self.of_experts.adds else price.duration_s - work.duration_s
+            found = self._leaders[key] = price, left_s
         return found
 
     def member(self, slack_s: float, n_tokens: int, precision: str, frac: float = 1.0) -> tuple[Price, float]:
         """Another expert of the group: what it takes beyond the floor left to fill, and what is left of that then.
 
-        So a group of experts takes max(kernels x floor, the sum of what bytes or FLOPs of each take), in any order.
+        So a group of experts takes max(kernels x floor, the sum of what bytes or FLOPs of each take), in any order; or
+        the sum of both.
         """
         key = (slack_s, n_tokens, precision, frac)
         found = self._members.get(key)
@@ -321,15 +323,3 @@ def key_share(model: Model, n_gpus: int) -> float:
     With fewer heads of keys than GPUs each is held by several; MLA's latent is one for all heads.
     """
     return 1.0 if model.mla is not None else 1.0 / min(n_gpus, model.n_kv_heads)
-
-
-def _roofline(hw: Hardware, precision: str, figures: Figures) -> Roofline:
-    """The GPU's roofline for weights of a precision."""
-    gpu, kind = hw.gpu, multiplied_in(hw, precision)
-    if kind is None:
-        raise BadInput(f"hardware {hw.id}: gpu.flops_per_s has no rate for {precision}; add bf16, fp16 or fp32")
-    bandwidth, rate, floor_s = gpu.memory_bandwidth_bytes_per_s, gpu.flops_per_s[kind], gpu.kernel_floor_s
-    q_bandwidth = figures.enter("gpu.memory_bandwidth_bytes_per_s", bandwidth)
-    q_flops = figures.enter(f"gpu.flops_per_s.{kind}", rate)
-    q_floor = figures.enter("gpu.kernel_floor_s", floor_s)
-    return Roofline(floor_s.value, bandwidth.value, rate.value, q_floor, q_bandwidth, q_flops)

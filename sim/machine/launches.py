@@ -36,6 +36,10 @@ class Launches:
         self._graphs = stack.graphs and measured.found is None
         self.kernel_s = hw.host.launch_s.value
         self.sync_s = hw.host.sync_s.value
+        self._read_s = 0.0  # of an iteration's end, where nothing is read in its layers
+        if not stack.reads_routers and measured.found is None:
+            self.sync_s, self._read_s = 0.0, self.sync_s
+        self._one_graph = self._graphs and not stack.reads_routers  # from the first layer to the head
         self.copy_s = self.copy_part_s(1.0)
         self.cpu_s = self.enqueue_s + self._per_copy_s
         self.begin_s = 0.0
@@ -54,7 +58,9 @@ class Launches:
         self.shared = self._launch(kernels.shared_expert, 0.0, replayed=True)
         self.expert = self._launch(kernels.expert, stack.per_expert_s.value)
         self.member = Launch(0, self.kernel_s, stack.per_expert_s.value)  # joins a group: no kernels of its own
-        self.head = self._launch(kernels.head, stack.per_iteration_s.value)
+        self.head = self._launch(kernels.head, stack.per_iteration_s.value + self._read_s)
+        if self._one_graph:  # launched once; where in the iteration that is charged does not matter
+            self.head = Launch(1, self.kernel_s, self.head.extra_s)
         self.joined = self._launch(1, 0.0, replayed=True)  # a collective: after what a graph holds, in that graph
         self.joining = self._launch(1, 0.0)
         self.meeting = Launch(0, self.kernel_s, 0.0)
@@ -69,7 +75,7 @@ class Launches:
     def _launch(self, n_kernels: float, extra_s: float, replayed: bool = False) -> Launch:
         """Launching kernels, or the graph they are part of; `replayed`: by the graph of the operation before."""
         if self._graphs:
-            n_kernels = 0 if replayed else min(1, n_kernels)
+            n_kernels = 0 if replayed or self._one_graph else min(1, n_kernels)
         return Launch(n_kernels, self.kernel_s, extra_s)
 
     def _take(self, measured: Measured) -> None:
@@ -130,13 +136,14 @@ class Launches:
         """
         layers = (self.attention, self.dense)
         experts = (self.expert, self.member, *self.parts.values())
+        n_iterations = self.head.n + self.no_head.n
         every = (*layers, self.gate, self.shared, *experts, self.head, self.joined, self.joining)
         return [
             (self.q_kernel, math.fsum([launch.n * launch.kernels_s for launch in every])),
             (self.q_stack_layer, math.fsum([launch.n * launch.extra_s for launch in layers])),
             (self.q_stack_expert, math.fsum([launch.n * launch.extra_s for launch in experts])),
-            (self.q_stack_iteration, (self.head.n + self.no_head.n) * self.head.extra_s),
-            (self.q_sync, n_syncs * self.sync_s),
+            (self.q_stack_iteration, n_iterations * (self.head.extra_s - self._read_s)),
+            (self.q_sync, n_syncs * self.sync_s + n_iterations * self._read_s),
             (self.q_copy, n_copies * self.enqueue_s),
             (self.q_stack_copy, experts_copied * self._per_copy_s),
             (self.q_stack_hybrid, n_hybrid * self.hybrid_layer_s),

@@ -6,7 +6,8 @@ from sim.workload.iterations cimport Iteration, Range
 cdef class Roofline:
     cdef readonly double floor_s, bandwidth, flops
     cdef readonly int q_floor, q_bandwidth, q_flops
-    @cython.locals(best_s=double, attributed_to=int)
+    cdef readonly bint adds
+    @cython.locals(best_s=double, sum_s=double, attributed_to=int)
     cpdef Price price(self, double n_kernels, double n_bytes, double flops)
 
 @cython.final

@@ -1,4 +1,7 @@
-"""Prices on a GPU from its figures: max(kernels x floor, bytes / memory bandwidth, FLOPs / rate)."""
+"""Prices on a GPU from its figures: the longest of kernels x floor, bytes / memory bandwidth and FLOPs / rate.
+
+Where a stack says what a kernel takes beside its bytes and FLOPs, the sum of the three.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,25 @@ if TYPE_CHECKING:
 
 
 class Roofline:
-    """What bounds an operation on a GPU: its kernels, its bytes or its FLOPs, with the quantity behind each."""
+    """What bounds an operation on a GPU: its kernels, its bytes or its FLOPs, with the quantity behind each.
 
-    __slots__ = ("bandwidth", "floor_s", "flops", "q_bandwidth", "q_floor", "q_flops")
+    Args:
+        adds: the three come one after the other; else the longest hides the others.
+    """
+
+    __slots__ = ("adds", "bandwidth", "floor_s", "flops", "q_bandwidth", "q_floor", "q_flops")
 
     def __init__(
-        self, floor_s: float, bandwidth: float, flops: float, q_floor: int, q_bandwidth: int, q_flops: int
+        self,
+        floor_s: float,
+        bandwidth: float,
+        flops: float,
+        q_floor: int,
+        q_bandwidth: int,
+        q_flops: int,
+        adds: bool = False,
     ) -> None:
+        self.adds = adds
         self.floor_s = floor_s
         self.bandwidth = bandwidth
         self.flops = flops
@@ -27,16 +42,17 @@ class Roofline:
         self.q_flops = q_flops
 
     def price(self, n_kernels: float, n_bytes: float, flops: float) -> Price:
-        """The longest of the three."""
+        """The longest of the three, or their sum; it rests on the longest."""
         best_s = n_kernels * self.floor_s
         attributed_to = self.q_floor
+        sum_s = best_s + n_bytes / self.bandwidth + flops / self.flops
         if n_bytes / self.bandwidth > best_s:
             best_s = n_bytes / self.bandwidth
             attributed_to = self.q_bandwidth
         if flops / self.flops > best_s:
             best_s = flops / self.flops
             attributed_to = self.q_flops
-        return Price(best_s, attributed_to, n_bytes)
+        return Price(sum_s if self.adds else best_s, attributed_to, n_bytes)
 
 
 class Attention:

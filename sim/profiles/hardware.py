@@ -49,6 +49,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     n_sms: Positive
     l2_bytes: Positive
     link: Bus | None = None  # shown, never computed with; None where there is no bus, or none was read
+    quantised_flops_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # products over blocks of quantised weights
+    compute_capability: float | msgspec.UnsetType = msgspec.UNSET  # where a stack asks for one
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,10 +157,20 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not isinstance(figure, Quantity):
             return self
         cpu = msgspec.structs.replace(self.cpu, copies_bandwidth_bytes_per_s=msgspec.UNSET)
-        rest = msgspec.structs.replace(self, cpu=cpu)
-        cited = {key for _, other in quantities(rest) for key in other.refs}
+        return msgspec.structs.replace(self, cpu=cpu)._without_sources_of(figure)
+
+    @property
+    def without_engines(self) -> Hardware:
+        """The same without what only stacks of engines ask for."""
+        gpu = msgspec.structs.replace(self.gpu, quantised_flops_per_s=msgspec.UNSET, compute_capability=msgspec.UNSET)
+        figure, rest = self.gpu.quantised_flops_per_s, msgspec.structs.replace(self, gpu=gpu)
+        return rest._without_sources_of(figure) if isinstance(figure, Quantity) else rest
+
+    def _without_sources_of(self, figure: Quantity) -> Hardware:
+        """The same without what only a figure cited that it no longer has."""
+        cited = {key for _, other in quantities(self) for key in other.refs}
         sources = {key: text for key, text in self.sources.items() if key in cited or key not in figure.refs}
-        return msgspec.structs.replace(rest, sources=sources)
+        return msgspec.structs.replace(self, sources=sources)
 
     def citation(self, figure: Quantity) -> str:
         """The full text behind a figure's `ref`."""

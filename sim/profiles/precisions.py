@@ -30,6 +30,15 @@ BITS_PER_PARAM: dict[str, float] = {
 """Every precision. Of a mix, the bits of an expert where half of the layers are given more; its bytes are exact."""
 
 
+WHOLE = ("fp32", "bf16", "fp16", "fp8", "int8")
+
+
+def multiplied_in_blocks(precision: str) -> bool:
+    """Whether engines multiply such weights block by block as they are stored. NVFP4 has units of its own on the GPUs
+    that it is made for."""
+    return precision not in WHOLE and precision != "nvfp4"
+
+
 def bytes_of(n_params: int, precision: str = "bf16") -> int:
     """Bytes of `n_params` parameters: params x bits / 8, rounded up to a whole byte once, in exact arithmetic.
 

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -14,6 +14,9 @@ from sim.base.files import bundled
 from sim.base.quantities import Quantity, check_quantities
 from sim.profiles import find as profiles
 from sim.profiles import overrides as sets
+
+if TYPE_CHECKING:
+    from sim.profiles.hardware import Hardware
 
 PACKAGE = "hwprofiles.stacks"
 
@@ -34,7 +37,31 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dense_ffn: Count  # one dense layer's FFN, its norm included
 
 
+class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Device seconds that each kernel takes beside what it reads and multiplies: to start, to drain, to wait for the
+    one before. An operation then takes kernels x these + bytes / bandwidth + FLOPs / rate."""
+
+    launched_s: Quantity  # launched one by one
+    replayed_s: Quantity  # as a node of a replayed graph
+
+
+class Quantised(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """At what rate weights in blocks are multiplied that are not unpacked to 16 bits first."""
+
+    dense_frac: Quantity  # of the 16-bit rate, on a GPU that has no `quantised_flops_per_s`
+    expert_frac: Quantity  # of the rate above, for products of experts: few rows each, many in one launch
+
+
+class Resident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What differs where every expert lies on the GPU for good: nobody reads a router's choice, so that with `graphs` a
+    token is one graph."""
+
+    graphs: bool
+    kernels: Kernels
+
+
 NOTHING = Quantity(value=0.0, source="assumed", note="left out")
+NOTHING_IN_A_LAYER = Quantity(value=0.0, source="assumed", note="every expert is on the GPU: no router is read")
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +74,10 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     `cpu_region`: what of experts on the CPU runs as one parallel region, and so pays `cpu.expert_overhead_s` once: each
     expert, or all of a layer.
+
+    `kernel_times`: without them, operations take the longest of their kernels' floors, their bytes and their FLOPs.
+    `graphs_from`: the least compute capability on which graphs are replayed; a GPU whose profile has none replays them.
+    `reads_routers`: the host reads each router's choice before it launches experts; not with `resident`.
     """
 
     schema: Literal[1]
@@ -66,16 +97,50 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     grouped: bool = False
     graphs: bool = False
     kernels: Kernels
+    kernel_times: KernelTimes | None = None
+    quantised: Quantised | None = None
+    graphs_from: float | None = None
+    reads_routers: bool = True
+    resident: Resident | None = None
     sources: dict[str, str] = {}
 
     @property
     def without_newer(self) -> dict[str, Any]:
         """Its fields, less those that stacks did not always have where they say nothing: a run keeps its `run_id`."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
-        for name, default in (("hybrid_layer_s", NOTHING), ("copy_calls", 1), ("cpu_region", "expert")):
+        for name, default in NEWER.items():
             if getattr(self, name) == default:
                 del fields[name]
         return fields
+
+    def on(self, hw: Hardware, keeps_all: bool) -> Stack:
+        """What it is on this GPU, where every expert lies there for good or not."""
+        stack, resident = self, self.resident
+        if keeps_all and resident is not None:
+            stack = msgspec.structs.replace(
+                self,
+                graphs=resident.graphs,
+                kernels=resident.kernels,
+                per_layer_s=NOTHING_IN_A_LAYER,
+                reads_routers=False,
+            )
+        capability = hw.gpu.compute_capability
+        if stack.graphs_from is not None and isinstance(capability, float) and capability < stack.graphs_from:
+            stack = msgspec.structs.replace(stack, graphs=False)
+        return stack
+
+
+NEWER: dict[str, object] = {
+    "hybrid_layer_s": NOTHING,
+    "copy_calls": 1,
+    "cpu_region": "expert",
+    "kernel_times": None,
+    "quantised": None,
+    "graphs_from": None,
+    "reads_routers": True,
+    "resident": None,
+}
+"""Fields that stacks did not always have, and what they say where nobody wrote them."""
 
 
 def stack_names() -> dict[str, Path]:

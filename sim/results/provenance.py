@@ -81,7 +81,7 @@ def factors(name: str, quantity: Any) -> tuple[float, float]:
     high = quantity.high if quantity.high is not None else value * (1 + spread)
     if value <= 0:
         return 1.0, 1.0
-    if name.endswith("_per_s") or ".flops_per_s" in name:
+    if name.endswith("_per_s") or ".flops_per_s" in name or name.startswith("stack.quantised."):
         return min(1.0, value / high), max(1.0, value / low)
     return min(1.0, low / value), max(1.0, high / value)
 

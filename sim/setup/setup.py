@@ -222,6 +222,8 @@ class Setup:
         hw = self.hw
         if self.spec.host_links == APART:  # what has no part in a run does not tell it from others
             hw = hw.without_sharing
+        if self.stack.quantised is None and self.stack.graphs_from is None:
+            hw = hw.without_engines
         return {
             "hw": of_data(hw),
             "model": of_data(self.model.without_newer),

@@ -1,0 +1,45 @@
+"""The rooflines of one run: what its GPU, its stack and the format of its weights make of bytes and FLOPs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.base.errors import BadInput
+from sim.base.quantities import Quantity
+from sim.machine.figures import Figures, multiplied_in
+from sim.machine.roofline import Roofline
+from sim.profiles.precisions import multiplied_in_blocks
+
+if TYPE_CHECKING:
+    from sim.profiles.hardware import Hardware
+    from sim.profiles.stack import Stack
+
+
+def rooflines(hw: Hardware, stack: Stack, precision: str, figures: Figures) -> tuple[Roofline, Roofline]:
+    """Of all operations but experts, and of experts, for weights of a precision. Raises BadInput: no rate for it."""
+    gpu, kind, times = hw.gpu, multiplied_in(hw, precision), stack.kernel_times
+    if kind is None:
+        raise BadInput(f"hardware {hw.id}: gpu.flops_per_s has no rate for {precision}; add bf16, fp16 or fp32")
+    bandwidth, rate, floor_s = gpu.memory_bandwidth_bytes_per_s, gpu.flops_per_s[kind], gpu.kernel_floor_s
+    q_bandwidth = figures.enter("gpu.memory_bandwidth_bytes_per_s", bandwidth)
+    q_flops = figures.enter(f"gpu.flops_per_s.{kind}", rate)
+    q_floor = figures.enter("gpu.kernel_floor_s", floor_s)
+    if times is not None:
+        word, floor_s = ("replayed_s", times.replayed_s) if stack.graphs else ("launched_s", times.launched_s)
+        q_floor = figures.enter(f"stack.kernel_times.{word}", floor_s)
+    flops, experts_flops, q_experts = rate.value, rate.value, q_flops
+    if stack.quantised is not None and multiplied_in_blocks(precision):
+        own = gpu.quantised_flops_per_s
+        if isinstance(own, Quantity):
+            flops, q_flops = own.value, figures.enter("gpu.quantised_flops_per_s", own)
+        else:
+            flops *= stack.quantised.dense_frac.value
+            q_flops = figures.enter("stack.quantised.dense_frac", stack.quantised.dense_frac)
+        experts_flops = flops * stack.quantised.expert_frac.value
+        q_experts = figures.enter("stack.quantised.expert_frac", stack.quantised.expert_frac)
+    dense = Roofline(floor_s.value, bandwidth.value, flops, q_floor, q_bandwidth, q_flops, times is not None)
+    if q_experts == q_flops:
+        return dense, dense
+    return dense, Roofline(
+        floor_s.value, bandwidth.value, experts_flops, q_floor, q_bandwidth, q_experts, times is not None
+    )

@@ -1,0 +1,198 @@
+"""What a kernel takes beside its bytes and products, what blocks of weights are multiplied at, and what an engine saves
+where every expert is on the GPU: by hand, and from the published figures that they are derived from."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import random_worlds
+from easy_numbers import execute_easy, figure, setup
+from test_timeline_copies import Placed
+from tiny_traces import from_rows
+
+from policies.lru import Lru
+from sim.base.quantities import Quantity
+from sim.bounds.time_bound import Bounds
+from sim.machine.cost import Cost
+from sim.profiles.hardware import load_hardware
+from sim.profiles.models import load_model
+from sim.profiles.stack import Kernels, KernelTimes, Resident, Stack, load_stack
+from traces.format.reader import Trace
+
+TIMES = KernelTimes(launched_s=figure(3.0), replayed_s=figure(2.0))
+SCOREBOARD = {  # ggml-org/llama.cpp discussion 15013: Llama 2 7B Q4_0, no FlashAttention; pp512 and tg128, tokens/s
+    "rtx5090": (14073.41, 290.02),
+    "rtx4090": (11992.70, 186.21),
+    "rtx3090": (5174.69, 158.16),
+    "a6000": (4913.93, 138.73),
+    "pro4000-epyc7302": (4992.83, 131.66),
+    "a5000": (4028.16, 130.07),
+    "rtx5060ti": (3737.25, 90.94),
+    "rtx3060": (2137.50, 75.57),
+}
+TURING = {"quadro-rtx-6000": (2751.18, 102.77)}  # without graphs then
+N_KERNELS = 32 * 27 + 4
+READ_BYTES = 3.56 * 2**30 - 32000 * 4096 * 0.5625 + 32 * 2 * 4096 * 2 * 64  # less the embedding; keys of 64 tokens
+MULTIPLIED = 6.738e9 - 2 * 32000 * 4096
+
+
+def rest_s(card: str) -> float:
+    """What a token takes beyond reading the weights, for each of the kernels."""
+    tg = {**SCOREBOARD, **TURING}[card][1]
+    return (1 / tg - READ_BYTES / load_hardware(card).gpu.memory_bandwidth_bytes_per_s.value) / N_KERNELS
+
+
+def test_kernel_times_follow_from_the_scoreboard() -> None:
+    replayed = [rest_s(card) for card in SCOREBOARD]
+    for name in ("llama_cpp", "freetoken", "ktransformers", "imp"):
+        times = load_stack(name).kernel_times
+        assert times is not None
+        assert times.replayed_s.value == pytest.approx(statistics.median(replayed), rel=0.005)
+        assert times.replayed_s.low == pytest.approx(min(replayed), rel=0.005)
+        assert max(replayed) <= (times.replayed_s.high or 0.0)
+        if name != "imp":
+            assert times.launched_s.value == pytest.approx(rest_s("quadro-rtx-6000"), rel=0.005)
+
+
+def test_rates_over_blocks_follow_from_the_scoreboard() -> None:
+    shares = []
+    for card, (pp, _) in {**SCOREBOARD, **TURING}.items():
+        gpu, kernel_s = load_hardware(card).gpu, 3.7e-6 if card in TURING else 1.72e-6
+        products_s = 512 / pp - N_KERNELS * kernel_s - READ_BYTES / gpu.memory_bandwidth_bytes_per_s.value
+        own = gpu.quantised_flops_per_s
+        assert isinstance(own, Quantity)
+        assert own.value == pytest.approx(2 * MULTIPLIED * 512 / products_s, rel=0.005)
+        shares.append(own.value / max(rate.value for kind, rate in gpu.flops_per_s.items() if kind in ("bf16", "fp16")))
+    for name in ("llama_cpp", "freetoken", "ktransformers", "imp"):
+        quantised = load_stack(name).quantised
+        assert quantised is not None
+        assert quantised.dense_frac.value == pytest.approx(statistics.median(shares), abs=0.01)
+        assert (quantised.dense_frac.low, quantised.dense_frac.high) == pytest.approx(
+            (min(shares), max(shares)), abs=0.005
+        )
+
+
+def test_a_resident_layer_by_hand() -> None:
+    """imp, one token of Qwen3-30B-A3B in 4.5 bits on an RTX 5090, in microseconds.
+
+    Attention: 9 kernels of 1.72, 10.6 MB at 1674.5 GB/s, 37.7 MFLOP at 203 TFLOPS; eight experts: 4 kernels, 21.3 MB,
+    75.5 MFLOP at a fifth of that.
+    """
+    hw, model = load_hardware("rtx5090"), load_model("qwen3-30b-a3b")
+    stack = load_stack("imp").on(hw, keeps_all=True)
+    cost = Cost(hw, model, stack, "q4_k")
+    leader, slack_s = cost.leader(1, "q4_k")
+    member, left_s = cost.member(slack_s, 1, "q4_k")
+    assert (slack_s, left_s) == (0.0, 0.0)
+    assert (leader.duration_s + 7 * member.duration_s) * 1e6 == pytest.approx(6.88 + 12.72 + 1.86, rel=0.01)
+    assert cost.attention_one_s(0) * 1e6 == pytest.approx(15.48 + 6.36 + 0.19, rel=0.01)
+    n_kernels = model.n_layers * (stack.kernels.attention + stack.kernels.gate + stack.kernels.expert)
+    assert n_kernels + stack.kernels.head == 790
+
+
+def test_a_layer_of_a_prompt_by_hand() -> None:
+    """llama.cpp on an RTX 3090, 512 tokens of Qwen3-30B-A3B in 4.5 bits, 32 for each of 128 experts, in milliseconds.
+
+    340 MB at 860 GB/s and 38.7 GFLOP at 0.2 x 71.3 TFLOPS, and six kernels. NVFP4 is multiplied at the 16-bit rate.
+    """
+    hw, model = load_hardware("rtx3090"), load_model("qwen3-30b-a3b")
+    cost = Cost(hw, model, load_stack("llama_cpp"), "q4_k")
+    leader, slack_s = cost.leader(32, "q4_k")
+    member, _ = cost.member(slack_s, 32, "q4_k")
+    hidden_ms = 128 * 2 * 32 * 2048 * 2 / 860e9 * 1e3
+    assert (leader.duration_s + 127 * member.duration_s) * 1e3 == pytest.approx(
+        0.395 + 2.711 + 0.010 + hidden_ms, rel=0.01
+    )
+    products_ms = [
+        Cost(hw, model, load_stack(name), precision).work(32, precision).duration_s * 1e3
+        - (model.expert_bytes(precision) + 2 * 32 * 2048 * 2) / 860e9 * 1e3
+        for name, precision in (("llama_cpp", "mxfp4"), ("freetoken", "nvfp4"), ("freetoken", "bf16"))
+    ]
+    assert products_ms == pytest.approx([302e6 / 14.26e12 * 1e3, 302e6 / 72e12 * 1e3, 302e6 / 72e12 * 1e3], rel=0.01)
+
+
+def test_cards_without_a_rate_of_their_own_take_a_share_of_the_16_bit_rate() -> None:
+    hw, model = load_hardware("a100-80g-sxm"), load_model("qwen3-30b-a3b")
+    cost = Cost(hw, model, load_stack("llama_cpp"), "q4_k_m")
+    assert cost.roofline.flops == pytest.approx(0.95 * hw.gpu.flops_per_s["bf16"].value)
+    assert cost.of_experts.flops == pytest.approx(0.2 * cost.roofline.flops)
+    names = {name for name, _ in cost.figures.entries}
+    assert {"stack.quantised.dense_frac", "stack.quantised.expert_frac", "stack.kernel_times.replayed_s"} <= names
+
+
+def test_what_a_stack_is_on_a_gpu() -> None:
+    llama, imp, bare = load_stack("llama_cpp"), load_stack("imp"), load_stack("bare")
+    pascal, turing = load_hardware("gtx1080ti"), load_hardware("quadro-rtx-4000")
+    assert not llama.on(pascal, keeps_all=False).graphs
+    assert not llama.on(pascal, keeps_all=True).graphs
+    assert llama.on(turing, keeps_all=False) == llama
+    assert imp.on(turing, keeps_all=False) == imp
+    assert not imp.graphs
+    assert imp.on(turing, keeps_all=True).graphs
+    assert not imp.on(turing, keeps_all=True).reads_routers
+    assert bare.on(pascal, keeps_all=True) == bare
+
+
+def test_figures_of_engines_alone_do_not_tell_other_runs_apart() -> None:
+    hw = load_hardware("rtx5090")
+    plain = hw.without_engines
+    assert "llama15013" in hw.sources
+    assert "llama15013" not in plain.sources
+    assert plain.gpu.quantised_flops_per_s is msgspec.UNSET
+    assert plain.without_engines == plain
+
+
+def resident_in(stack: Stack, **own: Any) -> Stack:
+    """A stack as it is where all experts are on the GPU."""
+    resident = Resident(
+        graphs=True, kernels=Kernels(attention=1, gate=0, expert=2, shared_expert=1, head=1, dense_ffn=1)
+    )
+    return msgspec.structs.replace(stack, resident=resident, **own).on(load_hardware("rtx3090"), keeps_all=True)
+
+
+@pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+def test_a_resident_token_is_launched_once_and_read_once(tmp_path: Path, engine: str) -> None:
+    """Two layers of two experts, all there; a kernel takes 2 s, an attention has one, a group two, the head one.
+
+    By layers: attention is launched at 0, runs from 1 to 3, its router is read at 8; experts from 9 to 13, attention
+    until 15, read at 20, experts from 21 to 25, the head until 27, read at 32. As one graph kernels follow one another
+    until 12; what is read and launched once per token, 5 + 1, is charged before the head, from 8 on, when the last
+    router is done.
+    """
+    rows, there = [[[0, 1], [1, 2]]], [(layer, expert) for layer in (0, 1) for expert in (0, 1, 2)]
+    ends = []
+    for resident in (False, True):
+        with Trace(from_rows(tmp_path / f"{engine}.safetensors", rows, 3)) as trace:
+            made = setup(Placed(there), trace, 6, launch_s=1.0, sync_s=5.0)
+            made.spec = msgspec.structs.replace(made.spec, engine=engine)
+            stack = msgspec.structs.replace(made.stack, grouped=True, graphs=True, kernel_times=TIMES)
+            made.stack = resident_in(stack) if resident else stack
+            seen = execute_easy(made)
+        ends.append(seen.end_s)
+        shares = {f.figure: f.share for f in seen.result.provenance.figures}
+        assert "stack.kernel_times.replayed_s" in shares
+    assert ends == [32, 16]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_engines_agree_and_no_policy_beats_the_bound(tmp_path: Path, resident: bool) -> None:
+    for seed in range(8):
+        of = random_worlds.world(seed, tmp_path, "drawn")
+        stack = msgspec.structs.replace(of.facts["stack"], kernel_times=TIMES)
+        of.facts["stack"] = resident_in(stack) if resident else stack
+        told, _ = random_worlds.engines_disagree(of)
+        of.trace.unlink()
+        assert told is None, f"{of}\n  {told}"
+    rows = [[[0, 1], [1, 2]], [[1, 2], [0, 2]], [[0, 1], [0, 1]]]
+    with Trace(from_rows(tmp_path / "t.safetensors", rows, 3, [(1, 3)])) as trace:
+        made = setup(Lru(), trace, 3, copy_launch_s=0.25, copy_s=6.0, cpu_s=2.0)
+        stack = msgspec.structs.replace(made.stack, grouped=True, kernel_times=TIMES)
+        made.stack = resident_in(stack) if resident else stack
+        result = execute_easy(made).result
+        tpot_s, _ = Bounds(made, False).means()
+    assert tpot_s is not None
+    assert 0.0 < tpot_s <= result.tpot_s.mean
