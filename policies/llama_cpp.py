@@ -63,16 +63,10 @@ class LlamaCpp(Policy):
     placement: str
     n_gpu_layers: int | None
     n_cpu_moe: int | None
-    op_offload: bool
-    op_offload_min_batch: int
-    copy_used_only: bool
-    ubatch: int
-    matrices: int
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
-        min_batch = self.op_offload_min_batch if self.op_offload else None
-        self._large = OpOffload(min_batch, self.ubatch, self.matrices, self.copy_used_only)
+        self._large = OpOffload.of(self.settings)
 
     def min_experts(self, view: View) -> int:
         return max(1, self._large.workspace(view))

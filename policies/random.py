@@ -87,6 +87,14 @@ class Random(ScopedCache):
             self._n_passed += 1
             self._leaving.rank[piece.index] = self._n_passed
             return
+        self._hold(piece)
+
+    def placed(self, piece: Piece, view: View) -> None:
+        """In host memory above a drive experts also come ahead of their use."""
+        if self.selection != "static":
+            self._hold(piece)
+
+    def _hold(self, piece: Piece) -> None:
         held = self._held[self.group(piece)]
         self._at[piece] = len(held)
         held.append(piece)

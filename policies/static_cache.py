@@ -52,14 +52,10 @@ class StaticCache(Policy):
     slots: int | None
     profile: str
     overlap: bool
-    op_offload: bool
-    op_offload_min_batch: int
-    ubatch: int
-    matrices: int
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
-        self._large = OpOffload(self.op_offload_min_batch if self.op_offload else None, self.ubatch, self.matrices)
+        self._large = OpOffload.of(self.settings)
 
     def min_experts(self, view: View) -> int:
         return max(1, self._large.workspace(view))

@@ -269,7 +269,7 @@ def run_through(
             if on_step is not None:
                 on_step(step)
 
-    drive(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told)
+    drive(Loop(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told))
     _all_served_once(setup, [clockwork])
     return clockwork
 

@@ -470,6 +470,25 @@ def hunt(n: int, seed: int) -> int:
     return 0
 
 
+def hunt_engines(make: Callable[[int, Path], World]) -> int:
+    """Compare the engines in worlds that a script's arguments number, N [SEED], and tell differences; the exit code."""
+    n, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    n_ran = n_failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(first, first + n):
+            of = make(seed, Path(folder))
+            told, seen = engines_disagree(of)
+            of.trace.unlink()
+            n_ran += not seen.error
+            if told or seen.crash:
+                n_failed += 1
+                say(f"{of}\n  {of.facts.get('tier', '')} {of.host_bytes}\n  {told}\n{seen.crash}")
+                if n_failed == 3:
+                    break
+    say(f"{n} worlds, {n_ran} ran, {n_failed} failed")
+    return int(n_failed > 0)
+
+
 def digests(n: int, seed: int) -> list[str]:
     """One digest per world of what the engine makes of it."""
     found = []

@@ -6,7 +6,6 @@ Not a test: `python tests/several_worlds.py N [SEED]` compares the engines in N 
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,23 +37,5 @@ def several(seed: int, folder: Path, policy: str | None = None, **ways: Any) -> 
     return of
 
 
-def main() -> int:
-    n, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    n_ran = n_failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(first, first + n):
-            of = several(seed, Path(folder))
-            told, seen = random_worlds.engines_disagree(of)
-            of.trace.unlink()
-            n_ran += not seen.error
-            if told or seen.crash:
-                n_failed += 1
-                sys.stdout.write(f"{of}\n  {told}\n{seen.crash}\n")
-                if n_failed == 5:
-                    break
-    sys.stdout.write(f"{n} worlds, {n_ran} ran, {n_failed} failed\n")
-    return bool(n_failed)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(random_worlds.hunt_engines(several))

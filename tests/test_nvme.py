@@ -195,6 +195,13 @@ def test_a_drive_as_fast_as_ram_changes_nothing(tmp_path):
     assert len(refused) < 15
 
 
+@pytest.mark.parametrize("seed", [129, 180])
+def test_a_cache_of_host_memory_knows_what_was_read_ahead_of_its_use(seed, tmp_path):
+    """`random` draws among those it knows; in these worlds one that was read for a prefetch leaves unused."""
+    seen = random_worlds.run(tiered_worlds.tiered(seed, tmp_path, ram_policy="random"), random_worlds.by_engine)
+    assert not seen.crash
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("at", range(8))
 def test_a_drive_as_fast_as_ram_changes_nothing_in_a_thousand_worlds(at, tmp_path):

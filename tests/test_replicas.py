@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -496,6 +497,19 @@ def test_a_router_in_a_file_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="a router is a class derived from"):
         path.write_text("")
         run(requests=3, replicas=2, router=str(path))
+
+
+def test_they_are_listed_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = json.loads(moesim_cli(capsys, "routers", "--json").out)
+    assert [one["name"] for one in listed] == ROUTERS
+    assert all(one["title"] and one["description"] for one in listed)
+    assert "replica 0, the next to replica 1" in moesim_cli(capsys, "routers", "round_robin").out
+    path = tmp_path / "mine.py"
+    path.write_text('"""Last: all of them go to one replica."""' + OWN)
+    assert moesim_cli(capsys, "routers", path).out.startswith("last: Last: all of them go to one replica\n")
+    told = moesim_cli(capsys, "routers", "round_robbin")
+    assert (told.code, told.err.count("\n")) == (2, 1)
+    assert "no such router; did you mean 'round_robin'?" in told.err
 
 
 def test_a_router_answers_and_does_nothing_else(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "shortest.py").write_text(SHORTEST)
     monkeypatch.setattr(schedulers, "__path__", [*schedulers.__path__, str(tmp_path)])
     yield
-    schedulers.installed.cache_clear()
+    sys.modules.pop("sim.workload.schedulers.shortest", None)
 
 
 @pytest.mark.usefixtures("newcomer")

@@ -7,12 +7,15 @@ a cache).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from policies.common.placement import fits_whole
 from sim.policy import Evict, Fetch, Gate, Param, RunGpu, Steps, Ticket, View
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PARAMS = (
     Param(
@@ -51,6 +54,12 @@ class OpOffload(NamedTuple):
     ubatch: int
     matrices: int
     copy_used_only: bool = True
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> OpOffload:
+        """As the settings of a policy say that has `PARAMS` among its parameters."""
+        min_batch = settings["op_offload_min_batch"] if settings["op_offload"] else None
+        return cls(min_batch, settings["ubatch"], settings["matrices"], settings.get("copy_used_only", True))
 
     def workspace(self, view: View) -> int:
         """Experts per GPU kept free for copies: the scheduler holds one tensor (a matrix of every expert) at a time."""

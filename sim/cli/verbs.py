@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "diff": ("diff", "Two runs beside each other: where the time went, and the first decision that differs."),
     "policies": ("policies", "List policies, or show one with its parameters, sources and needs."),
     "schedulers": ("schedulers", "List schedulers, or show one with its source and what it needs."),
+    "routers": ("routers", "List routers of several replicas, or show one with its source and rule."),
     "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),
     "hw": ("hw", "List hardware profiles, or show one with the source of every figure."),
     "train": ("train", "Train a policy's predictor on a trace's store split."),

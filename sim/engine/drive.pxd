@@ -83,6 +83,5 @@ cdef class Loop:
     @cython.locals(engine=Engine)
     cpdef finish(self)
 
-@cython.locals(loop=Loop, composed=object)
-cpdef drive(Engine engine, Machine machine, Batching batching, object trace, Clockwork clockwork, bint open_loop=*,
-            object compose=*, object on_step=*)
+@cython.locals(composed=object)
+cpdef drive(Loop loop)

@@ -332,18 +332,8 @@ class Loop:
         self.clockwork.scheduler_stats = self.batching.scheduler.stats()
 
 
-def drive(
-    engine: Engine,
-    machine: Machine,
-    batching: Batching,
-    trace: Trace,
-    clockwork: Clockwork,
-    open_loop: bool = False,
-    compose: Callable[..., Iteration] = Iteration,
-    on_step: Callable[[Step], None] | None = None,
-) -> None:
-    """Run every iteration that batching composes, and tell `on_step` after each; what that raises ends the loop."""
-    loop = Loop(engine, machine, batching, trace, clockwork, open_loop, compose, on_step)
+def drive(loop: Loop) -> None:
+    """Run every iteration that batching composes, and wait where nobody is there."""
     while True:
         composed = loop.next()
         if composed is None:

@@ -14,7 +14,7 @@ import msgspec
 
 from sim.base.device_faults import DeviceFault, fault_of
 from sim.base.interrupts import heard, held
-from sim.engine.drive import Clockwork, RequestTimes, drive
+from sim.engine.drive import Clockwork, Loop, RequestTimes, drive
 from sim.engine.engine import Engine
 from sim.machine.cost import Cost
 from sim.policy.api import Policy
@@ -212,7 +212,7 @@ def _run_real(
     machine.lanes.restart_clock()
     machine.ledger.start(machine.now_s)
     try:
-        drive(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told, **loop)
+        drive(Loop(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told, **loop))
     except KeyboardInterrupt:
         if not n_steps:
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
     from sim.setup.spec import RunSpec
+    from sim.setup.third_tier import ThirdTier
     from traces.format.reader import Trace
 
 WITHOUT_FILE = "policy given as a class whose text is in no file: run_id does not hold it"
@@ -55,13 +56,13 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
     Raises:
         BadInput: whatever the user has to change, in one line.
     """
-    policy, hw, stack, overrides = _resolve(spec, kind)
-    name = trace_for(spec.model, overrides) if spec.trace is None else spec.trace
+    named = _resolve(spec, kind)
+    name = trace_for(spec.model, named.overrides) if spec.trace is None else spec.trace
     if drawn_anew(name):
-        _check_least_memory(spec, policy, hw, overrides, name)
+        _check_least_memory(spec, named, name)
     trace = open_trace(name)
     try:
-        setup = _fit(spec, policy, hw, stack, trace, overrides)
+        setup = _fit(spec, named, trace)
         setup.run_id = setup.identity()
         return setup
     except BaseException:
@@ -69,8 +70,18 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
         raise
 
 
-def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, Hardware, Stack, Overrides]:
-    """What a specification names apart from model and trace, its options checked. Raises BadInput."""
+class _Named(NamedTuple):
+    """What a specification names apart from model and trace."""
+
+    policy: Policy
+    hw: Hardware
+    stack: Stack
+    overrides: Overrides
+    tier: ThirdTier | None
+
+
+def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
+    """What it names, its options checked. Raises BadInput."""
     overrides = _overrides(spec)
     kind = kind or find(spec.policy)
     settings = overrides.for_policy(kind.name, kind.aliases)
@@ -101,7 +112,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> tuple[Policy, H
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and "
             f"{spec.gpus} links ask for more than there is; leave it out, or take --host-links split"
         )
-    return policy, hw, stack, overrides
+    return _Named(policy, hw, stack, overrides, tier)
 
 
 def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
@@ -136,19 +147,19 @@ def to_draw(spec: RunSpec) -> str | None:
     name = trace_for(spec.model, _overrides(spec)) if spec.trace is None else spec.trace
     if not drawn_anew(name):
         return None
-    policy, hw, _, overrides = _resolve(spec)
-    _check_least_memory(spec, policy, hw, overrides, name)
+    _check_least_memory(spec, _resolve(spec), name)
     return name
 
 
-def _check_least_memory(spec: RunSpec, policy: Policy, hw: Hardware, overrides: Overrides, trace: str) -> None:
+def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
     """Refuse what fits with no request at all before minutes go into drawing its trace. Raises BadInput."""
     from traces.synth.drawn import shape_named
 
+    policy, hw = named.policy, named.hw
     name = spec.model or model_of_shape(trace, shape_named(trace))
     if name is None:
         return  # `prepare` says so
-    model = load_model(name, overrides.model)
+    model = load_model(name, named.overrides.model)
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     least = Demand(kv_tokens=1, iteration_tokens=1, batch=1)
     try:
@@ -161,7 +172,8 @@ def _check_least_memory(spec: RunSpec, policy: Policy, hw: Hardware, overrides: 
         raise DoesNotFit(told, error.sizes) from None
 
 
-def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace, overrides: Overrides) -> Setup:
+def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
+    policy, hw, stack, overrides, tier = named
     model = load_model(spec.model or default_model(trace), overrides.model)
     check_shape(model, trace)
     trace.require_all(policy.needs, f"policy {policy.name}")
@@ -192,8 +204,10 @@ def _fit(spec: RunSpec, policy: Policy, hw: Hardware, stack: Stack, trace: Trace
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     bound = "bound" in policy.traits
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all, several)
-    tier, host_bytes = None if policy.keeps_all else third_tier(spec), 0
-    if not policy.keeps_all:
+    host_bytes = 0
+    if policy.keeps_all:
+        tier = None
+    else:
         host_bytes = model.routed_bytes(spec.precision) + model.host_bytes(spec.precision)
         if tier is None:
             check_host(model, hw, spec.precision, spec.host_memory_bytes)

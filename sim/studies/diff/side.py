@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim import __version__
 from sim.base.errors import MoesimError
-from sim.engine.drive import Clockwork, drive
+from sim.engine.drive import Clockwork, Loop, drive
 from sim.policy.blame import blamed
 from sim.results.figure import figures
 from sim.results.keep import Keep
@@ -177,7 +177,7 @@ def _carried_out(named: Named, setup: Setup, scratch: Path, progress: Progress |
 
             began_s = time.perf_counter()
             batching = setup.batching()
-            drive(engine, machine, batching, setup.trace, clockwork, setup.open_loop, on_step=step)
+            drive(Loop(engine, machine, batching, setup.trace, clockwork, setup.open_loop, on_step=step))
             result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
             return Outcome(result, engine, machine, clockwork, setup)
 

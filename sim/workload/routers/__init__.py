@@ -3,13 +3,11 @@ user's own (`--router ./mine.py`)."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from functools import cache
 from typing import TYPE_CHECKING
 
-from sim.base.errors import BadInput, did_you_mean
-from sim.base.own_file import Sort, classes_in, is_file, load
+from sim.base.errors import BadInput
+from sim.base.own_file import Sort, classes_in
+from sim.base.plug_ins import find_in, names_in
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -22,33 +20,19 @@ NO_ROUTER = "a router is a class derived from sim.workload.router.Router with a 
 
 def routers() -> tuple[str, ...]:
     """Names of those that are installed, without importing any."""
-    return tuple(info.name for info in pkgutil.iter_modules(__path__))
+    return names_in(__name__)
 
 
 def find(name: str) -> type[Router]:
-    """The router of that name, or of a file (`./mine.py:Class`).
+    """The router of that name, or of a file (`./mine.py:Class`). Raises BadInput where there is none to use."""
+    from sim.workload.router import Router
 
-    Raises:
-        BadInput: no such router, with the nearest name; or its file cannot be used, with the reason.
-    """
-    if is_file(name):
-        kind: type[Router] = load(name, SORT)
-        if not isinstance(kind.name, str):
-            raise BadInput(f"router, got {name!r} with name {kind.name!r}: a word; correct the file")
-        from sim.workload.router import Router
-
-        if kind.choose is Router.choose:
-            raise BadInput(f"router, got {name!r} without choose: it says who goes where; see docs/replicas.md")
-        return kind
-    if name not in routers():
-        raise BadInput(f"--router, got {name!r}: no such router; {did_you_mean(name, routers())}")
-    return _installed(name)
-
-
-@cache
-def _installed(name: str) -> type[Router]:
-    found = routers_in(importlib.import_module(f"{__name__}.{name}"))
-    return next(kind for kind in found.values() if kind.name == name)
+    kind: type[Router] = find_in(__name__, name, SORT)
+    if not isinstance(kind.name, str):
+        raise BadInput(f"router, got {name!r} with name {kind.name!r}: a word; correct the file")
+    if kind.choose is Router.choose:
+        raise BadInput(f"router, got {name!r} without choose: it says who goes where; see docs/replicas.md")
+    return kind
 
 
 def routers_in(module: ModuleType) -> dict[str, type[Router]]:
@@ -60,7 +44,7 @@ def routers_in(module: ModuleType) -> dict[str, type[Router]]:
 SORT = Sort(
     "router",
     "routers",
-    f"--router takes a file, or one of {', '.join(routers())}",
+    "--router takes a file, or a name that `moesim routers` lists",
     NO_ROUTER,
     routers_in,
 )

@@ -3,14 +3,12 @@ user's own (`--scheduler ./mine.py`)."""
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
-from functools import cache
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.base.own_file import Sort, classes_in, is_file, load
+from sim.base.own_file import Sort, classes_in, is_file
+from sim.base.plug_ins import find_in, names_in
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -25,26 +23,13 @@ NO_SCHEDULER = (
 
 def schedulers() -> tuple[str, ...]:
     """Names of those that are installed, without importing any."""
-    return tuple(info.name for info in pkgutil.iter_modules(__path__))
+    return names_in(__name__)
 
 
 def find(name: str) -> type[Scheduler]:
-    """The scheduler of that name, or of a file (`./mine.py:Class`).
-
-    Raises:
-        BadInput: no such scheduler, with the nearest name; or its file cannot be used, with the reason.
-    """
-    if is_file(name):
-        return checked(load(name, SORT), name)
-    if name not in schedulers():
-        raise BadInput(f"--scheduler, got {name!r}: no such scheduler; {did_you_mean(name, schedulers())}")
-    return installed(name)
-
-
-@cache
-def installed(name: str) -> type[Scheduler]:
-    found = schedulers_in(importlib.import_module(f"{__name__}.{name}"))
-    return next(kind for kind in found.values() if kind.name == name)
+    """The scheduler of that name, or of a file (`./mine.py:Class`). Raises BadInput where there is none to use."""
+    kind: type[Scheduler] = find_in(__name__, name, SORT)
+    return checked(kind, name) if is_file(name) else kind
 
 
 def schedulers_in(module: ModuleType) -> dict[str, type[Scheduler]]:
