@@ -71,6 +71,16 @@ def test_predictions_are_judged_as_stats_does(trace):
         np.testing.assert_allclose(got, wanted)
 
 
+@pytest.mark.parametrize("n_values", [3, 1 << 16])
+def test_who_is_among_the_highest_is_whom_choose_names(n_values):
+    """Of few values most are equal somewhere, of many hardly any."""
+    scores = np.random.default_rng(n_values).integers(0, n_values, (50, 4, 9)) / 7.0
+    asked = np.argsort(np.random.default_rng(1).random((50, 4, 9)))[..., :3]
+    for k in (1, 2, 8, 9):
+        named = (observe.choose(scores, k)[..., :, None] == asked[..., None, :]).any(axis=-2)
+        assert (observe.among(scores, k, asked) == named).all()
+
+
 def test_affinity_by_hand():
     before = np.random.default_rng(0).integers(0, 4, (400, 1))
     assert observe.affinity(before, (before * 3 + 1) % 4, 4) == 1.0  # one expert follows another, always

@@ -55,6 +55,35 @@ def use(path):
                 assert "\n" not in str(error)
 
 
+def test_a_file_that_is_opened_again_is_read_again_once_it_has_changed(tmp_path):
+    """What was found in it is kept by what tells a file from another one: changed in place, replaced, gone."""
+    path, an_hour_ago = tmp_path / "t", 3600
+    for turn, seed in enumerate((1, 2)):
+        tiny_trace(path, seed=seed)
+        then = path.stat().st_mtime - an_hour_ago + turn
+        os.utime(path, (then, then))
+        with Trace(path) as first, Trace(path) as second:
+            assert second.requests is first.requests  # looked at once
+            first.close()
+            assert (second.experts == read_anew(path).experts).all()
+    data = bytearray(path.read_bytes())
+    data[20] ^= 0xFF
+    path.write_bytes(data)
+    os.utime(path, (then + 1, then + 1))
+    with pytest.raises(BadInput):
+        Trace(path)
+    path.unlink()
+    with pytest.raises(BadInput):
+        Trace(path)
+
+
+def read_anew(path):
+    """Of a copy, which nobody has opened."""
+    copy = path.with_name(f"copy-{path.stat().st_mtime_ns}")
+    copy.write_bytes(path.read_bytes())
+    return Trace(copy)
+
+
 def test_a_sound_file_can_be_used(sound, tmp_path):
     (tmp_path / "t").write_bytes(sound)
     use(tmp_path / "t")

@@ -19,6 +19,8 @@ cdef class Stream:
     cdef public double free_s
     cdef double[::1] gaps_s
     cdef readonly Seconds seconds
+    @cython.locals(parts_s=list)
+    cpdef list parts(self)
     cdef readonly int blame
     cdef readonly bint blames_prefetch
     cdef readonly Waiting waiting

@@ -113,6 +113,10 @@ class Stream:
     @property
     def parts_s(self) -> list[float]:
         """A partition of the stream's whole timeline: busy, or waiting for the cause named by the index."""
+        return self.parts()
+
+    def parts(self) -> list[float]:
+        """The same, for who asks after every iteration."""
         parts_s = [self.gaps_s[cause] for cause in range(len(CAUSES))]
         parts_s[0] += self.seconds.total_s() + self.slowed_s  # waiting for another GPU's result counts as GPU time too
         return parts_s

@@ -10,7 +10,7 @@ from sim.machine.turn cimport Turn
 from sim.machine.waiting cimport Waiting
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket, ends_at
-from sim.workload.iterations cimport Iteration
+from sim.workload.iterations cimport Iteration, Range
 
 cdef int _H2D, _HOST, _CPU, _NVME, _KINDS
 
@@ -30,12 +30,13 @@ cdef class SimulatedMachine(Machine):
     cdef public double kv_out_s
     cdef public double experts_launched
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
-    cdef double _sync_s, _copy_launch_s, _hybrid_s
+    cdef double _begin_s, _sync_s, _copy_launch_s, _hybrid_s
+    cdef bint _has_dense
     cdef readonly int n_hybrid
     cdef int _n_begun, _copy_calls
     cdef list _hybrid_in
     cdef Meter _prices
-    cdef dict _predicted_by, _experts, _grouped_experts, _on_cpu, _joined_on_cpu, _part_launches_s
+    cdef dict _predicted_by, _attentions, _experts, _grouped_experts, _on_cpu, _joined_on_cpu, _part_launches_s
     cdef list _copies, _used, _groups, _blocks
     cdef int _n_used
     cdef Operation _leader
@@ -48,7 +49,7 @@ cdef class SimulatedMachine(Machine):
     cdef int _n_tokens, _n_out, _n_heads, _n_layers
     cdef Operation _attention, _gate_block, _shared, _dense, _head
     cdef _forget(self)
-    @cython.locals(n_tokens=int, price=Price)
+    @cython.locals(n_tokens=int, price=Price, alone=Range, attention=Operation)
     cpdef begin(self, Iteration iteration)
     @cython.locals(operation=Operation)
     cdef Operation _operation(self, Price price, Launch launch)
@@ -100,7 +101,7 @@ cdef class SimulatedMachine(Machine):
     cdef Operation _alone(self, Piece piece, int n_tokens)
     @cython.locals(group=Group, joins=bint, plain=bint, ticket=Ticket, last=Operation)
     cdef Operation _join_group(self, Piece piece, int n_tokens, double arrived_s, tuple after)
-    @cython.locals(frac=double, found=tuple, joined=Operation)
+    @cython.locals(frac=double, by_kind=dict, found=tuple, joined=Operation)
     cdef Operation _in_group(self, Group group, double slack_s, Piece piece, int n_tokens)
     @cython.locals(n_bytes=cython.longlong, there_s=double, back_s=double, length=int, duration_s=double,
                    attributed_to=int, host_s=double, arrived_s=double, queue=CopyQueue, back=Copy, done=Ticket,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.machine.sharing import Sharing
     from sim.policy.pieces import Piece
-    from sim.workload.iterations import Iteration
+    from sim.workload.iterations import Iteration, Range
 
 _H2D, _HOST, _CPU, _NVME, _KINDS = H2D, HOST, CPU, NVME, len(KINDS)  # machine integers where this is compiled
 MOST_LENGTHS = 512
@@ -95,14 +95,16 @@ class SimulatedMachine(Machine):
         self.cpu_s = [0.0] * len(cost.figures.entries)
         self.side_s = [0.0] * len(cost.figures.entries)
         self.host_predict_s = [0.0] * len(cost.figures.entries)
-        self._sync_s = cost.launches.sync_s
+        self._begin_s, self._sync_s = cost.launches.begin_s, cost.launches.sync_s
+        self._has_dense = cost.has_dense
         self._copy_launch_s = cost.launches.copy_s
         self._part_launches_s: dict[float, float] = {1.0: cost.launches.copy_s}  # by the share of an expert
         self._copy_calls = cost.launches.calls(1.0)
         self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
         self._experts: dict[tuple[int, object, float, float, bool], Operation] = {}
-        # In a group: what others left to fill (-1: the first), tokens, precision, share -> and what it leaves.
-        self._grouped_experts: dict[tuple[float, int, object, float], tuple[Operation, float]] = {}
+        # In a group: what others left to fill (-1: the first) -> tokens (of others than whole experts in the serving
+        # precision: with precision and share) -> and what it leaves.
+        self._grouped_experts: dict[float, dict[object, tuple[Operation, float]]] = {}
         # Tokens -> bytes, seconds there, seconds back and their place in the link's counters, seconds, basis, bytes/s.
         self._on_cpu: dict[int, tuple[int, float, float, int, float, int, float]] = {}
         self._joined_on_cpu: dict[
@@ -131,6 +133,7 @@ class SimulatedMachine(Machine):
         self._n_heads = -1  # of this many ranges `_head` is the price
         self._n_layers = n_layers
         self._blocks: list[Operation] = []
+        self._attentions: dict[int, Operation] = {}  # of one token, by the positions before it
         self._shared: Operation | None = None
         self._dense: Operation | None = None
 
@@ -166,7 +169,7 @@ class SimulatedMachine(Machine):
         cost = self.cost
         if self.stream.seconds.meter.n_known > MOST_LENGTHS:
             self._forget()
-        self.now_s += cost.launches.begin_s
+        self.now_s += self._begin_s
         self._n_begun += 1
         self.stream.begin(iteration.number)
         self._n_out = iteration.n_out
@@ -174,8 +177,20 @@ class SimulatedMachine(Machine):
             self._n_tokens = iteration.n_tokens
             self.together.begin(iteration)
             return
+        alone: Range | None = None
+        if iteration.n_tokens == 1 and self._n_tokens == 1:
+            alone = iteration.ranges[0]
+            attention = self._attentions.get(alone.context)
+            if attention is not None:  # of an earlier token there
+                self._attention = self._blocks[0] = attention
+                if self._has_dense:
+                    self._dense = self._operation(cost.dense_layer(iteration), cost.launches.dense)
+                return
         price = cost.attention(iteration)
-        if iteration.n_tokens != self._n_tokens:
+        if alone is not None:
+            self._attention = self._operation(price, cost.launches.attention)
+            self._blocks[0] = self._attentions[alone.context] = self._attention
+        elif iteration.n_tokens != self._n_tokens:
             self._n_tokens = n_tokens = iteration.n_tokens
             self._attention = self._operation(price, cost.launches.attention)
             self._gate_block = self._operation(cost.gate(n_tokens), cost.launches.gate)
@@ -185,7 +200,7 @@ class SimulatedMachine(Machine):
                 self._blocks.append(self._shared)
         else:
             self._reprice(self._attention, price)
-        if cost.has_dense:
+        if self._has_dense:
             self._dense = self._operation(cost.dense_layer(iteration), cost.launches.dense)
 
     def _forget(self) -> None:
@@ -196,6 +211,7 @@ class SimulatedMachine(Machine):
         self._prices.forget()
         self._n_tokens = 0
         self._n_heads = -1
+        self._attentions.clear()
         self._experts.clear()
         self._grouped_experts.clear()
         self._leader = None
@@ -859,8 +875,11 @@ class SimulatedMachine(Machine):
         """An expert whose place in its group does not say all: after what the others left to fill; -1: the first."""
         frac = piece.stop_frac - piece.start_frac
         group.last = None
-        key = (slack_s, n_tokens, piece.precision, frac)
-        found = self._grouped_experts.get(key)
+        by_kind = self._grouped_experts.get(slack_s)
+        if by_kind is None:
+            by_kind = self._grouped_experts[slack_s] = {}
+        key: object = n_tokens if piece.serving else (n_tokens, piece.precision, frac)
+        found = by_kind.get(key)
         if found is None:
             cost = self.cost
             if slack_s < 0.0:
@@ -869,7 +888,7 @@ class SimulatedMachine(Machine):
             else:
                 price, left_s = cost.member(slack_s, n_tokens, piece.precision, frac)
                 operation = self._operation(price, cost.launches.member)
-            found = self._grouped_experts[key] = operation, left_s
+            found = by_kind[key] = operation, left_s
         group.slack_s = found[1]
         joined: Operation = found[0]
         return joined
@@ -1256,7 +1275,7 @@ class SimulatedMachine(Machine):
         if not stream.n_pending:
             stream.idle_until(self.now_s, _HOST)  # hooks after the last read may have kept the host busy
         stream.leave()
-        return stream.parts_s
+        return stream.parts()
 
     @property
     def waiting(self) -> Waiting:

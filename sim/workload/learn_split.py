@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
@@ -10,6 +11,7 @@ from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace
+    from traces.format.requests import RequestTable
 
 
 MAKE_ONE = "make one with --store-frac 0.7 (`moesim traces convert`, `moesim record`)"
@@ -47,5 +49,11 @@ class StoreSplit:
 
 def requests_of(trace: Trace, split: str) -> list[RequestInfo]:
     """Requests of one split ("store", "test") or of both ("all"), in trace order."""
-    found = trace.requests if split == "all" else trace.requests.in_split(split)
-    return [RequestInfo(r.index, r.first_row, r.prompt_len, r.outputs, r.task, r.arrival_s) for r in found]
+    return list(_requests_of(trace.requests, split))
+
+
+@lru_cache(maxsize=8)
+def _requests_of(table: RequestTable, split: str) -> tuple[RequestInfo, ...]:
+    """Kept, since the points of a sweep ask for the same."""
+    found = table if split == "all" else table.in_split(split)
+    return tuple(RequestInfo(r.index, r.first_row, r.prompt_len, r.outputs, r.task, r.arrival_s) for r in found)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import stat
+import time
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,6 +22,24 @@ from traces.format.requests import RequestTable
 from traces.format.structure import check_requests, check_shapes
 
 _DIGESTS: dict[tuple[int, ...], str] = {}  # by what a file system knows of a file: device, number, size, last change
+_STRUCTURES: dict[tuple[int, ...], dict[str, Any]] = {}  # the same, of files that were opened last
+MOST_STRUCTURES = 4
+_OWN = {"path", "_bytes"}  # of each that opens it
+SETTLED_S = 2.0
+"""Files younger than this may change once more without a later time of change."""
+
+
+def _facts(of: os.stat_result) -> tuple[int, ...]:
+    return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns
+
+
+def _facts_of(path: Path) -> tuple[int, ...] | None:
+    """None where they do not tell whether it is the same file later."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return _facts(found) if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > SETTLED_S else None
 
 
 class StoredTrace:
@@ -34,6 +54,9 @@ class StoredTrace:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        facts = _facts_of(self.path)
+        if facts in _STRUCTURES and self._open_again():
+            return
         where = str(self.path)
         pairs, self._entries, self._bytes = read_file(self.path)
         self.header: Header = parse_header(pairs, where)
@@ -54,6 +77,23 @@ class StoredTrace:
             self.levels |= {"weights"}
             absent |= {"weights"} if "scores" in absent else set()
         self.levels_prefill: frozenset[str] = self.levels - absent
+        if facts is not None and facts == _facts_of(self.path):
+            while len(_STRUCTURES) >= MOST_STRUCTURES:
+                del _STRUCTURES[next(iter(_STRUCTURES))]
+            _STRUCTURES[facts] = {key: value for key, value in vars(self).items() if key not in _OWN}
+
+    def _open_again(self) -> bool:
+        """Take over what was found when the same file was opened before, as every point of a sweep opens it."""
+        try:
+            with self.path.open("rb") as file:
+                known = _STRUCTURES.get(_facts(os.fstat(file.fileno())))
+                if known is None:
+                    return False  # replaced in between
+                self._bytes = np.memmap(file, np.uint8, "r")
+        except (OSError, ValueError):
+            return False  # whoever reads it says why
+        vars(self).update(known)
+        return True
 
     def _open_requests(self, where: str) -> RequestTable:
         def column(name: str) -> Array | None:
@@ -89,8 +129,7 @@ class StoredTrace:
     def sha256(self) -> str:
         """Hex digest of the whole file, read in pieces; once for many runs of one process."""
         with self.path.open("rb") as file:
-            facts = os.fstat(file.fileno())
-            key = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+            key = _facts(os.fstat(file.fileno()))
             if key not in _DIGESTS:
                 _DIGESTS[key] = hashlib.file_digest(file, "sha256").hexdigest()
             return _DIGESTS[key]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.base.errors import BadInput
 from traces.format.layout import DISTANCES, Array, Floats, Ints
@@ -33,6 +34,16 @@ def choose(scores: Array, k: int) -> Ints:
     order = np.argsort(-np.take_along_axis(scores, part, -1), axis=-1, kind="stable")
     found: Ints = np.take_along_axis(part, order, -1)
     return found
+
+
+def among(scores: Array, k: int, asked: Ints) -> NDArray[np.bool_]:
+    """(..., K) whether each position that is asked for is one of `choose(scores, k)`, in a third of its time."""
+    n = scores.shape[-1]
+    if k < n and scores.size:
+        edge = np.partition(scores, n - k, axis=-1)[..., n - k, None]
+        if not ((scores >= edge).sum(axis=-1) > k).any():
+            return np.take_along_axis(scores, asked, -1) >= edge
+    return (choose(scores, k)[..., :, None] == asked[..., None, :]).any(axis=-2)
 
 
 @dataclass(frozen=True)
@@ -207,14 +218,13 @@ def prediction_overlap(rows: Sample, level: str, distance: int) -> Floats:
     for first, end in score_rows(rows, level):
         shared = level == "shared_scores"
         scores = trace.shared_scores(first, end) if shared else trace.next_scores(distance, first, end)
-        guess, actual = choose(scores, top_k), trace.experts[first:end].astype(np.int64)
-        for layer in range(n_layers):
-            ahead, target = divmod(layer + distance, n_layers)
-            if ahead > wrap:
-                continue
-            one, two = (guess[:-1], actual[1:]) if ahead else (guess, actual)
-            hits[layer] += (one[:, layer, :, None] == two[:, target, None, :]).sum()
-            n[layer] += len(one) * top_k
+        actual = trace.experts[first:end].astype(np.int64)
+        here = n_layers - distance
+        hits[:here] += among(scores[:, :here], top_k, actual[:, distance:]).sum(axis=(0, 2))
+        n[:here] += len(scores) * top_k
+        if wrap:
+            hits[here:] += among(scores[:-1, here:], top_k, actual[1:, :distance]).sum(axis=(0, 2))
+            n[here:] += (len(scores) - 1) * top_k
     with np.errstate(invalid="ignore"):
         found: Floats = hits / n
     return found
