@@ -306,6 +306,15 @@ def test_one_request_at_a_time_pays_latency_for_each_block():
     assert slow.lag_s == 0
 
 
+def test_experts_read_whole_at_depth_1_and_8_by_hand():
+    # An expert of 12.75 MiB in one request takes 71 us + 13,369,344 bytes / 3.75 GB/s = 3.636 ms alone.
+    one, eight = (prices("gen5x4", depth, 13_369_344) for depth in (1, 8))
+    # One at a time: each keeps the drive for all of that.
+    assert [one.alone_s(n * 13_369_344) for n in (1, 2)] == pytest.approx([3.636e-3, 7.272e-3], rel=1e-3)
+    # Eight at a time: 3.636 / 8 ms apart at best, but the drive gives 10.52 GB/s: 1.272 ms. The first takes as long.
+    assert [eight.alone_s(n * 13_369_344) for n in (1, 2, 8)] == pytest.approx([3.636e-3, 4.908e-3, 12.54e-3], rel=1e-3)
+
+
 # -- what may be asked ----------------------------------------------------------------------------------------------
 
 ASKED: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 1}

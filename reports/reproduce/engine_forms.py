@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from reports.reproduce.closed_form import GB, METHODS, Settings, cost_of, method
 from reports.reproduce.rows import Figure, Row
+from sim.machine.drive_prices import DrivePrices
+from sim.machine.figures import Figures
+from sim.profiles.drives import DRIVES
 from sim.profiles.hardware import load_hardware
 from sim.profiles.pcie import bandwidth, bus_of
 from traces.stats.curves import lru_curve
@@ -23,7 +28,7 @@ IMP_HITS = {"8 of 128": 0.366, "24 of 128": 0.741, "49 of 128": 0.894, "81 of 12
 COLD_TOKENS, COLD_EXPERTS, COLD_TOP_K, COLD_DRAWS = 300, 512, 10, 8
 FIT, FIT_EXPERTS, FIT_TOKENS = "qwen3-30b-a3b", 128, 1200
 CROW_LOOKUPS, CROW_MISSES = 30270, {"24 slots": 9399, "40 slots": 7583}
-CROW_READ_BYTES_PER_S = 1.05239e10  # nibor1896/Crow issue 39: blocks of 12.75 MiB, eight at a time
+CROW_DRIVE, CROW_THREADS = "gen5x4", 8  # the drive of that repository; a thread reads a whole expert
 COPIES_SHARE = (84.0, 88.0)  # Q4: per cent of the time per token
 
 
@@ -64,15 +69,26 @@ def imp_ladder(row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def drive_ladder(row: Row, _: Settings) -> dict[str, Figure]:
-    """A token is a constant and its misses, each an expert from the drive and over the link."""
+    """A token is a constant and what its layers wait for: reads of experts that miss, asked for at once, and their
+    copies over the link. Look-ups of a layer miss independently of one another, at the printed rate."""
     cost = cost_of(IMP, "deepseek-v4-flash", "mxfp4")
     model, n_bytes = cost.model, cost.model.expert_bytes("mxfp4")
-    tokens = CROW_LOOKUPS / (model.n_moe_layers * model.top_k)
-    miss_s = n_bytes / CROW_READ_BYTES_PER_S + cost.copies.h2d_s(n_bytes)
-    misses_ms = {rung: 1e3 * CROW_MISSES[rung] / tokens * miss_s for rung in row.published}
+    reads = DrivePrices(DRIVES[CROW_DRIVE], CROW_THREADS, n_bytes, n_bytes, Figures())
+    waits_s = [
+        n * cost.copies.h2d_s(n_bytes) + (reads.alone_s(n * n_bytes) if n else 0.0) for n in range(model.top_k + 1)
+    ]
+
+    def token_ms(n_misses: int) -> float:
+        rate = n_misses / CROW_LOOKUPS
+        layer_s = sum(
+            math.comb(model.top_k, n) * rate**n * (1 - rate) ** (model.top_k - n) * wait_s
+            for n, wait_s in enumerate(waits_s)
+        )
+        return 1e3 * model.n_moe_layers * layer_s
+
     first, printed = next(iter(row.published.items()))
     assert isinstance(printed, float)
-    return {rung: printed + more - misses_ms[first] for rung, more in misses_ms.items()}
+    return {rung: printed + token_ms(CROW_MISSES[rung]) - token_ms(CROW_MISSES[first]) for rung in row.published}
 
 
 def cold_hits(exponent: float, sizes: list[int]) -> list[float]:

@@ -22,6 +22,7 @@ from sim.machine.roofline import Attention
 from sim.machine.rooflines import rooflines
 from sim.machine.several import ALONE, TENSOR, Several
 from sim.machine.sharing import Sharing
+from sim.profiles.cpu_products import expert_flops_frac
 from sim.profiles.precisions import BITS_PER_PARAM
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Cost:
         self._share = 1.0 / several.n_gpus if several.dense == TENSOR else 1.0  # of dense weights, on each GPU
         self._key_share = 1.0 if several.dense != TENSOR else key_share(model, several.n_gpus)
         self._cpu = hw.cpu
+        self._cpu_flops_frac = expert_flops_frac(model, precision)
         self._q_cpu_bandwidth = figures.enter("cpu.memory_bandwidth_bytes_per_s", hw.cpu.memory_bandwidth_bytes_per_s)
         self._q_cpu_flops = figures.enter("cpu.flops_per_s", hw.cpu.flops_per_s)
         self._q_cpu_overhead = figures.enter("cpu.expert_overhead_s", hw.cpu.expert_overhead_s)
@@ -171,13 +173,16 @@ class Cost:
         return self.expert(n_tokens, self.precision).duration_s
 
     def _expert_cpu(self, n_tokens: int) -> Price:
-        """One routed expert for n tokens on the CPU pool: overhead + max(bytes / bandwidth, FLOPs / rate)."""
+        """One routed expert for n tokens on the CPU pool: overhead + max(bytes / bandwidth, FLOPs / rate).
+
+        FLOPs hold what unpacking the weights takes, for each token anew.
+        """
         n_bytes = self.model.expert_bytes(self.precision)
         if (measured := self.measured.price("cpu_expert", n_tokens)) is not None:
             return Price(measured.duration_s, measured.attributed_to, n_bytes)
         self.measured.check("cpu_expert", n_tokens, "tokens", self.measured.ranges.cpu_expert_tokens)
         bytes_s = n_bytes / self._cpu.memory_bandwidth_bytes_per_s.value
-        flops_s = self.model.expert_flops(n_tokens) / self._cpu.flops_per_s.value
+        flops_s = self._cpu_flops_frac * self.model.expert_flops(n_tokens) / self._cpu.flops_per_s.value
         bound_s, attributed_to = (flops_s, self._q_cpu_flops) if flops_s > bytes_s else (bytes_s, self._q_cpu_bandwidth)
         overhead_s = self._cpu.expert_overhead_s.value
         if overhead_s > bound_s:

@@ -178,12 +178,17 @@ class Mixed:
         """Bytes of a matrix whose rows are `columns` weights long."""
         return stored(self.type_of(matrix, layer), rows, columns)
 
+    def _ffn_types(self, layer: int, routed: bool) -> tuple[str, str]:
+        """Types of the matrices into a feed-forward network and of the one out of it, before rows are looked at."""
+        if routed and self._mix.experts:
+            return self._mix.experts, self._mix.experts
+        return self.type_of("up", layer), self.type_of("down", layer)
+
     def _ffn(self, width: int, layer: int, routed: bool = False) -> int:
         model = self._model
         hidden, n_in = model.hidden_size, model.matrices_per_expert - 1  # a gate of double width counts as two
-        up, down = (self._mix.experts,) * 2 if routed and self._mix.experts else ("", "")
-        n_bytes = n_in * stored(up or self.type_of("up", layer), width, hidden)
-        n_bytes += stored(down or self.type_of("down", layer), hidden, width)
+        up, down = self._ffn_types(layer, routed)
+        n_bytes = n_in * stored(up, width, hidden) + stored(down, hidden, width)
         return n_bytes + (4 * (n_in * width + hidden) if model.ffn_bias else 0)
 
     # Parts ------------------------------------------------------------------------------------------------------
@@ -191,6 +196,14 @@ class Mixed:
     def expert(self, layer: int) -> int:
         """One routed expert of a layer (of all layers, dense ones counted)."""
         return self._ffn(self._model.expert_intermediate_size, layer, routed=True)
+
+    def expert_types(self, layer: int) -> list[tuple[str, int]]:
+        """What the matrices of a routed expert of a layer are held in, and how many weights those are."""
+        model = self._model
+        hidden, width = model.hidden_size, model.expert_intermediate_size
+        up, down = self._ffn_types(layer, routed=True)
+        n_in = (model.matrices_per_expert - 1) * width * hidden
+        return [(held_in(up, hidden), n_in), (held_in(down, width), width * hidden)]
 
     def shared(self, layer: int) -> int:
         """The shared experts of a layer, with their gate."""
@@ -234,11 +247,17 @@ class Mixed:
         return self._model.n_experts * sum(self.expert(layer) for layer in self._model.moe_layer_ids)
 
 
-def stored(kind: str, rows: int, columns: int) -> int:
-    """Bytes of a matrix in a block type, or in what the type falls back to (fp16 at last)."""
+def held_in(kind: str, columns: int) -> str:
+    """A block type, or what it falls back to where rows of so many weights do not divide into it (at last fp16)."""
     if columns % BLOCKS[kind].weights:
         kind = _SMALLER_BLOCKS.get(kind, kind)
-    weights, n_bytes = BLOCKS[kind]
-    if columns % weights:
+    return "fp16" if columns % BLOCKS[kind].weights else kind
+
+
+def stored(kind: str, rows: int, columns: int) -> int:
+    """Bytes of a matrix in a block type, or in what the type falls back to."""
+    kind = held_in(kind, columns)
+    if kind == "fp16":
         return 2 * rows * columns
+    weights, n_bytes = BLOCKS[kind]
     return rows * (columns // weights) * n_bytes
