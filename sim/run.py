@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from sim.setup.third_tier import ThirdTier
 
 Progress = Callable[[int, int], None]
+NEW_OBJECTS = 20_000
+"""Before a replay looks for cycles; some megabytes at most."""
 
 
 @dataclass
@@ -139,7 +143,8 @@ def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable
         on_step = None if silent else step
         loops.append(Loop(engine, machine, own.batching(), own.trace, clockwork, True, on_step=on_step))
         served.append(Served(engine, machine, clockwork))
-    Service(loops, setup.router, setup.requests, setup.clients).run()
+    with _seldom_collected():
+        Service(loops, setup.router, setup.requests, setup.clients).run()
     _all_served_once(setup, [one.clockwork for one in served])
     for loop in loops:
         loop.finish()
@@ -269,9 +274,22 @@ def run_through(
             if on_step is not None:
                 on_step(step)
 
-    drive(Loop(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told))
+    with _seldom_collected():
+        drive(Loop(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told))
     _all_served_once(setup, [clockwork])
     return clockwork
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Python looks for cycles after more new objects than it does by default: layers make many, which form none."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], NEW_OBJECTS), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _all_served_once(setup: Setup, clockworks: Sequence[Clockwork]) -> None:

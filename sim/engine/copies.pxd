@@ -29,7 +29,7 @@ cdef class Copies:
     cdef readonly Rooms rooms
     cdef readonly Victims victims
     cdef readonly bint timing, tells_evicted, tells_placed, tells_copied, polls
-    cdef object obey, _victim, _evicted
+    cdef object obey, _victim, _evicted, _copy_done
     cdef readonly Flying flying
     cdef readonly int depth
     cdef double checked_s, quiet_s

@@ -90,6 +90,7 @@ class Copies:
         """Bind the hooks that are asked and told of room: once, not at each of millions of calls."""
         self._victim = self.policy.victim
         self._evicted = self.policy.evicted
+        self._copy_done = self.policy.copy_done
 
     def start(self, view: View, victims: Victims | None, obey: Callable[[Decisions, str], None]) -> None:
         """Take over what binding the policy has settled: budgets, how deep it queues, who leaves.
@@ -432,7 +433,9 @@ class Copies:
         """A polling point: tell the policy what has arrived, and keep the copy engine fed."""
         if self.tells_copied:
             for piece in self.machine.poll():
-                self.obey(self.policy.copy_done(piece, self.view), "copy_done")
+                said = self._copy_done(piece, self.view)
+                if said is not None:
+                    self.obey(said, "copy_done")
         if self.queue.n_waiting:
             self.pump()
 

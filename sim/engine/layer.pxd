@@ -22,6 +22,7 @@ cdef class Layer:
     cdef readonly Copies copies
     cdef readonly Tally tally
     cdef int n_experts
+    cdef bint has_cpu
     cdef long long[::1] kinds, columns
     cdef ByExpert by_expert
     cdef readonly list ran_on_cpu

@@ -42,6 +42,7 @@ class Layer:
     ) -> None:
         pieces = residency.pieces
         self.policy = policy
+        self.has_cpu = False
         self.machine = machine
         self.pieces = pieces
         self.residency = residency
@@ -62,6 +63,7 @@ class Layer:
     def start(self, view: View) -> None:
         """Take over what binding the policy has settled."""
         self.view = view
+        self.has_cpu = "cpu" in self.policy.traits
 
     # -- what the gate finds ----------------------------------------------------------------------------------------
 
@@ -341,7 +343,7 @@ class Layer:
         if not n_tokens:
             raise IllegalDecision(f"RunCpu({expert}): layer {layer} does not owe it; run each needed expert once")
         self.pending.settle(expert)
-        if "cpu" not in self.policy.traits:
+        if not self.has_cpu:
             raise IllegalDecision(f"RunCpu({expert}) of {self.policy.name}: needs the trait 'cpu'; declare it")
         join_layer = layer if join_layer is None else join_layer
         if not layer <= join_layer < self.pieces.n_layers:

@@ -17,10 +17,13 @@ cdef class Copy(Ticket):
     @cython.locals(ready_s=double, ticket=Ticket)
     cpdef double ready_s(self) noexcept
 
-cdef int _H2D, _NVME
+cdef int _CPU, _H2D, _NVME
 
 @cython.locals(copy=Copy)
 cpdef Copy copy_of(Piece piece, str op, double duration_s, int length, bint demanded, double submit_s, tuple after)
+
+@cython.locals(copy=Copy)
+cpdef Copy result_of(int layer, int expert, long long n_bytes, double duration_s, int length, double submit_s, Ticket done)
 
 @cython.final
 cdef class CopyQueue:
@@ -38,7 +41,7 @@ cdef class CopyQueue:
     cdef public long long n_copies, copied_bytes
     cdef list queued
     cdef readonly int n_queued, n_demanded
-    cdef readonly object finished
+    cdef readonly list finished
     cdef public object spans
     cdef public bint report
     cdef public list slows
@@ -74,4 +77,5 @@ cdef class CopyQueue:
     cdef _serve(self, Copy copy, double start_s)
     cpdef bint cancel(self, Copy copy, double now_s) except -1
     cpdef promote(self, Copy copy, double now_s)
+    @cython.locals(copy=Copy, n=int)
     cpdef list completions(self, double now_s)

@@ -7,10 +7,9 @@ somebody has to wait for them. No event queue is needed for that; `sim/DESIGN.md
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from sim.machine.lanes import H2D, NVME, OWED, Spans, Stream, progress
+from sim.machine.lanes import CPU, H2D, NVME, OWED, Spans, Stream, progress
 from sim.machine.meter import Seconds
 from sim.machine.shared_memory import HostMemory
 from sim.policy.tickets import UNKNOWN_S, Ticket
@@ -18,7 +17,7 @@ from sim.policy.tickets import UNKNOWN_S, Ticket
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
 
-_H2D, _NVME = H2D, NVME  # machine integers where this is compiled
+_CPU, _H2D, _NVME = CPU, H2D, NVME  # machine integers where this is compiled
 
 
 class Copy(Ticket):
@@ -107,6 +106,30 @@ def copy_of(
     return copy
 
 
+def result_of(
+    layer: int, expert: int, n_bytes: int, duration_s: float, length: int, submit_s: float, done: Ticket
+) -> Copy:
+    """The copy of what the CPU has computed, once that is done."""
+    copy = Copy.__new__(Copy)
+    copy.end_s = -1.0
+    copy.cause = _CPU
+    copy.op = "activations"
+    copy.layer = layer
+    copy.expert = expert
+    copy.n_bytes = n_bytes
+    copy.duration_s = duration_s
+    copy.length = length
+    copy.demanded = True
+    copy.speculative = False
+    copy.submit_s = submit_s
+    copy.after = (done,)
+    copy.start_s = -1.0
+    copy.cancelled = False
+    copy.carries = False
+    copy.piece = None
+    return copy
+
+
 class CopyQueue:
     """One copy engine, one direction: serves one copy at a time, demand before speculative, then in order of asking.
 
@@ -129,7 +152,7 @@ class CopyQueue:
         self.queued: list[Any] = []  # the first `n_queued` in order of asking
         self.n_queued = 0
         self.n_demanded = 0  # of them
-        self.finished: deque[Copy] = deque()  # settled, not yet reported by `completions`
+        self.finished: list[Copy] = []  # settled, not yet reported by `completions`
         self.spans: Spans | None = None
         self.start_s = 0.0  # of the copy that `_next` has found
         self.starts_demand = False  # whether that is one
@@ -376,7 +399,12 @@ class CopyQueue:
     def completions(self, now_s: float) -> list[Copy]:
         """Copies ended by `now_s`, in order of completion, each once."""
         self.advance(now_s)
-        done = []
-        while self.finished and self.finished[0].end_s <= now_s:
-            done.append(self.finished.popleft())
+        n = 0
+        for copy in self.finished:
+            if copy.end_s > now_s:
+                break
+            n += 1
+        done = self.finished[:n]
+        if n:
+            del self.finished[:n]
         return done

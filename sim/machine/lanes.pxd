@@ -27,7 +27,7 @@ cdef class Stream:
     cdef readonly object pending
     cdef readonly int n_pending
     cdef public object spans
-    @cython.locals(ticket=Ticket, start_s=double, cause=int, known=bint)
+    @cython.locals(ticket=Ticket, start_s=double, cause=int, known=bint, work=Launched)
     cpdef Launched run(self, object op, int layer, int expert, int n_tokens, double first_s, double last_s,
                        double duration_s, int length, double arrived_s, tuple after, double slowed_s=*,
                        double more_s=*)

@@ -1,5 +1,5 @@
 cimport cython
-from sim.machine.copy_queue cimport Copy, CopyQueue, copy_of
+from sim.machine.copy_queue cimport Copy, CopyQueue, copy_of, result_of
 from sim.machine.group cimport Group
 from sim.machine.lanes cimport SerialLane, Stream, Launched
 from sim.machine.meter cimport Meter
@@ -30,7 +30,7 @@ cdef class SimulatedMachine(Machine):
     cdef public double kv_out_s
     cdef public double experts_launched
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
-    cdef double _begin_s, _sync_s, _copy_launch_s, _hybrid_s
+    cdef double _begin_s, _sync_s, _copy_launch_s, _hybrid_s, _cpu_launch_s
     cdef bint _has_dense
     cdef readonly int n_hybrid
     cdef int _n_begun, _copy_calls
@@ -110,6 +110,8 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(host_s=double)
     cdef _begin_hybrid(self, int layer)
     cdef tuple _cpu_work(self, int n_tokens, bint joins)
+    @cython.locals(pieces=list, done=list, copy=Copy, queue=CopyQueue)
+    cpdef list poll(self)
     cdef Operation _lead(self)
     cdef Operation _member(self, Operation last)
     @cython.locals(operation=Operation)

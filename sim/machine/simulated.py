@@ -6,7 +6,7 @@ import math
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from sim.machine.copy_queue import Copy, CopyQueue, copy_of
+from sim.machine.copy_queue import Copy, CopyQueue, copy_of, result_of
 from sim.machine.exchange import Exchange
 from sim.machine.group import Group
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, NVME, SIDE, SerialLane, Spans, Stream
@@ -111,6 +111,7 @@ class SimulatedMachine(Machine):
             int, tuple[int, float, float, int, float, int, float]
         ] = {}  # of experts after the first
         self._hybrid_s = cost.launches.hybrid_layer_s
+        self._cpu_launch_s = cost.launches.cpu_s
         self.n_hybrid = 0  # layers of which the CPU computed an expert
         self._n_begun = 0
         self._hybrid_in = [0] * n_layers  # the iteration (from 1) in which a layer had its last expert on the CPU
@@ -906,7 +907,7 @@ class SimulatedMachine(Machine):
             known = by_tokens[n_tokens] = self._cpu_work(n_tokens, joins)
         n_bytes, there_s, back_s, length, duration_s, attributed_to, draws_per_s = known
         host_s = self.now_s
-        self.now_s = host_s + self.cost.launches.cpu_s
+        self.now_s = host_s + self._cpu_launch_s
         self.n_copy_launches += 1
         self.experts_launched += 1.0
         if self.spans is not None:
@@ -919,14 +920,14 @@ class SimulatedMachine(Machine):
                 if read.end_s - (arrived_s if arrived_s > self.cpu.free_s else self.cpu.free_s) > duration_s:
                     cause = read.cause  # it has mostly waited for its read: so does who waits for it
                 arrived_s = read.end_s
-        done = Ticket(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, duration_s, draws_per_s), cause)
+        done = ends_at(self.cpu.use("expert", layer, expert, n_tokens, arrived_s, duration_s, draws_per_s), cause)
         memory = self.cpu.memory
         if memory is not None:
             for queue in self.h2d:
                 queue.pay()
             self.write_backs.pay()
         self.d2h_bytes += n_bytes
-        back = Copy("activations", layer, expert, n_bytes, back_s, length, True, self.now_s, (done,), None, CPU)
+        back = result_of(layer, expert, n_bytes, back_s, length, self.now_s, done)
         if self.n_links > 1:
             self._advance()
         if memory is not None:
@@ -1145,13 +1146,21 @@ class SimulatedMachine(Machine):
         return self.drive.cancel(ticket, self.now_s)
 
     def poll(self) -> list[Piece]:
-        done: list[Copy] = []
         self._advance()
-        for queue in self.h2d:
-            done += queue.completions(self.now_s)
+        pieces: list[Piece] = []
         if self.n_gpus > 1:
+            done: list[Copy] = []
+            for queue in self.h2d:
+                done += queue.completions(self.now_s)
             done.sort(key=attrgetter("end_s"))
-        return [copy.piece for copy in done if copy.piece is not None]
+        elif self._link.finished:
+            done = self._link.completions(self.now_s)
+        else:
+            return pieces
+        for copy in done:
+            if copy.piece is not None:
+                pieces.append(copy.piece)  # noqa: PERF401 - a loop is what compiles well
+        return pieces
 
     def ended(self, ticket: Ticket) -> bool:
         if ticket.end_s < 0.0:
