@@ -30,7 +30,7 @@ cdef class SimulatedMachine(Machine):
     cdef public double kv_out_s
     cdef public double experts_launched
     cdef readonly list gpu_s, cpu_s, side_s, host_predict_s
-    cdef double _begin_s, _sync_s, _copy_launch_s, _hybrid_s, _cpu_launch_s
+    cdef double _begin_s, _sync_s, _copy_launch_s, _hybrid_s
     cdef bint _has_dense
     cdef readonly int n_hybrid
     cdef int _n_begun, _copy_calls

@@ -111,7 +111,6 @@ class SimulatedMachine(Machine):
             int, tuple[int, float, float, int, float, int, float]
         ] = {}  # of experts after the first
         self._hybrid_s = cost.launches.hybrid_layer_s
-        self._cpu_launch_s = cost.launches.cpu_s
         self.n_hybrid = 0  # layers of which the CPU computed an expert
         self._n_begun = 0
         self._hybrid_in = [0] * n_layers  # the iteration (from 1) in which a layer had its last expert on the CPU
@@ -907,7 +906,7 @@ class SimulatedMachine(Machine):
             known = by_tokens[n_tokens] = self._cpu_work(n_tokens, joins)
         n_bytes, there_s, back_s, length, duration_s, attributed_to, draws_per_s = known
         host_s = self.now_s
-        self.now_s = host_s + self._cpu_launch_s
+        self.now_s = host_s + self.cost.launches.cpu_s
         self.n_copy_launches += 1
         self.experts_launched += 1.0
         if self.spans is not None:
