@@ -269,6 +269,18 @@ def test_the_largest_gain_goes_first_however_far_its_layer(monkeypatch):
     assert admitted == [11, 4, 8]
 
 
+@given(
+    guesses=st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2, unique=True), min_size=1, max_size=2),
+    held=st.dictionaries(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True)),
+    move=st.sampled_from([0.5, 3.0, 10.0]),
+)
+def test_of_one_token_a_layers_gain_is_that_of_each_expert(guesses, held, move):
+    policy, _ = foreseeing(held)
+    simulated = Simulation(Rates(lambda n: 2.0, lambda n: 5.0 * n, 0.0, move))
+    gains = Gains(policy._caches, simulated, 4, 1)
+    assert gains.wanted(0, guesses) == [at for _, _, _, at in sorted(gains.of(0, guesses), reverse=True)]
+
+
 @pytest.mark.parametrize("n_gpus", [1, 2])
 def test_whom_a_prefetch_would_throw_out_counts(n_gpus):
     # A layer holds one expert, and it is guessed with another: to have that one instead gains nothing.

@@ -227,7 +227,7 @@ class HybriMoe(Policy):
         by score."""
         if self._named is not None:
             self._guessed, self._named = (layer, self._named), None
-            return self._pump(view)
+            return self._pump(view) if self._awaited is None or view.arrived(self._awaited) else None
         if self.variant == "code" and self.prefetch_size and view.phase != PREFILL and layer + 1 < view.n_layers:
             return self._by_score(layer + 1)
         return None
@@ -258,9 +258,11 @@ class HybriMoe(Policy):
     def _share(self, gate: Gate) -> list[Decision]:
         """A generated token: CPU and GPU as `share_out` says; what the CPU computes does not enter the cache."""
         needs, base, held, asked = gate.needs, gate.layer * self._n_experts, self._caches.held, self._asked
-        order = [expert for expert in needs if held[base + expert]]
+        order: list[int] = []
+        missing: list[int] = []
+        for expert in needs:
+            (order if held[base + expert] else missing).append(expert)
         n_there = len(order)
-        missing = [expert for expert in needs if not held[base + expert]]
         if gate.iteration.n_tokens == 1:
             on_gpu, on_cpu = self._simulated.layout_of_one(n_there, len(missing))
         else:
@@ -268,16 +270,18 @@ class HybriMoe(Policy):
                 tuple([needs[expert] for expert in order]), tuple([needs[expert] for expert in missing])
             )
         order += missing
-        said: list[Decision] = [self._run_cpu[order[place]] for place in on_cpu]
-        pending = [order[place] for place in on_gpu]
-        moved = [order[place] for place in on_gpu if place >= n_there]
-        if moved:
-            self._move(base, pending, moved, said)
-        else:
-            for expert in pending:
-                if base + expert in asked:  # what a prefetch has still to bring goes ahead of all others
-                    said += asked[base + expert].fetch
-                said.append(self._run_gpu[expert])
+        said: list[Decision] = []
+        for place in on_cpu:
+            said.append(self._run_cpu[order[place]])  # noqa: PERF401 - of a few, a comprehension takes longer
+        if on_gpu and max(on_gpu) >= n_there:
+            pending = [order[place] for place in on_gpu]
+            self._move(base, pending, [order[place] for place in on_gpu if place >= n_there], said)
+            return said
+        for place in on_gpu:
+            expert = order[place]
+            if base + expert in asked:  # what a prefetch has still to bring goes ahead of all others
+                said += asked[base + expert].fetch
+            said.append(self._run_gpu[expert])
         return said
 
     def _move(self, base: int, pending: list[int], moved: list[int], said: list[Decision]) -> None:
@@ -352,9 +356,7 @@ class HybriMoe(Policy):
             del asked[at]
         if self._guessed is not None:
             # Since the guess nothing has changed that its gains rest on: caches of later layers change here alone.
-            gains = self._gains.of(*self._guessed)
-            gains.sort(reverse=True)
-            self._wanted = [gain[3] for gain in gains]
+            self._wanted = self._gains.wanted(*self._guessed)
             self._guessed = None
         held, first = self._caches.held, (view.layer + 1) * self._n_experts
         while self._wanted:
