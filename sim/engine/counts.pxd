@@ -37,10 +37,16 @@ cdef class PrefetchTally:
     cdef _grow(self, int n)
 
 @cython.final
+cdef class Loss:
+    cdef public long long activations, changed, dropped, lowered
+    cdef public double mass_before, mass_kept
+    cpdef take_in(self, Loss other)
+
+@cython.final
 cdef class Tally:
     cdef readonly dict hits, n_iterations
     cdef readonly PrefetchTally prefetch
     cdef readonly ByExpert by_expert
-    cdef readonly object loss
+    cdef readonly Loss loss
     cdef public long long n_demand, n_evicted, demand_bytes, n_executed
     cpdef take_in(self, Tally other)

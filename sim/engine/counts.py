@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from sim.base.flat import ints, longer_ints
@@ -214,21 +213,22 @@ class PrefetchTally:
         self._gone_for = longer_ints(self._gone_for, n)
 
 
-@dataclass
 class Loss:
     """What lossy routing changed, in (token, expert) activations and in gate mass."""
 
-    activations: int = 0
-    changed: int = 0
-    dropped: int = 0
-    lowered: int = 0  # executed in less than the serving precision
-    mass_before: float = 0.0
-    mass_kept: float = 0.0
+    def __init__(self) -> None:
+        self.activations = self.changed = self.dropped = 0
+        self.lowered = 0  # executed in less than the serving precision
+        self.mass_before = self.mass_kept = 0.0
 
     def take_in(self, other: Loss) -> None:
         """Add what another replica lost."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.activations += other.activations
+        self.changed += other.changed
+        self.dropped += other.dropped
+        self.lowered += other.lowered
+        self.mass_before += other.mass_before
+        self.mass_kept += other.mass_kept
 
     def gate_mass_kept(self) -> float | None:
         """Share of the chosen experts' gate mass that was still computed; 1 for lossless runs, None where unknown."""

@@ -14,7 +14,7 @@ from sim.policy.outlook cimport Outlook
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket, all_tickets
 from sim.policy.view cimport View
-from sim.workload.gate cimport Arrays, Gate
+from sim.workload.gate cimport Arrays, Gate, gate_of
 from sim.workload.iterations cimport Iteration, Row
 
 @cython.final

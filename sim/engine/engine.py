@@ -41,7 +41,7 @@ from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket, all_tickets
 from sim.policy.view import View
-from sim.workload.gate import Gate
+from sim.workload.gate import gate_of
 from sim.workload.iterations import PREFILL, Iteration, RequestInfo
 
 if TYPE_CHECKING:
@@ -393,7 +393,7 @@ class Engine:
 
     def _serve_gate(self, iteration: Iteration, layer: int) -> None:
         """Serve a layer: classify, let the policy decide, check that no expert is left pending."""
-        gate = Gate(layer, iteration, iteration.chosen(layer), self.arrays)
+        gate = gate_of(layer, iteration, iteration.chosen(layer), self.arrays)
         server = self.layer
         if self.on_assign:
             gate = reassign(self, gate)

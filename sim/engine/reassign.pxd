@@ -1,8 +1,11 @@
 cimport cython
+from sim.engine.counts cimport Loss
+from sim.engine.engine cimport Engine
+from sim.workload.gate cimport Gate
 
-cpdef object reassign(object engine, object gate)
-cdef list _of_one(object gate)
-cdef list _ids(object engine, object gate, object answer)
-cpdef dict needs_of_token(object engine, list ids)
-@cython.locals(mass_before=double, mass_kept=double, scores=list)
-cpdef bint count_token(object engine, object gate, list chosen, list after)
+cpdef Gate reassign(Engine engine, Gate gate)
+cdef list _of_one(Gate gate)
+cdef list _ids(Engine engine, Gate gate, object answer)
+cpdef dict needs_of_token(Engine engine, list ids)
+@cython.locals(mass_before=double, mass_kept=double, scores=list, loss=Loss, expert=int, scale=double)
+cpdef bint count_token(Engine engine, Gate gate, list chosen, list after) except -1

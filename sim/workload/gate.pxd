@@ -7,6 +7,9 @@ cdef class Gate:
     cdef public dict needs, asked, precision
     cdef Arrays _arrays
 
+@cython.locals(gate=Gate)
+cpdef Gate gate_of(int layer, object iteration, dict needs, Arrays arrays)
+
 cdef class Arrays:
     cdef readonly object trace
     cdef object _iteration, _lists

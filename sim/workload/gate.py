@@ -103,6 +103,18 @@ class Gate:
         return self._arrays.shared_scores()[:, self.layer]
 
 
+def gate_of(layer: int, iteration: Iteration, needs: dict[int, int], arrays: Arrays) -> Gate:
+    """A gate as `Gate` makes it; compiled, in a fraction of the time."""
+    gate = Gate.__new__(Gate)
+    gate.layer = layer
+    gate.iteration = iteration
+    gate.phase = iteration.phase
+    gate.needs = gate.asked = needs
+    gate.precision = NO_PRECISIONS
+    gate._arrays = arrays
+    return gate
+
+
 class Arrays:
     """Score arrays of the current iteration, each read from the trace at most once."""
 
