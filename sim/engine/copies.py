@@ -314,7 +314,7 @@ class Copies:
     def _demand_after(self, piece: Piece, after: tuple[Ticket, ...]) -> None:
         """Demand a copy of which nobody knows yet when it ends."""
         rooms = self.rooms
-        waits = (*rooms.waits, *after) if after else rooms.waits
+        waits = rooms.waits + after
         ticket = self.machine.copy(piece, _DEMAND, rooms.ready_s, waits)
         self.residency.add(piece, ticket, self.machine.ends_s if ticket is None else 0.0, _DEMANDED)
 
@@ -374,7 +374,7 @@ class Copies:
             return None
         rooms.take(piece.gpu, piece.n_bytes, now_s)
         ready_s, room_waits = rooms.ready_s, rooms.waits
-        ticket = machine.copy(piece, _SPECULATIVE, ready_s, (*room_waits, *after) if after else room_waits)
+        ticket = machine.copy(piece, _SPECULATIVE, ready_s, room_waits + after)
         if ticket is None:
             ticket = Ticket(machine.ends_s, _H2D)
         self.residency.add(piece, ticket, 0.0, _PREFETCHED)

@@ -1,7 +1,7 @@
 cimport cython
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
-from sim.policy.tickets cimport Ticket
+from sim.policy.tickets cimport Ticket, ends_at
 
 @cython.final
 cdef class Residency:

@@ -13,7 +13,7 @@ from sim.base.flat import floats, ints, longer_floats, longer_places, places
 from sim.base.lanes import H2D
 from sim.machine.turn import Turn
 from sim.policy.pieces import Piece, Pieces
-from sim.policy.tickets import Ticket
+from sim.policy.tickets import Ticket, ends_at
 
 DEMANDED, PREFETCHED, PLACED = 0, 1, 2  # why a piece came
 ORIGINS = ("demand", "prefetch", "initial")
@@ -122,7 +122,7 @@ class Residency:
         if ticket is None and self.origin[index] != 2:  # not placed
             ticket = self.told_of(index)
             if ticket is None:
-                ticket = self.told[index] = Ticket(self.arrived_s[index], H2D)
+                ticket = self.told[index] = ends_at(self.arrived_s[index], H2D)
         return ticket
 
     def told_of(self, index: int) -> Ticket | None:

@@ -84,7 +84,7 @@ cdef class SimulatedMachine(Machine):
                    n_copies=int, layer=int, row=int, gate_s=double, start_s=double, last_s=double, n_here=int,
                    n_coming=int, at=int, arrived_s=double, copied_s=double)
     cpdef bint plain_layers(self, int first, int n, long long[::1] here, long long[::1] coming, Turn turn) except -1
-    @cython.locals(operation=Operation, stream=Stream, host_s=double, launched_s=double, work=Launched)
+    @cython.locals(operation=Operation, stream=Stream, host_s=double, launched_s=double, work=Launched, group=Group)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
     @cython.locals(stream=Stream, ticket=Ticket)
     cdef Ticket _elsewhere(self, Piece piece, int n_tokens, Operation operation, double host_s, double arrived_s,

@@ -658,7 +658,8 @@ class SimulatedMachine(Machine):
         if self._grouped and piece.kernels_frac == 1.0:
             operation = self._join_group(piece, n_tokens, arrived_s, after)
         else:
-            self._groups[piece.gpu].open = False
+            group: Group = self._groups[piece.gpu]
+            group.open = False
             operation = self._alone(piece, n_tokens)
         host_s = self.now_s
         self.now_s = launched_s = host_s + operation.all_s
