@@ -62,7 +62,7 @@ class MrsScores:
                 self._time += 1.0
                 self.all[layer, used] = self._time
         else:
-            layers, added = list(self._added), np.array(list(self._added.values()))
+            layers, added = list(self._added), np.concatenate(list(self._added.values())).reshape(len(self._added), -1)
             if len(layers) == len(self.all):
                 self.all *= 1.0 - self._alpha
                 self.all += added
