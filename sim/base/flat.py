@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import MutableSequence
+from typing import Any
 
 COMPILED = not __file__.endswith(".py")
 """Whether this process runs the compiled modules; all of them are, or none (`sim.base.compiled`)."""
@@ -26,23 +27,24 @@ def places(n: int) -> MutableSequence[int]:
 
 def longer_floats(old: MutableSequence[float], n: int, value: float = 0.0) -> MutableSequence[float]:
     """A copy of `n` numbers that begins with those of `old`."""
-    new = floats(n, value)
-    for at in range(len(old)):
-        new[at] = old[at]
-    return new
+    return _longer(floats(0), old, floats(n - len(old), value))
 
 
 def longer_ints(old: MutableSequence[int], n: int, value: int = 0) -> MutableSequence[int]:
     """A copy of `n` numbers that begins with those of `old`."""
-    new = ints(n, value)
-    for at in range(len(old)):
-        new[at] = old[at]
-    return new
+    return _longer(ints(0), old, ints(n - len(old), value))
 
 
 def longer_places(old: MutableSequence[int], n: int) -> MutableSequence[int]:
     """A copy of `n` numbers that begins with those of `old`."""
-    new = places(n)
-    for at in range(len(old)):
-        new[at] = old[at]
+    return _longer(places(0), old, places(n - len(old)))
+
+
+def _longer(new: Any, old: Any, more: Any) -> Any:
+    """`new`, which is empty, with those of `old` and `more`: machine numbers are copied as they lie."""
+    if COMPILED:
+        new.frombytes(memoryview(old).tobytes())
+    else:
+        new.extend(old)
+    new.extend(more)
     return new

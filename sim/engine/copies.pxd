@@ -9,7 +9,7 @@ from sim.engine.rooms cimport Rooms
 from sim.engine.victims cimport Victims
 from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece
-from sim.policy.tickets cimport Ticket
+from sim.policy.tickets cimport Ticket, ends_at
 from sim.policy.wishes cimport Wishes
 
 cdef int _DEMAND_WHOLE, _DEMAND, _SPECULATIVE, _DEMANDED, _PREFETCHED, _H2D

@@ -31,7 +31,7 @@ from sim.machine.protocol import DEMAND, NO_TICKETS, SPECULATIVE, Machine
 from sim.policy.api import overrides
 from sim.policy.blame import located
 from sim.policy.pieces import Piece
-from sim.policy.tickets import Ticket
+from sim.policy.tickets import Ticket, ends_at
 from sim.policy.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ class Copies:
         ready_s, room_waits = rooms.ready_s, rooms.waits
         ticket = machine.copy(piece, _SPECULATIVE, ready_s, room_waits + after)
         if ticket is None:
-            ticket = Ticket(machine.ends_s, _H2D)
+            ticket = ends_at(machine.ends_s, _H2D)
         self.residency.add(piece, ticket, 0.0, _PREFETCHED)
         if ready_s > 0.0 or room_waits:
             self.residency.room_after[piece.index] = (ready_s, room_waits)

@@ -3,11 +3,11 @@ from sim.engine.by_expert cimport ByExpert
 from sim.engine.copies cimport Copies
 from sim.engine.counts cimport HitCounts, Tally
 from sim.engine.pending_experts cimport PendingExperts
-from sim.engine.residency cimport Residency
+from sim.engine.residency cimport Residency, side_by_side, tiling
 from sim.engine.victims cimport Victims
 from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece, Pieces
-from sim.policy.tickets cimport Ticket
+from sim.policy.tickets cimport Ticket, ends_at
 
 cdef int _HIT, _MISS
 
@@ -48,13 +48,13 @@ cdef class Layer:
     cdef Ticket _run_pieces(self, Piece whole, int n_tokens, tuple after, bint joined)
     cdef Ticket _settled(self, Ticket ticket)
     @cython.locals(expert=int, layer=int, n_tokens=int, ticket=Ticket, other=Piece, one=Piece, done_frac=double,
-                   whole=bint, serves=bint)
+                   whole=bint, serves=bint, begun=list)
     cpdef Ticket run_part(self, Piece piece, tuple after=*, object slices=*)
     @cython.locals(residency=Residency, index=int, arrival=Ticket, arrived_s=double, ticket=Ticket)
     cdef Ticket _launch(self, Piece piece, int n_tokens, tuple after)
     @cython.locals(residency=Residency, victims=Victims)
     cdef _used(self, int index, Ticket ticket, double ends_s)
-    @cython.locals(one=Piece, residency=Residency, arrival=Ticket, arrived_s=double, ticket=Ticket)
+    @cython.locals(one=Piece, residency=Residency, arrival=Ticket, arrived_s=double, ticket=Ticket, arrivals=list)
     cdef Ticket _launch_joined(self, Piece piece, object slices, int n_tokens, tuple after)
     cdef _ran(self, int expert, int n_tokens, object parts)
     cdef _done(self, int expert, int n_tokens)

@@ -14,7 +14,7 @@ from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import PREFETCHED, Residency, side_by_side, tiling
 from sim.machine.protocol import NO_TICKETS, Machine
 from sim.policy.pieces import Piece
-from sim.policy.tickets import Ticket
+from sim.policy.tickets import Ticket, ends_at
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy
@@ -216,7 +216,7 @@ class Layer:
 
     def _settled(self, ticket: Ticket | None) -> Ticket:
         """A ticket also for work that the machine has settled at once."""
-        return Ticket(self.machine.ends_s, self.machine.cause) if ticket is None else ticket
+        return ends_at(self.machine.ends_s, self.machine.cause) if ticket is None else ticket
 
     def run_part(self, piece: Piece, after: tuple[Ticket, ...] = (), slices: Sequence[Piece] = ()) -> Ticket:
         """Compute a piece of a pending expert, as it is or in slices; the last of them completes the expert."""
@@ -224,7 +224,7 @@ class Layer:
         n_tokens = self.pending.tokens_of(piece.layer, expert)
         if not n_tokens:
             raise IllegalDecision(f"RunPart of {piece}: layer {layer} does not owe it; run each part once")
-        begun = self.begun.get(expert, [])
+        begun: list[Piece] = self.begun.get(expert, [])
         lying: Sequence[Piece] = slices or (piece,)
         whole = not slices or side_by_side(lying, piece)
         if not whole:
@@ -297,17 +297,19 @@ class Layer:
     def _launch_joined(self, piece: Piece, slices: Sequence[Piece], n_tokens: int, after: tuple[Ticket, ...]) -> Ticket:
         """Compute a piece from slices of columns side by side, once the last of them has arrived."""
         residency, arrived_s = self.residency, 0.0
-        arrivals = NO_TICKETS
+        arrivals: list[Ticket] = []
         for one in slices:
             arrival = residency.arrival[one.index]
             if arrival is None and residency.told:
                 arrival = residency.told_of(one.index)
             if arrival is not None:
-                arrivals = (*arrivals, arrival)
+                arrivals.append(arrival)
             else:
                 if residency.arrived_s[one.index] > arrived_s:
                     arrived_s = residency.arrived_s[one.index]
-        ticket = self._settled(self.machine.expert(piece, n_tokens, arrived_s, (*arrivals, *after), slices))
+        if arrivals:
+            after = (*arrivals, *after) if after else tuple(arrivals)
+        ticket = self._settled(self.machine.expert(piece, n_tokens, arrived_s, after, slices))
         for one in slices:
             self._used(one.index, ticket, self.machine.ends_s)
         return ticket

@@ -3,6 +3,8 @@ from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket, ends_at
 
+cdef int _H2D
+
 @cython.final
 cdef class Residency:
     cdef readonly Pieces pieces
@@ -17,7 +19,7 @@ cdef class Residency:
     cdef readonly list arrival, busy
     cdef readonly dict read_back, room_after
     cdef readonly dict told
-    cdef dict _parts
+    cdef list _parts
     @cython.locals(one=Piece, index=int)
     cpdef Piece known(self, object piece)
     cpdef bint holds(self, Piece piece) noexcept
@@ -30,15 +32,15 @@ cdef class Residency:
     cpdef Ticket arrival_of(self, int index)
     @cython.locals(ticket=Ticket)
     cpdef Ticket told_of(self, int index)
-    @cython.locals(part=Piece, found=list)
+    @cython.locals(part=Piece, mine=list, found=list)
     cpdef list parts(self, Piece whole, object precision=*)
     @cython.locals(parts=list)
     cpdef list sufficient(self, Piece whole, object precision=*, object done=*)
     @cython.locals(gpu=int, at=int)
     cpdef bint fits(self, Piece piece) noexcept
-    @cython.locals(index=int, gpu=int, last=int, used_bytes=cython.longlong)
+    @cython.locals(index=int, gpu=int, last=int, used_bytes=cython.longlong, mine=list)
     cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
-    @cython.locals(index=int, gpu=int, before=int, after=int)
+    @cython.locals(index=int, gpu=int, before=int, after=int, mine=list, at=int)
     cpdef remove(self, Piece piece)
     cdef long long[::1] counts, left_in
     cpdef count_in(self, long long[::1] counts, long long[::1] left_in)

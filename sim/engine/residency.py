@@ -17,6 +17,7 @@ from sim.policy.tickets import Ticket, ends_at
 
 DEMANDED, PREFETCHED, PLACED = 0, 1, 2  # why a piece came
 ORIGINS = ("demand", "prefetch", "initial")
+_H2D = H2D  # a machine integer where this is compiled
 
 
 class Residency:
@@ -60,7 +61,8 @@ class Residency:
         self.read_back: dict[int, Ticket] = {}
         self.room_after: dict[int, tuple[float, tuple[Ticket, ...]]] = {}
         self.n_parts = 0  # resident pieces that are no whole experts in the serving precision
-        self._parts: dict[int, list[Piece]] = {}  # those, by the `Piece.index` of their expert
+        # Those, by the `Piece.index` of their expert; None where there has never been one.
+        self._parts: list[list[Piece] | None] = [None] * (pieces.n_layers * pieces.n_experts)
         # Residents in the order they came, as a ring of neighbours that begins and ends at place 0.
         self.next = places(n + 1)
         self.prev = places(n + 1)
@@ -122,7 +124,7 @@ class Residency:
         if ticket is None and self.origin[index] != 2:  # not placed
             ticket = self.told_of(index)
             if ticket is None:
-                ticket = self.told[index] = ends_at(self.arrived_s[index], H2D)
+                ticket = self.told[index] = ends_at(self.arrived_s[index], _H2D)
         return ticket
 
     def told_of(self, index: int) -> Ticket | None:
@@ -136,8 +138,11 @@ class Residency:
         """Resident pieces of `whole`'s expert, other than itself, in its precision or in `precision`."""
         if not self.n_parts:
             return []
-        found = []
-        for part in self._parts.get(whole.index, ()):
+        mine = self._parts[whole.index]
+        found: list[Piece] = []
+        if mine is None:
+            return found
+        for part in mine:
             if part.precision == whole.precision or part.precision == precision:
                 found.append(part)  # noqa: PERF401 - a loop is what compiles well
         return found
@@ -228,7 +233,10 @@ class Residency:
         self.prev[0] = index + 1
         if not piece.serving:
             self.n_parts += 1
-            self._parts.setdefault(piece.layer * self.pieces.n_experts + piece.expert, []).append(piece)
+            mine = self._parts[piece.layer * self.pieces.n_experts + piece.expert]
+            if mine is None:
+                mine = self._parts[piece.layer * self.pieces.n_experts + piece.expert] = []
+            mine.append(piece)
 
     def _refuse(self, piece: Piece, origin: int) -> None:
         if self.here[piece.index]:
@@ -255,7 +263,12 @@ class Residency:
         self.prev[after] = before
         if not piece.serving:
             self.n_parts -= 1
-            self._parts[piece.layer * self.pieces.n_experts + piece.expert].remove(piece)
+            mine = self._parts[piece.layer * self.pieces.n_experts + piece.expert]
+            assert mine is not None
+            at = 0
+            while mine[at] is not piece:
+                at += 1
+            del mine[at]
 
     def come(self, turn: Turn, start: int, stop: int, column: int, stride: int, pass_n: int) -> None:
         """`add` of experts of a turn that have been demanded, into room that is there on the only GPU.

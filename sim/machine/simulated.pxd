@@ -36,8 +36,8 @@ cdef class SimulatedMachine(Machine):
     cdef int _n_begun, _copy_calls
     cdef list _hybrid_in
     cdef Meter _prices
-    cdef dict _predicted_by, _attentions, _experts, _grouped_experts, _on_cpu, _joined_on_cpu, _part_launches_s
-    cdef list _copies, _used, _groups, _blocks
+    cdef dict _predicted_by, _attentions, _experts, _grouped_experts, _on_cpu, _joined_on_cpu
+    cdef list _copies, _part_launches, _alone_of, _used, _groups, _blocks
     cdef int _n_used
     cdef Operation _leader
     cdef Group _group
@@ -97,8 +97,10 @@ cdef class SimulatedMachine(Machine):
     cdef _combine(self)
     @cython.locals(n_bytes=cython.longlong, seconds=double, host_s=double, length=int, copy=Copy)
     cdef Copy _cross(self, str op, int layer, int n_tokens, CopyQueue port, tuple after)
-    @cython.locals(operation=Operation)
+    @cython.locals(of_index=list, index=int, operation=Operation)
     cdef Operation _alone(self, Piece piece, int n_tokens)
+    @cython.locals(operation=Operation)
+    cdef Operation _alone_by_size(self, Piece piece, int n_tokens)
     @cython.locals(group=Group, joins=bint, plain=bint, ticket=Ticket, last=Operation)
     cdef Operation _join_group(self, Piece piece, int n_tokens, double arrived_s, tuple after)
     @cython.locals(frac=double, by_kind=dict, found=tuple, joined=Operation)
@@ -120,10 +122,13 @@ cdef class SimulatedMachine(Machine):
     cpdef bint demand(self, Piece piece, double ready_s) except -1
     @cython.locals(queue=CopyQueue, now_s=double, free_s=double, begun_s=double, start_s=double, at=int)
     cpdef bint demand_turn(self, Turn turn) except -1
-    @cython.locals(calls=int)
+    @cython.locals(launch_s=double, calls=int, index=int, known=tuple)
     cdef double _enqueue(self, Piece piece)
-    @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, timed=tuple, known=dict,
-                   key=tuple, parts_differ=bint)
+    @cython.locals(launch=tuple, of_index=list)
+    cdef tuple _part_launch(self, Piece piece)
+    @cython.locals(of_index=list, index=int, timed=tuple)
+    cdef _time(self, Piece piece, CopyQueue queue)
+    @cython.locals(now_s=double, queue=CopyQueue, duration_s=double, length=int, settled=Copy, copy=Copy, parts_differ=bint)
     cpdef Ticket copy(self, Piece piece, int priority, double ready_s, tuple after)
     @cython.locals(queue=CopyQueue, duration_s=double, length=int, demanded=bint, read=Copy)
     cpdef Ticket read(self, int layer, int expert, long long n_bytes, int priority)

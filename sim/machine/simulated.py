@@ -98,10 +98,10 @@ class SimulatedMachine(Machine):
         self._begin_s, self._sync_s = cost.launches.begin_s, cost.launches.sync_s
         self._has_dense = cost.has_dense
         self._copy_launch_s = cost.launches.copy_s
-        self._part_launches_s: dict[float, float] = {1.0: cost.launches.copy_s}  # by the share of an expert
         self._copy_calls = cost.launches.calls(1.0)
         self._prices = Meter()  # operations of this iteration by price, added to `gpu_s` when it ends
         self._experts: dict[tuple[int, object, float, float, bool], Operation] = {}
+        self._alone_of: list[Operation | None] = []  # of one token, by `Piece.index`; the commonest
         # In a group: what others left to fill (-1: the first) -> tokens (of others than whole experts in the serving
         # precision: with precision and share) -> and what it leaves.
         self._grouped_experts: dict[float, dict[object, tuple[Operation, float]]] = {}
@@ -114,8 +114,10 @@ class SimulatedMachine(Machine):
         self.n_hybrid = 0  # layers of which the CPU computed an expert
         self._n_begun = 0
         self._hybrid_in = [0] * n_layers  # the iteration (from 1) in which a layer had its last expert on the CPU
-        # By GPU: bytes of a copy and its share of an expert -> its seconds, and their place in the link's counters.
-        self._copies: list[dict[tuple[int, float], tuple[float, int]]] = [{} for _ in range(n_gpus)]
+        # By `Piece.index`: of a copy its seconds, and their place in its link's counters; of a part also what the host
+        # launches: seconds, calls.
+        self._copies: list[tuple[float, int] | None] = []
+        self._part_launches: list[tuple[float, int] | None] = []
         self._leader: Operation | None = None  # a whole expert of one token, in the serving precision, begins a group
         self._used: list[Operation] = []  # the first `_n_used` have uses that no counter knows of yet
         self._n_used = 0
@@ -213,6 +215,7 @@ class SimulatedMachine(Machine):
         self._n_heads = -1
         self._attentions.clear()
         self._experts.clear()
+        self._alone_of.clear()
         self._grouped_experts.clear()
         self._leader = None
 
@@ -818,6 +821,19 @@ class SimulatedMachine(Machine):
 
     def _alone(self, piece: Piece, n_tokens: int) -> Operation:
         """What an expert (or a piece of one) takes that shares no kernels with others."""
+        of_index = self._alone_of
+        index = piece.index
+        while index >= len(of_index):
+            of_index.append(None)
+        operation: Operation | None = of_index[index]
+        if operation is None or n_tokens != 1:
+            operation = self._alone_by_size(piece, n_tokens)
+            if n_tokens == 1:
+                of_index[index] = operation
+        return operation
+
+    def _alone_by_size(self, piece: Piece, n_tokens: int) -> Operation:
+        """The same of all pieces that take as long."""
         frac, first = piece.stop_frac - piece.start_frac, piece.start_frac == 0.0
         key = (n_tokens, piece.precision, frac, piece.kernels_frac, first)
         operation = self._experts.get(key)
@@ -972,23 +988,26 @@ class SimulatedMachine(Machine):
     def _enqueue(self, piece: Piece) -> float:
         """The host launches a copy; when it has."""
         begun_s = self.now_s
-        calls = self._copy_calls
-        if piece.serving:
-            self.now_s = begun_s + self._copy_launch_s
-            self.experts_launched += 1.0
-        else:
-            frac = piece.stop_frac - piece.start_frac
-            launch_s = self._part_launches_s.get(frac)
-            if launch_s is None:
-                launch_s = self._part_launches_s[frac] = self.cost.launches.copy_part_s(frac)
-            self.now_s = begun_s + launch_s
-            self.experts_launched += frac
-            if calls > 1:
-                calls = self.cost.launches.calls(frac)
+        launch_s, calls = self._copy_launch_s, self._copy_calls
+        if not piece.serving:
+            index = piece.index
+            known = self._part_launches[index] if index < len(self._part_launches) else None
+            launch_s, calls = self._part_launch(piece) if known is None else known
+        self.now_s = begun_s + launch_s
+        self.experts_launched += piece.stop_frac - piece.start_frac
         self.n_copy_launches += calls
         if self.spans is not None:
             self.spans("host", "launch copy", piece.layer, piece.expert, 0, piece.n_bytes, begun_s, self.now_s)
         return self.now_s
+
+    def _part_launch(self, piece: Piece) -> tuple[float, int]:
+        """Host seconds, and calls, of launching a copy of a part."""
+        launches, frac, of_index = self.cost.launches, piece.stop_frac - piece.start_frac, self._part_launches
+        launch_s = launches.copy_s if frac == 1.0 else launches.copy_part_s(frac)
+        while piece.index >= len(of_index):
+            of_index.append(None)
+        launch = of_index[piece.index] = launch_s, launches.calls(frac) if self._copy_calls > 1 else self._copy_calls
+        return launch
 
     def demand(self, piece: Piece, ready_s: float) -> bool:
         queue = self._link
@@ -1045,14 +1064,9 @@ class SimulatedMachine(Machine):
         n_bytes = piece.n_bytes
         parts_differ = self._copy_calls > 1 and not piece.serving  # from what has as many bytes and fewer calls
         if n_bytes != queue.last_bytes or parts_differ:
-            known: dict[tuple[int, float], tuple[float, int]] = self._copies[piece.gpu]
-            key = (n_bytes, piece.stop_frac - piece.start_frac)
-            timed = known.get(key)
-            if timed is None:
-                seconds = self.cost.copies.expert_s(*key)
-                timed = known[key] = (seconds, queue.seconds.meter.at(seconds))
-            queue.last_bytes = -1 if parts_differ else n_bytes
-            queue.last_s, queue.last_length = timed
+            self._time(piece, queue)
+            if parts_differ:
+                queue.last_bytes = -1
         duration_s = queue.last_s
         length = queue.last_length
         if priority == DEMAND:
@@ -1065,6 +1079,18 @@ class SimulatedMachine(Machine):
         copy = copy_of(piece, "prefetch", duration_s, length, False, ready_s, after)
         queue.submit(copy, now_s)
         return copy
+
+    def _time(self, piece: Piece, queue: CopyQueue) -> None:
+        """How long a copy of the piece takes, as that of the piece copied last."""
+        of_index, index = self._copies, piece.index
+        while index >= len(of_index):
+            of_index.append(None)
+        timed = of_index[index]
+        if timed is None:
+            seconds = self.cost.copies.expert_s(piece.n_bytes, piece.stop_frac - piece.start_frac)
+            timed = of_index[index] = (seconds, queue.seconds.meter.at(seconds))
+        queue.last_bytes = piece.n_bytes
+        queue.last_s, queue.last_length = timed
 
     def read(self, layer: int, expert: int, n_bytes: int, priority: int) -> Ticket:
         queue = self.drive
