@@ -122,7 +122,7 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
         elif op == "run":
             gpu, first, whole, cost.seconds, after = rest
             cost.launches.expert = launch(first, whole)
-            piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, 0, 0)
+            piece = Piece(0, 0, 0.0, 1.0, "bf16", gpu, 0, len(tickets))
             arrived_s, waits = told(after, H2D)
             n_tokens = len(tickets) + 1  # never the same again: each has a price of its own
             note(machine.expert(piece, n_tokens, arrived_s, waits, ()))
@@ -137,7 +137,7 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
         elif op == "copy":
             gpu, cost.up_launch_s, seconds, demand, after = rest
             share = 1 / (len(tickets) + 2)  # never the same again: launching has a price of its own
-            piece = Piece(0, 0, 0.0, share, "bf16", gpu, int(seconds), 0)
+            piece = Piece(0, 0, 0.0, share, "bf16", gpu, int(seconds), len(tickets))
             ready_s, waits = told(after, H2D, GPU, HOST)
             note(machine.copy(piece, DEMAND if demand else SPECULATIVE, ready_s, waits))
         elif op == "cpu":

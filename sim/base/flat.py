@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import MutableSequence
-from typing import Any
+from typing import Any, TypeVar
+
+Numbers = TypeVar("Numbers", bound=MutableSequence[Any])
 
 COMPILED = not __file__.endswith(".py")
 """Whether this process runs the compiled modules; all of them are, or none (`sim.base.compiled`)."""
@@ -40,10 +42,11 @@ def longer_places(old: MutableSequence[int], n: int) -> MutableSequence[int]:
     return _longer(places(0), old, places(n - len(old)))
 
 
-def _longer(new: Any, old: Any, more: Any) -> Any:
+def _longer(new: Numbers, old: Numbers, more: Numbers) -> Numbers:
     """`new`, which is empty, with those of `old` and `more`: machine numbers are copied as they lie."""
     if COMPILED:
-        new.frombytes(memoryview(old).tobytes())
+        machine_numbers: Any = new
+        machine_numbers.frombytes(memoryview(old).tobytes())  # type: ignore[arg-type]
     else:
         new.extend(old)
     new.extend(more)

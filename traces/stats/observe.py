@@ -43,7 +43,8 @@ def among(scores: Array, k: int, asked: Ints) -> NDArray[np.bool_]:
         edge = np.partition(scores, n - k, axis=-1)[..., n - k, None]
         if not ((scores >= edge).sum(axis=-1) > k).any():
             return np.take_along_axis(scores, asked, -1) >= edge
-    return (choose(scores, k)[..., :, None] == asked[..., None, :]).any(axis=-2)
+    found: NDArray[np.bool_] = (choose(scores, k)[..., :, None] == asked[..., None, :]).any(axis=-2)
+    return found
 
 
 @dataclass(frozen=True)
