@@ -243,7 +243,12 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(SMALL)))
+def small(*quick, of):
+    """Some cases; those that take seconds are thorough."""
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.thorough) for case in of]
+
+
+@pytest.mark.parametrize("case", small(0, 1, 3, 4, 5, 6, 7, of=range(len(SMALL))))
 def test_nothing_beats_the_bound(case, tmp_path):
     layers, experts, tokens, room, machine = SMALL[case]
     rows = (noise(20 + case, tokens + 1, layers, 1) % experts).tolist()
@@ -256,8 +261,9 @@ def test_nothing_beats_the_bound(case, tmp_path):
         assert least_s <= prefetched.last_token_s - prefetched.first_token_s
 
 
-@pytest.mark.parametrize(("case", "cpu_s"), [(0, 5.0), (1, 1.0), (7, 3.0)])
-def test_nothing_beats_the_bound_with_a_cpu(case, cpu_s, tmp_path):
+@pytest.mark.parametrize("case", small(0, of=(0, 1, 7)))
+def test_nothing_beats_the_bound_with_a_cpu(case, tmp_path):
+    cpu_s = {0: 5.0, 1: 1.0, 7: 3.0}[case]
     layers, experts, tokens, room, machine = SMALL[case]
     rows = (noise(20 + case, tokens + 1, layers, 1) % experts).tolist()
     with Trace(from_rows(tmp_path / "t", rows, experts)) as trace:

@@ -92,7 +92,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("width", [80, pytest.param(100, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("words", COMMANDS)
 def test_commands_fold(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, width: int

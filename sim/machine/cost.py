@@ -74,6 +74,7 @@ class Cost:
         self.sharing = Sharing(hw, self.copies, several, figures, shares)
         self.has_shared = model.shared_expert_bytes(precision) > 0
         self.has_dense = model.n_layers > len(model.moe_layer_ids)
+        self._expert_bytes = cache(model.expert_bytes)  # asked for every length of a prompt
         self._experts: dict[tuple[int, str, float, float], Price] = {}
         self._members: dict[tuple[float, int, str, float], tuple[Price, float]] = {}
         self._leaders: dict[tuple[int, str, float], tuple[Price, float]] = {}
@@ -125,7 +126,7 @@ class Cost:
 
     def _expert_work(self, n_tokens: int, precision: str, frac: float) -> tuple[float, float]:
         """(bytes, FLOPs) of the `frac` of an expert."""
-        n_bytes = frac * self.model.expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
+        n_bytes = frac * self._expert_bytes(precision) + 2 * self.activation_bytes(n_tokens)
         return n_bytes, frac * self.model.expert_flops(n_tokens)
 
     def _work(self, n_tokens: int, precision: str, frac: float = 1.0) -> Price:

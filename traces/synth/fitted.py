@@ -6,7 +6,6 @@ itself is not part of this project. `moesim traces fit` writes more.
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ import yaml
 from msgspec import Meta
 
 from sim.base.errors import BadInput
-from sim.base.files import read_yaml, to_struct
+from sim.base.files import bundled, read_yaml, to_struct
 from traces.stats.counts import WHAT_FOR, is_one
 from traces.synth.profile import Profile
 from traces.synth.scale import scaled
@@ -58,8 +57,7 @@ class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def fitted() -> dict[str, Path]:
     """Id -> path of the fits that come with this installation."""
-    folder = Path(str(resources.files("traces"))) / "profiles"
-    return {path.name.removesuffix(".yaml"): path for path in sorted(folder.glob("*.yaml"))}
+    return bundled("traces.profiles", ".yaml")
 
 
 def load(name: str | Path) -> Fitted:
