@@ -26,7 +26,6 @@ RESAMPLES = 9_999
 MOST_DRAWN = 20_000_000  # numbers drawn at most, with no fewer than `LEAST_RESAMPLES`
 LEAST_RESAMPLES = 999
 MOST_AT_ONCE = 1_000_000  # numbers of one piece
-IN_CACHE = 24_000  # numbers that are looked up and added before the next ones, so that they are still at hand
 ADDED_AT_ONCE = 128  # numbers of a row that numpy adds up in one go; of more it adds up halves
 SEED = 0  # the same requests give the same interval, bit for bit
 NO_DIFFERENCE = 1e-9  # of a mean: smaller ones are rounding
@@ -134,7 +133,7 @@ def _draws(n: int) -> Iterable[NDArray[np.int64]]:
     """Units drawn with replacement, row by row, in pieces of bounded size."""
     rows = max(LEAST_RESAMPLES, min(RESAMPLES, MOST_DRAWN // n))
     if rows * n <= MOST_AT_ONCE:
-        yield from _drawn(n, rows)  # of one comparison: every run's requests are drawn alike
+        yield _drawn(n, rows)  # of one comparison: every run's requests are drawn alike
         return
     rng = np.random.Generator(np.random.PCG64(SEED))
     while rows:
@@ -144,10 +143,8 @@ def _draws(n: int) -> Iterable[NDArray[np.int64]]:
 
 
 @lru_cache(maxsize=2)
-def _drawn(n: int, rows: int) -> list[NDArray[np.int64]]:
-    drawn = np.random.Generator(np.random.PCG64(SEED)).integers(0, n, (rows, n))
-    some = max(IN_CACHE // n, 1)
-    return [np.asfortranarray(drawn[at : at + some]) for at in range(0, rows, some)]
+def _drawn(n: int, rows: int) -> NDArray[np.int64]:
+    return np.asfortranarray(np.random.Generator(np.random.PCG64(SEED)).integers(0, n, (rows, n)))
 
 
 def expanded(means: NDArray[np.float64], n: int) -> Interval:

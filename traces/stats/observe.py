@@ -37,13 +37,13 @@ def choose(scores: Array, k: int) -> Ints:
 
 
 def among(scores: Array, k: int, asked: Ints) -> NDArray[np.bool_]:
-    """(..., K) whether each position that is asked for is one of `choose(scores, k)`, in a third of its time."""
+    """(..., K) whether each position that is asked for is one of `choose(scores, k)`, which orders them, too."""
     n = scores.shape[-1]
-    if k < n and scores.size:
-        edge = np.partition(scores, n - k, axis=-1)[..., n - k, None]
-        if not ((scores >= edge).sum(axis=-1) > k).any():
-            return np.take_along_axis(scores, asked, -1) >= edge
-    found: NDArray[np.bool_] = (choose(scores, k)[..., :, None] == asked[..., None, :]).any(axis=-2)
+    edge = np.partition(scores, n - k, axis=-1)[..., n - k, None]
+    found: NDArray[np.bool_] = np.take_along_axis(scores, asked, -1) >= edge
+    tied = np.count_nonzero(scores >= edge, axis=-1) > k  # which of the equal ones comes in is for `choose` to say
+    if tied.any():
+        found[tied] = (choose(scores[tied], k)[..., :, None] == asked[tied][..., None, :]).any(axis=-2)
     return found
 
 
