@@ -38,7 +38,7 @@ cdef class Residency:
     cpdef list sufficient(self, Piece whole, object precision=*, object done=*)
     @cython.locals(gpu=int, at=int)
     cpdef bint fits(self, Piece piece) noexcept
-    @cython.locals(index=int, gpu=int, last=int, used_bytes=cython.longlong, mine=list)
+    @cython.locals(index=int, gpu=int, last=int, whole=int, used_bytes=cython.longlong, mine=list)
     cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
     @cython.locals(index=int, gpu=int, before=int, after=int, mine=list, at=int)
     cpdef remove(self, Piece piece)

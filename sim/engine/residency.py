@@ -233,9 +233,10 @@ class Residency:
         self.prev[0] = index + 1
         if not piece.serving:
             self.n_parts += 1
-            mine = self._parts[piece.layer * self.pieces.n_experts + piece.expert]
+            whole = piece.layer * self.pieces.n_experts + piece.expert
+            mine = self._parts[whole]
             if mine is None:
-                mine = self._parts[piece.layer * self.pieces.n_experts + piece.expert] = []
+                mine = self._parts[whole] = []
             mine.append(piece)
 
     def _refuse(self, piece: Piece, origin: int) -> None:

@@ -37,9 +37,8 @@ def rooflines(hw: Hardware, stack: Stack, precision: str, figures: Figures) -> t
             q_flops = figures.enter("stack.quantised.dense_frac", stack.quantised.dense_frac)
         experts_flops = flops * stack.quantised.expert_frac.value
         q_experts = figures.enter("stack.quantised.expert_frac", stack.quantised.expert_frac)
-    dense = Roofline(floor_s.value, bandwidth.value, flops, q_floor, q_bandwidth, q_flops, times is not None)
-    if q_experts == q_flops:
-        return dense, dense
-    return dense, Roofline(
-        floor_s.value, bandwidth.value, experts_flops, q_floor, q_bandwidth, q_experts, times is not None
-    )
+
+    def at(flops: float, q_flops: int) -> Roofline:
+        return Roofline(floor_s.value, bandwidth.value, flops, q_floor, q_bandwidth, q_flops, times is not None)
+
+    return at(flops, q_flops), at(experts_flops, q_experts)

@@ -179,29 +179,23 @@ class SimulatedMachine(Machine):
             self._n_tokens = iteration.n_tokens
             self.together.begin(iteration)
             return
-        alone: Range | None = None
         if iteration.n_tokens == 1 and self._n_tokens == 1:
-            alone = iteration.ranges[0]
+            alone: Range = iteration.ranges[0]
             attention = self._attentions.get(alone.context)
-            if attention is not None:  # of an earlier token there
-                self._attention = self._blocks[0] = attention
-                if self._has_dense:
-                    self._dense = self._operation(cost.dense_layer(iteration), cost.launches.dense)
-                return
-        price = cost.attention(iteration)
-        if alone is not None:
-            self._attention = self._operation(price, cost.launches.attention)
-            self._blocks[0] = self._attentions[alone.context] = self._attention
+            if attention is None:  # of no earlier token there
+                price = cost.attention(iteration)
+                attention = self._attentions[alone.context] = self._operation(price, cost.launches.attention)
+            self._attention = self._blocks[0] = attention
         elif iteration.n_tokens != self._n_tokens:
             self._n_tokens = n_tokens = iteration.n_tokens
-            self._attention = self._operation(price, cost.launches.attention)
+            self._attention = self._operation(cost.attention(iteration), cost.launches.attention)
             self._gate_block = self._operation(cost.gate(n_tokens), cost.launches.gate)
             self._blocks = [self._attention, self._gate_block]
             if cost.has_shared:
                 self._shared = self._operation(cost.shared(n_tokens), cost.launches.shared)
                 self._blocks.append(self._shared)
         else:
-            self._reprice(self._attention, price)
+            self._reprice(self._attention, cost.attention(iteration))
         if self._has_dense:
             self._dense = self._operation(cost.dense_layer(iteration), cost.launches.dense)
 

@@ -108,9 +108,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def without_newer(self) -> dict[str, Any]:
         """Its fields, less those that stacks did not always have where they say nothing: a run keeps its `run_id`."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
-        for name, default in NEWER.items():
-            if getattr(self, name) == default:
-                del fields[name]
+        for field in msgspec.structs.fields(self):
+            if field.name in NEWER and getattr(self, field.name) == field.default:
+                del fields[field.name]
         return fields
 
     def on(self, hw: Hardware, keeps_all: bool) -> Stack:
@@ -130,17 +130,17 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return stack
 
 
-NEWER: dict[str, object] = {
-    "hybrid_layer_s": NOTHING,
-    "copy_calls": 1,
-    "cpu_region": "expert",
-    "kernel_times": None,
-    "quantised": None,
-    "graphs_from": None,
-    "reads_routers": True,
-    "resident": None,
-}
-"""Fields that stacks did not always have, and what they say where nobody wrote them."""
+NEWER = (
+    "hybrid_layer_s",
+    "copy_calls",
+    "cpu_region",
+    "kernel_times",
+    "quantised",
+    "graphs_from",
+    "reads_routers",
+    "resident",
+)
+"""Fields that stacks did not always have: at their default they say nothing."""
 
 
 def stack_names() -> dict[str, Path]:
