@@ -43,6 +43,12 @@ class Lfru(ScopedCache):
             self._uses[index] = 1.0
             self._came[index] = now
 
+    def placed(self, piece: Piece, view: View) -> None:
+        """In host memory above a drive: it is there, and nobody has used it."""
+        index = piece.index
+        self._uses[index] = 0.0
+        self._last[index] = self._came[index] = self._clock[piece.layer if self.per_layer else 0]
+
     def evicted(self, piece: Piece, view: View) -> None:
         self._uses[piece.index] = math.inf
 

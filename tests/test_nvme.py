@@ -147,6 +147,14 @@ def test_warm_host_memory_holds_the_end_of_the_file(tmp_path):
     assert (cold.result.host_memory.reads, warm.result.host_memory.reads) == (2, 1)
 
 
+@pytest.mark.parametrize("ram_policy", ["lru", "lfu", "fifo", "lfru", "slru", "random", "moe_speq", "sp_moe"])
+def test_a_warm_cache_of_any_policy_lets_what_the_load_left_leave(ram_policy, tmp_path):
+    # Of 4 experts the load left 2 and 3. Each of 0 and 1 takes the place of one, and neither passes by.
+    rows = [[[0]], [[1]]]
+    host = run(Lru(), tmp_path, rows, 1, 2, [(1, 2)], start="warm", ram_policy=ram_policy).result.host_memory
+    assert (host.reads, host.evicted, host.passed) == (2, 2, 0)
+
+
 def test_experts_that_follow_in_the_file_are_read_ahead(tmp_path):
     seen = run(Lru(), tmp_path, [[[0]], [[1]], [[2]]], room=1, host=4, lengths=[(1, 3)], read_ahead=1)
     assert seen.lane("nvme") == [("read 0.0", 1, 6), ("read 0.1", 6, 11), ("read 0.2", 25, 30), ("read 0.3", 30, 35)]

@@ -125,11 +125,18 @@ class HostTier:
                 room -= piece.n_bytes
         for piece in reversed(kept):
             self._place(piece)
+            self._tell_placed(piece)
 
     def _place(self, piece: Piece) -> None:
         self.residency.add(piece, None, 0.0, PLACED)
         if self.victims is not None:
             self.victims.placed(piece.index)
+
+    def _tell_placed(self, piece: Piece) -> None:
+        """The policy did not ask for it, and has to know that it is here."""
+        if self._tells["placed"] and piece.index < self.n_whole:
+            with blamed(self.policy):
+                self.policy.placed(piece, self.view)
 
     # -- the pass ---------------------------------------------------------------------------------------------------
 
@@ -233,8 +240,8 @@ class HostTier:
         if own.index < self.n_whole:
             if demanded and self._tells["accessed"]:
                 self.policy.accessed(own, False, self.view)
-            elif not demanded and self._tells["placed"]:
-                self.policy.placed(own, self.view)
+            elif not demanded:
+                self._tell_placed(own)
         return read
 
     def _ahead(self, own: Piece) -> None:
@@ -322,3 +329,4 @@ class HostTier:
         """An expert has been written back from the GPU: it is here again, where there is room."""
         if not self.residency.holds(own) and self._make_room(own, True):
             self._place(own)
+            self._tell_placed(own)

@@ -222,7 +222,8 @@ class Policy:
         """A needed whole expert was found (`hit`) or has just been given room; called by the default service."""
 
     def placed(self, piece: Piece, view: View) -> None:
-        """A prefetched piece has taken its room."""
+        """A prefetched piece has taken its room; in host memory above a drive, also one that was there from the start
+        or has been written back."""
 
     def evicted(self, piece: Piece, view: View) -> None:
         """A piece has left the cache, whoever asked for it."""
