@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.profiles.drives import DRIVES
 from sim.profiles.hardware import load_hardware
 from sim.profiles.overrides import parse_set
 from sim.setup.spec import CAPS, RunSpec
@@ -22,6 +23,8 @@ OPEN, REACHES, MISSES, EXCLUDED, SCREENED, DEARER, NOT_RUN = (
     *("open", "reaches", "misses", "excluded_by_bound"),
     *("screened_out", "dearer", "not_run"),
 )
+TIER = ("host_memory_bytes", "nvme", "ram_policy")
+"""Of a run's configuration, what says how a model that does not fit host memory is served."""
 STATES = {
     REACHES: "replayed on all requests: it reaches every goal",
     MISSES: "replayed on all requests: it misses a goal",
@@ -79,10 +82,14 @@ def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
     )
 
 
-def budget_of(spec: RunSpec) -> tuple[float, float]:
-    """Its cap, in the unit of the one that there is, and the cap on the card's memory; infinity where there is none."""
+def budget_of(spec: RunSpec) -> tuple[float, ...]:
+    """By which settings of one machine are ordered: host memory for experts and the drive's bandwidth (that of its own,
+    which is paid for, comes first), the cap, in the unit of the one that there is, and that on the card's memory;
+    infinity where there is none."""
     cap = next((float(value) for name in CAPS if (value := getattr(spec, name)) is not None), float("inf"))
-    return cap, float("inf") if spec.vram_bytes is None else float(spec.vram_bytes)
+    host, vram = (float("inf") if n is None else float(n) for n in (spec.host_memory_bytes, spec.vram_bytes))
+    drive = None if spec.nvme is None else DRIVES.get(spec.nvme.split(":")[0])
+    return host, 0.0 if drive is None else drive.bandwidth_bytes_per_s.value, cap, vram
 
 
 @dataclass
@@ -143,6 +150,7 @@ class Candidate:
             "host_cpu": self.machine.cpu,
             "price": self.machine.price,
             **{name: getattr(self.spec, name) for name in ("vram_bytes", *CAPS)},
+            **{name: value for name in TIER if (value := getattr(self.spec, name)) is not None},
             "state": self.state,
             "reason": self.reason or None,
             "figures": [one.to_dict() for one in self.found],

@@ -34,11 +34,11 @@ class Level(NamedTuple):
     """Candidates with one machine and one budget."""
 
     machine: Machine
-    budget: tuple[float, float]
+    budget: tuple[float, ...]
     candidates: list[Candidate]
 
     @property
-    def alike(self) -> tuple[str, int, tuple[float, float]]:
+    def alike(self) -> tuple[str, int, tuple[float, ...]]:
         """What it has in common with settings of more or fewer replicas."""
         return self.machine.id, self.machine.n_gpus, self.budget
 
@@ -51,7 +51,7 @@ class Level(NamedTuple):
 
 def levels_of(candidates: Sequence[Candidate]) -> list[Level]:
     """Settings, the cheapest machine first, and on it the smallest budget."""
-    found: dict[tuple[Machine, tuple[float, float]], Level] = {}
+    found: dict[tuple[Machine, tuple[float, ...]], Level] = {}
     for one in candidates:
         at = one.machine, budget_of(one.spec)
         found.setdefault(at, Level(*at, [])).candidates.append(one)

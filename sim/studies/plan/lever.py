@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from sim.base.units import show_bytes, show_rate
+from sim.profiles.drives import Drive
 from sim.setup.spec import CAPS
 from sim.studies.plan.goal import Goal, Reading, growing, readings
 from sim.studies.plan.limits import limit_of
@@ -23,6 +24,8 @@ LINK, CPU, ROOM, VRAM = (
     *("hw.h2d.bandwidth_bytes_per_s", "hw.cpu.memory_bandwidth_bytes_per_s"),
     *("experts", "hw.vram_bytes"),
 )
+HOST, DRIVE = "host_memory_bytes", "hw.drive.bandwidth_bytes_per_s"
+"""Where experts lie on a drive."""
 NEAR_FRAC = 0.02
 """How near a search comes to where a goal is reached."""
 AMPLE_BYTES = 1e13  # of VRAM, where the room for experts is what is varied
@@ -157,7 +160,8 @@ def search(lever: Lever, probe: Probe, low: float, high: float) -> Found:
 
 
 def levers_of(setup: Setup, spec: RunSpec, cpu: bool) -> list[Lever]:
-    """Those of a run: the link, up to what host memory gives; the room for experts; and the CPU's memory."""
+    """Those of a run: the link, up to what host memory gives; the room for experts; the CPU's memory; and above a drive
+    that, and host memory up to room for every expert."""
     hw, n_all = setup.hw, setup.model.n_moe_layers * setup.model.n_experts
     link, host = hw.h2d.bandwidth_bytes_per_s.value, hw.cpu.memory_bandwidth_bytes_per_s.value
     found = [rate_lever("link bandwidth", spec, LINK, link, max(link, host))]
@@ -165,6 +169,11 @@ def levers_of(setup: Setup, spec: RunSpec, cpu: bool) -> list[Lever]:
         found.append(room_lever(setup, spec, n_all))
     if cpu:
         found.append(rate_lever("CPU memory bandwidth", spec, CPU, host, RANGE * host))
+    if setup.tier is not None:
+        assert isinstance(hw.drive, Drive)
+        rate = hw.drive.bandwidth_bytes_per_s.value
+        found.append(rate_lever("drive bandwidth", spec, DRIVE, rate, RANGE * rate))
+        found.append(_host_lever(setup, spec))
     return found
 
 
@@ -175,6 +184,17 @@ def rate_lever(name: str, spec: RunSpec, key: str, now: float, most: float) -> L
         return msgspec.structs.replace(spec, set={**spec.set, key: float(value)})
 
     return Lever(name, key, now, now / RANGE, most, False, at)
+
+
+def _host_lever(setup: Setup, spec: RunSpec) -> Lever:
+    """Host memory for experts, from one to all of them."""
+    size, n_bytes = setup.pieces.whole[0][0].n_bytes, setup.model.routed_bytes(spec.precision)
+
+    def at(value: float) -> RunSpec:
+        return msgspec.structs.replace(spec, host_memory_bytes=math.ceil(value))
+
+    held = min(setup.host_bytes, n_bytes)
+    return Lever("host memory", HOST, held, size, n_bytes, False, at)
 
 
 def room_lever(setup: Setup, spec: RunSpec, n_all: int) -> Lever:

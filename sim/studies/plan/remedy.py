@@ -15,7 +15,21 @@ from sim.results.figure import show_figure
 from sim.studies.plan.candidate import EXCLUDED, MISSES, NOT_RUN, SCREENED, Candidate
 from sim.studies.plan.goal import Goal
 from sim.studies.plan.ladder import few_of
-from sim.studies.plan.lever import LINK, ROOM, ByBound, ByReplay, Found, Lever, Probe, Tried, levers_of, search
+from sim.studies.plan.lever import (
+    CPU,
+    DRIVE,
+    HOST,
+    LINK,
+    ROOM,
+    ByBound,
+    ByReplay,
+    Found,
+    Lever,
+    Probe,
+    Tried,
+    levers_of,
+    search,
+)
 from sim.studies.plan.replays import Replays
 
 if TYPE_CHECKING:
@@ -26,13 +40,15 @@ if TYPE_CHECKING:
     from sim.studies.sweep.run import Answers, Progress
 
 REPLAYED, BOUND = "replayed", "bound"
+WHAT = {LINK: "bandwidth", ROOM: "vram", CPU: "cpu_bandwidth", DRIVE: "drive_bandwidth", HOST: "host_memory"}
+"""What `--json` calls a lever."""
 
 
 class Remedy(NamedTuple):
     """One change of one figure.
 
     Attributes:
-        what: the figure, as `bandwidth`, `vram`, `hit_rate`, `precision` or `cpu_bandwidth`. now, need: its value as it
+        what: the figure: of `WHAT`, or `hit_rate` or `precision`. now, need: its value as it
             is and as it would have to be; None where no value reaches the goals.
         how: `replayed` under `policy`; `bound`: needed whatever the policy, and perhaps not enough. said: for
             people, the figure, its value now, and what is needed.
@@ -146,10 +162,11 @@ def _levers(setup: Setup, spec: RunSpec, policy: str, probe: Probe, cpu: bool) -
 
 
 def _told(lever: Lever, found: Found, policy: str) -> Remedy:
-    what = {LINK: "bandwidth", ROOM: "vram"}.get(lever.key, "cpu_bandwidth")
+    what = WHAT[lever.key]
     who, now = policy if found.how == REPLAYED else None, lever.show(lever.now)
     if not found.reached:
-        end = {LINK: "as fast as host memory", ROOM: "with room for all"}.get(lever.key, f"at {lever.show(lever.most)}")
+        ends = {LINK: "as fast as host memory", ROOM: "with room for all", HOST: "with room for all"}
+        end = ends.get(lever.key, f"at {lever.show(lever.most)}")
         need = f"none does: {_figures(found.tried)} {end}" if found.tried.readings else "none does"
         return Remedy(what, who, lever.now, None, found.how, (lever.name, now, need))
     value = found.tried.value

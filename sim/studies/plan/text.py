@@ -97,7 +97,15 @@ def _budget(spec: RunSpec) -> str:
 
 
 def budget_text(spec: RunSpec) -> str:
-    """The cap as people write it; nothing where all that is left may be used."""
+    """Host memory, drive and cap as people write them; nothing where all that is left may be used."""
+    above = "" if spec.nvme is None else f" above {spec.nvme}"
+    host = "" if spec.host_memory_bytes is None else f"{show_bytes(spec.host_memory_bytes)} of host memory"
+    if above and not host:
+        host = "host memory"
+    return ", ".join(text for text in (f"{host}{above}", _cap_text(spec)) if text)
+
+
+def _cap_text(spec: RunSpec) -> str:
     for name in (*CAPS, "vram_bytes"):
         value = getattr(spec, name)
         if value is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
-from sim.studies.plan.candidate import Candidate
+from sim.studies.plan.candidate import Candidate, budget_of
 from sim.studies.plan.ladder import few_of
 from sim.studies.plan.lever import NEAR_FRAC, Lever, levers_of
 from sim.studies.plan.plan import Asked, candidates_of, facts_of
@@ -167,7 +167,7 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
     ready = [one for one in candidates if one.ready]
     if not ready:
         raise BadInput(candidates[0].reason)
-    if len({(one.machine, one.spec.vram_bytes) for one in ready}) > 1:
+    if len({(one.machine, budget_of(one.spec)) for one in ready}) > 1:
         raise BadInput("plan without --goal: it compares ways on one machine and budget; give one of each, or a goal")
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)

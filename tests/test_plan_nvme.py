@@ -1,0 +1,77 @@
+"""Plans above a drive say what trying every host memory and drive says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cli_help import moesim
+
+import moesim as face
+
+HOSTS, DRIVES, POLICIES = (30e9, 60e9), ("gen3x4", "gen5x4"), ("lru", "lfu")
+FIXED: dict[str, Any] = {"requests": 1, "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def brute() -> list[dict[str, Any]]:
+    """Every point, the smallest setting first."""
+    axes = {"host_memory_bytes": [int(host) for host in HOSTS], "nvme": list(DRIVES)}
+    rows = face.sweep(POLICIES, "rtx3090", **axes, **FIXED).to_dict("records")
+    return sorted(rows, key=lambda row: (row["host_memory_bytes"], DRIVES.index(row["nvme"])))
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.2, 2.5])
+def test_the_smallest_host_memory_and_drive_that_reach_a_goal(factor: float, brute: list[dict[str, Any]]) -> None:
+    goal_s = factor * min(row["tpot_mean_s"] for row in brute)
+    axes = {"host_memory_bytes": [int(host) for host in HOSTS], "nvme": list(DRIVES)}
+    frame = face.plan(f"tpot_s.mean <= {goal_s}", POLICIES, "rtx3090", quick=True, every=True, **axes, **FIXED)
+    best = frame.attrs["plan"]["best"]
+    reaching = [row for row in brute if row["tpot_mean_s"] <= goal_s]
+    if not reaching:
+        assert best is None
+    else:
+        first = [
+            row
+            for row in reaching
+            if (row["host_memory_bytes"], row["nvme"]) == (reaching[0]["host_memory_bytes"], reaching[0]["nvme"])
+        ]
+        fastest = min(first, key=lambda row: row["tpot_mean_s"])
+        assert (best["host_memory_bytes"], best["nvme"]) == (fastest["host_memory_bytes"], fastest["nvme"])
+        assert (best["policy"], best["figures"][0]["value"]) == (fastest["label"], fastest["tpot_mean_s"])
+    met = {(row["host_memory_bytes"], row["nvme"], row["label"]): row["tpot_mean_s"] <= goal_s for row in brute}
+    assert len(frame) == len(brute)
+    for one in frame.to_dict("records"):
+        assert one["tpot_s.mean.bound"] <= goal_s or one["state"] == "excluded_by_bound"
+        if one["state"] == "excluded_by_bound":
+            assert not met[one["host_memory_bytes"], one["nvme"], one["policy"]]
+
+
+def test_what_a_faster_drive_or_more_host_memory_would_do(capsys: Any) -> None:
+    words = ("--hw", "rtx3090", "--policy", "lfu", "--nvme", "gen4x4", "--host-memory", "40GB", "--requests", "1")
+    status, out, _ = moesim(capsys, "plan", *words, "--goal", "tpot_s.mean <= 1s", "--workers", "1")
+    assert status == 1
+    assert "rtx3090 and 40.0 GB of host memory above gen4x4" in " ".join(out.split())
+    assert any(line.split()[:2] == ["drive", "bandwidth"] for line in out.splitlines())
+    assert any(line.split()[:2] == ["host", "memory"] for line in out.splitlines())
+
+
+@pytest.mark.parametrize("words", [("--least-memory", "--goal", "tpot_s.mean <= 1s"), ()])
+def test_other_questions_are_asked_of_one_host_memory(words: tuple[str, ...], capsys: Any) -> None:
+    status, _, err = moesim(
+        *(
+            capsys,
+            "plan",
+            "--hw",
+            "rtx3090",
+            "--policy",
+            "lfu",
+            "--nvme",
+            "gen4x4",
+            "--host-memory",
+            "30GB,40GB",
+            *words,
+        )
+    )
+    assert status == 2
+    assert "give one" in err
