@@ -10,7 +10,7 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes, show_count, show_frac
-from sim.cli import traces_compose, traces_convert, traces_fit, traces_realism, traces_synth
+from sim.cli import traces_compose, traces_convert, traces_fit, traces_realism, traces_squeeze, traces_synth
 from sim.cli.progress import bar
 from sim.cli.say import say
 
@@ -46,6 +46,8 @@ def command(ctx: click.Context) -> None:
 command.add_command(traces_convert.command)
 command.add_command(traces_compose.command)
 command.add_command(traces_fit.command)
+command.add_command(traces_squeeze.squeeze)
+command.add_command(traces_squeeze.unsqueeze)
 command.add_command(traces_synth.command)
 command.add_command(traces_synth.stats_command)
 command.add_command(traces_realism.command)

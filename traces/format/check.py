@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.base.errors import BadInput
+from traces.format.blocks import Column
 from traces.format.layout import TENSORS, Array, Ints
+from traces.format.plain import plain_sha256
 from traces.format.rules import Fault, chunk_faults, weight_faults
 
 if TYPE_CHECKING:
@@ -49,9 +51,13 @@ def _faults(trace: StoredTrace, progress: Progress | None) -> Iterator[Fault]:
             done += chunk.size
             if progress:
                 progress(done, total)
+    if trace.squeezed and (got := plain_sha256(trace)) != trace.sha256:
+        yield Fault(
+            "plain_sha256", (), trace.sha256[:16], f"the digest of the plain file, which begins with {got[:16]}"
+        )
 
 
-def _chunks(tensor: Array) -> Iterator[tuple[int, Array]]:
+def _chunks(tensor: Array | Column) -> Iterator[tuple[int, Array]]:
     step = max(1, _CHUNK_VALUES // max(1, int(np.prod(tensor.shape[1:]))))
     for start in range(0, len(tensor), step):
         yield start, tensor[start : start + step]

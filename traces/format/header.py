@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sim.base.errors import BadInput, did_you_mean
-from traces.format.layout import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEXT, TENSORS, VERSION, VERSIONS
+from traces.format.layout import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEXT, TENSORS, VERSION, VERSIONS, Code
 
 _WORD = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 _NUMBER = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
+_DIGEST = re.compile(r"^[0-9a-f]{64}$")
 _DECIMAL = re.compile(r"^(?:0|[1-9][0-9]{0,5})(?:\.[0-9]{1,12})?$")
 REQUIRED = (
     "format",
@@ -36,6 +37,7 @@ OPTIONAL = (
     "labels",
     "tasks",
     "notes",
+    "plain_sha256",
 )
 
 
@@ -155,6 +157,8 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
         raise get.breach("gate_score", gate.score, "its weights are applied ones and not renormalised")
     if gate.score == "sparsemixer" and pairs.get("weights_kind") == "derived":
         raise get.breach("weights_kind", "derived", "the weights of a sparsemixer gate do not follow from its scores")
+    if not _DIGEST.match(pairs.get("plain_sha256", "0" * 64)):
+        raise get.breach("plain_sha256", pairs["plain_sha256"], "64 hexadecimal digits")
     labels = get.words("labels")
     if bad := [word for word in labels if not _WORD.match(word)]:
         raise get.breach("labels", bad[0], "a label is lower-case letters, digits, - and _")
@@ -250,12 +254,18 @@ def _known(key: str) -> bool:
         return True
     tensor, _, what = key.rpartition(".")
     spec = TENSORS.get(tensor)
-    return spec is not None and ((what == "code" and spec.scored) or (what == "rows" and "R" in spec.dims))
+    if spec is None:
+        return False
+    return {"code": spec.scored, "rows": "R" in spec.dims, "squeezed": not tensor.startswith("req_")}.get(what, False)
 
 
-def code_of(tensor: str, pairs: Mapping[str, str], where: str) -> str:
-    """The name of the code a score tensor is stored in. Raises BadInput when it is missing or unknown."""
+def code_of(tensor: str, pairs: Mapping[str, str], where: str) -> Code:
+    """The code a score tensor is stored in, which is not packed where it is squeezed.
+
+    Raises:
+        BadInput: it is missing or unknown.
+    """
     name = pairs.get(f"{tensor}.code", "")
     if name not in CODES:
         raise _Facts(pairs, where).breach(f"{tensor}.code", name, f"one of {', '.join(CODES)}")
-    return name
+    return replace(CODES[name], bits=0) if f"{tensor}.squeezed" in pairs else CODES[name]

@@ -1,4 +1,4 @@
-"""What a routing trace may contain, versions 1 to 3: tensors, score codes, limits (the specification is FORMAT.md)."""
+"""What a routing trace may contain, versions 1 to 4: tensors, score codes, limits (the specification is FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 FORMAT: Final = "moe-routing"
 VERSION: Final = "1"
-VERSIONS: Final = ("1", "2", "3")  # a writer states the lowest that suffices
+VERSIONS: Final = ("1", "2", "3", "4")  # a writer states the lowest that suffices
 SUFFIX: Final = ".safetensors"
 
 MAX_HEADER_BYTES: Final = 8 * 1024 * 1024

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.base.errors import BadInput
+from traces.format.blocks import Column
 from traces.format.check import row_faults, unsound
 from traces.format.layout import Array, Floats
 from traces.format.stored import StoredTrace
@@ -45,7 +46,7 @@ class Trace(StoredTrace):
         self.__dict__.pop("experts", None)
 
     @cached_property
-    def experts(self) -> Array:
+    def experts(self) -> Array | Column:
         """(T, L, K) expert ids, heaviest first unless the header says `unranked`; uint8 or uint16.
 
         Raises:
@@ -53,29 +54,34 @@ class Trace(StoredTrace):
                 expert chosen twice by one token, which would surface as a run that is too good.
         """
         ids = self.stored("experts")
+        if isinstance(ids, Column):
+            return ids.judged_by(self._judge_ids)
         for at in range(0, len(ids), _CHUNK_ROWS):
-            chunk = ids[at : at + _CHUNK_ROWS]
             self._let_go("experts", at)
-            if _repeats(chunk):
-                raise BadInput(
-                    f"{self.path}: experts, got one expert twice for a token: a token's experts are "
-                    f"distinct; `moesim traces check` shows where, record the trace again"
-                )
-            if int(chunk.max()) >= self.n_experts:
-                raise BadInput(
-                    f"{self.path}: experts, got an id of {self.n_experts} or more: ids are below n_experts; "
-                    f"`moesim traces check` shows where, record the trace again"
-                )
+            self._judge_ids(at, ids[at : at + _CHUNK_ROWS])
         return ids
 
+    def _judge_ids(self, _first: int, chunk: Array) -> None:
+        """Refuse some rows of experts that no engine could take."""
+        if _repeats(chunk):
+            raise BadInput(
+                f"{self.path}: experts, got one expert twice for a token: a token's experts are "
+                f"distinct; `moesim traces check` shows where, record the trace again"
+            )
+        if int(chunk.max()) >= self.n_experts:
+            raise BadInput(
+                f"{self.path}: experts, got an id of {self.n_experts} or more: ids are below n_experts; "
+                f"`moesim traces check` shows where, record the trace again"
+            )
+
     @property
-    def token_ids(self) -> NDArray[np.int32]:
-        """(T,) token ids."""
+    def token_ids(self) -> Array | Column:
+        """(T,) int32 token ids."""
         return self._whole("token_ids")
 
     @property
-    def iterations(self) -> NDArray[np.int32]:
-        """(T,) iteration in which the recorded batch composition processed each row."""
+    def iterations(self) -> Array | Column:
+        """(T,) int32 iteration in which the recorded batch composition processed each row."""
         return self._whole("iterations")
 
     def weights(self, a: int, b: int) -> Floats:
@@ -196,18 +202,25 @@ class Trace(StoredTrace):
             )
         return self._sound(tensor, at, at + b - a)
 
-    def _whole(self, tensor: str) -> Array:
+    def _whole(self, tensor: str) -> Array | Column:
         """All rows of a stored tensor that has one value per row."""
         self.require(tensor, tensor)
-        return self._sound(tensor, 0, self.n_tokens)
+        stored = self.stored(tensor)
+        self._judge(tensor, stored, 0, self.n_tokens)
+        return stored
 
     def _sound(self, tensor: str, start: int, stop: int) -> Array:
-        """Stored rows [start, stop) of a tensor, every value of which keeps the rules.
+        """Stored rows [start, stop) of a tensor, every value of which keeps the rules."""
+        stored = self.stored(tensor)
+        self._judge(tensor, stored, start, stop)
+        return stored[start:stop]
+
+    def _judge(self, tensor: str, stored: Array | Column, start: int, stop: int) -> None:
+        """Hold rows [start, stop) of a stored tensor against the rules.
 
         Blocks are judged when they are first read: a trace need not be read twice to be trusted, and a corrupt score
         is named where it stands instead of surfacing as a policy that does oddly well.
         """
-        stored = self.stored(tensor)
         step = max(1, _JUDGED_VALUES * len(stored) // max(1, stored.size))
         judged = self._judged.setdefault(tensor, bytearray(-(-len(stored) // step)))
         for block in range(start // step, -(-stop // step)):
@@ -216,7 +229,6 @@ class Trace(StoredTrace):
                 for fault in row_faults(self, tensor, first, stored[first : first + step]):
                     raise unsound(self, fault.shifted(first))
                 judged[block] = 1
-        return stored[start:stop]
 
     def _ahead(self, name: str, a: int, b: int) -> Floats:
         """Rows [a, b) of a score tensor over all layers. Who reads row by row is read a block ahead: what it costs to

@@ -19,7 +19,7 @@ F16_STEP = 2.0**-10
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One value that breaks one rule. `index` counts in the tensor as stored."""
+    """One value that breaks one rule. `index` counts in the tensor as stored; empty, it is one of the header's."""
 
     tensor: str
     index: tuple[int, ...]
@@ -27,7 +27,8 @@ class Fault:
     rule: str
 
     def __str__(self) -> str:
-        return f"{self.tensor}[{', '.join(map(str, self.index))}], got {self.got}: {self.rule}"
+        at = f"[{', '.join(map(str, self.index))}]" if self.index else ""
+        return f"{self.tensor}{at}, got {self.got}: {self.rule}"
 
     def shifted(self, rows: int) -> Fault:
         """The same fault of a chunk that begins at row `rows`."""

@@ -7,6 +7,7 @@ import mmap
 import os
 import stat
 import time
+from collections.abc import Hashable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from sim.base.errors import BadInput
+from traces.format.blocks import Column, unsqueezed
 from traces.format.container import Entry, read_file
 from traces.format.header import Header, code_of, parse_header
 from traces.format.layout import CODES, DTYPES, LEVELS, Array, Code, common_scale
@@ -58,12 +60,15 @@ class StoredTrace:
         if facts in _STRUCTURES and self._open_again():
             return
         where = str(self.path)
-        pairs, self._entries, self._bytes = read_file(self.path)
+        pairs, entries, self._bytes = read_file(self.path)
         self.header: Header = parse_header(pairs, where)
+        self._entries, self._squeezed = unsqueezed(pairs, entries, self._bytes, where)
         self._decode_only = check_shapes(self.header, pairs, self._entries, where)
         self._codes: dict[str, Code] = {
-            name: CODES[code_of(name, pairs, where)] for name in self._entries if f"{name}.code" in pairs
+            name: code_of(name, pairs, where) for name in self._entries if f"{name}.code" in pairs
         }
+        self._pairs = pairs
+        self._file: Hashable = object()  # whose unpacked blocks are whose
         self.score_scale: int = common_scale(self._codes.values())
         self.requests: RequestTable = self._open_requests(where)
         self.n_tokens, self.n_layers, self.top_k = self._entries["experts"].shape
@@ -78,6 +83,7 @@ class StoredTrace:
             absent |= {"weights"} if "scores" in absent else set()
         self.levels_prefill: frozenset[str] = self.levels - absent
         if facts is not None and facts == _facts_of(self.path):
+            self._file = facts
             while len(_STRUCTURES) >= MOST_STRUCTURES:
                 del _STRUCTURES[next(iter(_STRUCTURES))]
             _STRUCTURES[facts] = {key: value for key, value in vars(self).items() if key not in _OWN}
@@ -127,7 +133,13 @@ class StoredTrace:
 
     @cached_property
     def sha256(self) -> str:
-        """Hex digest of the whole file, read in pieces; once for many runs of one process."""
+        """Hex digest of the whole file, read in pieces; once for many runs of one process.
+
+        Of a squeezed file it is that of the plain one, which its header states: the same routing is the same input,
+        however it is stored. `check_trace` unpacks everything and holds the two together.
+        """
+        if self.squeezed:
+            return self._pairs["plain_sha256"]
         with self.path.open("rb") as file:
             key = _facts(os.fstat(file.fileno()))
             if key not in _DIGESTS:
@@ -139,14 +151,45 @@ class StoredTrace:
         """The tensors of the file by name."""
         return dict(self._entries)
 
-    def stored(self, tensor: str) -> Array:
-        """A tensor exactly as stored (codes, decode rows only, ...), as a read-only view of the mapped file."""
+    @property
+    def squeezed(self) -> bool:
+        """Whether any tensor is stored in squeezed blocks."""
+        return bool(self._squeezed)
+
+    @property
+    def plain_pairs(self) -> dict[str, str]:
+        """The header's strings without what is said of squeezed tensors."""
+        return {
+            key: text for key, text in self._pairs.items() if key != "plain_sha256" and not key.endswith(".squeezed")
+        }
+
+    def plain_shape(self, tensor: str, packed: bool = True) -> tuple[int, ...]:
+        """A tensor's shape in a plain file; or with a code for each stored value, as in a squeezed one."""
+        shape = self._entries[tensor].shape
+        if tensor not in self._codes:
+            return shape
+        ids = self._entries.get(f"{tensor}.ids")
+        n_codes = ids.shape[-1] if ids else self.n_experts
+        return (*shape[:-1], CODES[self._codes[tensor].name].width(n_codes) if packed else n_codes)
+
+    def stored(self, tensor: str) -> Array | Column:
+        """A tensor exactly as stored (codes, decode rows only, ...), as a read-only view of the mapped file.
+
+        Squeezed ones are unpacked block by block as they are sliced; their codes lie one to a value.
+        """
         entry = self._entries[tensor]
         if entry.stop > self._bytes.size:
             raise BadInput(
                 f"{self.path}: {tensor} cannot be read: the trace was closed, or the file became shorter; open it again"
             )
+        if tensor in self._squeezed:
+            return Column(self._squeezed[tensor], self._bytes, str(self.path), self._file)
         return self._bytes[entry.start : entry.stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
+
+    @property
+    def code_names(self) -> frozenset[str]:
+        """The tensors that hold codes."""
+        return frozenset(self._codes)
 
     def code(self, tensor: str) -> Code:
         """The code a score tensor is stored in."""
@@ -166,6 +209,8 @@ class StoredTrace:
 
         They would count as this process's memory until somebody else needs it; reading them again costs little.
         """
+        if tensor in self._squeezed:
+            return
         mapping, entry = getattr(self._bytes, "_mmap", None), self._entries[tensor]
         row_bytes = (entry.stop - entry.start) // entry.shape[0]
         start, stop = (at // mmap.PAGESIZE * mmap.PAGESIZE for at in (entry.start, entry.start + row * row_bytes))

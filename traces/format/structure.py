@@ -9,7 +9,7 @@ import numpy as np
 from sim.base.errors import BadInput, did_you_mean
 from traces.format.container import Entry
 from traces.format.header import Header, code_of
-from traces.format.layout import CODES, REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, U4_SQUARE, U6_SQUARE, VERSIONS, Array
+from traces.format.layout import REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, U4_SQUARE, U6_SQUARE, VERSIONS, Array
 from traces.format.requests import RequestTable
 
 REMEDY = "see traces/FORMAT.md, write it again"
@@ -29,7 +29,7 @@ def check_shapes(header: Header, pairs: Mapping[str, str], entries: Mapping[str,
             raise BadInput(f"{where}: tensor {name!r} is missing: every trace has it; {REMEDY}")
     for key in pairs:
         tensor, _, what = key.rpartition(".")
-        if what in ("code", "rows") and tensor in TENSORS and tensor not in entries:
+        if what in ("code", "rows", "squeezed") and tensor in TENSORS and tensor not in entries:
             raise BadInput(f"{where}: metadata {key}: there is no tensor {tensor!r}; {REMEDY}")
     _check_companions(header, entries, where)
     for what, since in _news(pairs, entries):
@@ -79,7 +79,8 @@ def _news(pairs: Mapping[str, str], entries: Iterable[str]) -> list[tuple[str, i
     codes = [text for key, text in pairs.items() if key.endswith(".code")]
     news = [(f"code {text}", since[text]) for text in codes if text in since]
     news += [(name, 2) for name in entries if name == "shared_scores.ids"]
-    return news + ([("weights_kind derived", 3)] if pairs.get("weights_kind") == "derived" else [])
+    news += [("weights_kind derived", 3)] if pairs.get("weights_kind") == "derived" else []
+    return news + [(key, 4) for key in pairs if key.endswith(".squeezed")]
 
 
 def version_for(pairs: Mapping[str, str], entries: Iterable[str]) -> str:
@@ -103,7 +104,7 @@ def _check_one(
 ) -> None:
     """One tensor's type and every axis of its shape."""
     spec = TENSORS[name]
-    code = CODES[code_of(name, pairs, where)] if spec.scored else None
+    code = code_of(name, pairs, where) if spec.scored else None
     allowed = spec.dtypes if code is None else (code.dtype,)
     if entry.dtype not in allowed:
         raise BadInput(f"{where}: {name}, got type {entry.dtype}: {' or '.join(allowed)}; {REMEDY}")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,17 +10,12 @@ from types import TracebackType
 import numpy as np
 
 from sim.base.errors import BadInput
-from sim.base.files import owned_prefix, replacing, sweep
-from traces.format.container import header_bytes, layout
 from traces.format.header import Header, parse_header
 from traces.format.layout import CODES, DTYPES, SPARSE, SPLITS, TENSORS, U16_LINEAR, Array, Code, expert_dtype
-from traces.format.reader import Trace
+from traces.format.parts import Parts
 from traces.format.requests import Request
 from traces.format.rules import as_codes, chunk_faults
 from traces.format.structure import version_for
-
-_COPY_BYTES = 1 << 20
-_SPOOL = ".spool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +41,7 @@ class TraceWriter:
             writer.add_request(prompt_len=5, experts=...)   # both at once
 
     The first chunk settles which tensors the trace has. Equal input gives equal bytes, however it was cut in chunks.
-    Tensors wait in temporary files beside `path`, so closing needs the size of the trace once more. The hidden folder
-    they lie in outlives a killed process, until the next writer of the same `path` removes it.
+    Tensors wait in temporary files beside `path` (`Parts`), so closing needs the size of the trace once more.
     """
 
     def __init__(
@@ -69,10 +60,7 @@ class TraceWriter:
                 raise BadInput(f"{self.path}: layout of tensor {name!r}: no such tensor, or it cannot be stored so")
         self._codes = {name: self._code(name) for name, spec in TENSORS.items() if spec.scored}
         self._table = None if embedding_table is None else _cast("embedding_table", embedding_table, self.header)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        sweep(self.path, _SPOOL)
-        self._spool = Path(tempfile.mkdtemp(prefix=owned_prefix(self.path), suffix=_SPOOL, dir=self.path.parent))
-        self._shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._parts = Parts(self.path)
         self._given: frozenset[str] | None = None
         self._requests: list[tuple[int, int, float | None]] = []  # prompt rows, task, arrival
         self._splits: list[int] = []
@@ -169,18 +157,7 @@ class TraceWriter:
             code = self._codes[tensor] if TENSORS[tensor].scored else None
             if fault := next(chunk_faults(tensor, values, experts, self.header, code), None):
                 raise BadInput(f"{self.path}: {fault.shifted(self._n_rows)}; correct the recorder")
-            self._spool_rows(tensor, values if code is None else code.store(values))
-
-    def _spool_rows(self, tensor: str, values: Array) -> None:
-        """Write rows to the tensor's temporary file and keep count of its shape."""
-        if tensor not in self._shapes:
-            self._shapes[tensor] = (_name(values), (0, *values.shape[1:]))
-        dtype, (n_rows, *width) = self._shapes[tensor]
-        if list(values.shape[1:]) != width:
-            raise BadInput(f"{self.path}: {tensor}, got shape {values.shape}: earlier chunks had width {tuple(width)}")
-        with (self._spool / tensor).open("ab") as file:  # not held open: a recorder has many writers at a time
-            file.write(np.ascontiguousarray(values).data)
-        self._shapes[tensor] = (dtype, (n_rows + len(values), *width))
+            self._parts.add(tensor, values if code is None else code.store(values))
 
     def _finish_request(self) -> None:
         if not self._requests:
@@ -200,45 +177,36 @@ class TraceWriter:
             self._finish_request()
             if not self._requests:
                 raise BadInput(f"{self.path}: no request: a trace has at least one")
-            self._spool_table()
-            entries = layout(self._shapes)
-            with replacing(self.path) as part:
-                with part.open("wb") as out:
-                    out.write(header_bytes(self._metadata(), entries))
-                    for name in entries:
-                        with (self._spool / name).open("rb") as tensor:
-                            shutil.copyfileobj(tensor, out, _COPY_BYTES)
-                    out.flush()
-                    os.fsync(out.fileno())
-                Trace(part).close()  # the reader's structural rules are the writer's, too
+            self._add_table()
+            self._parts.assemble(self._metadata())
         finally:
             self.abort()
         return self.path
 
     def abort(self) -> None:
         """Throw away what was appended."""
-        shutil.rmtree(self._spool, ignore_errors=True)
+        self._parts.drop()
 
-    def _spool_table(self) -> None:
+    def _add_table(self) -> None:
         """The request table, and the embedding table when there is one, as tensors like the others."""
         prompts, tasks, arrivals = zip(*self._requests, strict=True)
-        self._spool_rows("req_offsets", np.array(self._offsets, "<i8"))
-        self._spool_rows("req_prompt_len", np.array(prompts, "<i8"))
-        self._spool_rows("req_split", np.array(self._splits, "u1"))
+        self._parts.add("req_offsets", np.array(self._offsets, "<i8"))
+        self._parts.add("req_prompt_len", np.array(prompts, "<i8"))
+        self._parts.add("req_split", np.array(self._splits, "u1"))
         if self.header.tasks:
-            self._spool_rows("req_task", np.array(tasks, "<u2"))
+            self._parts.add("req_task", np.array(tasks, "<u2"))
         if arrivals[0] is not None:
-            self._spool_rows("req_arrival_s", np.array(arrivals, "<f8"))
+            self._parts.add("req_arrival_s", np.array(arrivals, "<f8"))
         if self._table is not None:
-            self._spool_rows("embedding_table", self._table)
+            self._parts.add("embedding_table", self._table)
 
     def _metadata(self) -> dict[str, str]:
         pairs = self.header.to_metadata()
-        if "weights" not in self._shapes and self.header.weights_kind != "derived":
+        if "weights" not in self._parts.shapes and self.header.weights_kind != "derived":
             pairs.pop("weights_kind", None)
-        pairs.update({f"{name}.code": self._codes[name].name for name in self._shapes if TENSORS[name].scored})
-        pairs.update({f"{name}.rows": "decode" for name in self._shapes if name in self.store.decode_only})
-        return {**pairs, "version": version_for(pairs, self._shapes)}
+        pairs.update({f"{name}.code": self._codes[name].name for name in self._parts.shapes if TENSORS[name].scored})
+        pairs.update({f"{name}.rows": "decode" for name in self._parts.shapes if name in self.store.decode_only})
+        return {**pairs, "version": version_for(pairs, self._parts.shapes)}
 
 
 def write_trace(
@@ -287,7 +255,3 @@ def _heaviest(name: str, codes: Array, keep: int, n_experts: int) -> dict[str, A
     """Keep the `keep` highest codes of each row with their ids, highest first, ties to the lowest id."""
     ids = np.argsort(-codes.astype(np.int64), axis=-1, kind="stable")[..., : max(1, keep)]
     return {name: np.take_along_axis(codes, ids, axis=-1), f"{name}.ids": ids.astype(DTYPES[expert_dtype(n_experts)])}
-
-
-def _name(values: Array) -> str:
-    return next(name for name, dtype in DTYPES.items() if dtype == values.dtype)

@@ -148,7 +148,7 @@ def compose(
     )
     names = [name for name in trace.entries if TENSORS[name].by_row and not name.endswith(".ids")]
     names.remove("iterations") if "iterations" in names else None  # a recorded batch composition holds no longer
-    table = trace.stored("embedding_table") if "embedding_table" in trace.entries else None
+    table = np.asarray(trace.stored("embedding_table")) if "embedding_table" in trace.entries else None
     row_bytes = sum(trace.stored(name)[:1].nbytes for name in names)
     step = max(1, _CHUNK_BYTES // max(1, row_bytes))
     total, done = sum(one.n_rows for one in plans), 0
