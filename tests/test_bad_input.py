@@ -106,7 +106,7 @@ CASES: dict[str, Case] = {
     # its structure
     "wrong shape": Case(HW, (TRACE, "scores, got shape (42, 2, 4)", "axis 1 is L = 3", "; see"), narrower("scores")),
     "missing tensor": Case(HW, (TRACE, "'req_split' is missing", "; see traces/FORMAT.md"), without("req_split")),
-    "unknown version": Case(HW, (TRACE, "version, got '9'", "versions 1, 2 and 3", "; upgrade"), facts(version="9")),
+    "unknown version": Case(HW, (TRACE, "version, got '9'", "versions 1, 2, 3 and 4", "; upgrade"), facts(version="9")),
     "unknown fact": Case(HW, (TRACE, "metadata gate_scor", "; did you mean 'gate_score'?"), facts(gate_scor="softmax")),
     "requests beyond the rows": Case(
         HW, (TRACE, "req_offsets[6], got 99", "number of rows (42)", "; see"), values("req_offsets", 6, 99)

@@ -11,6 +11,8 @@ from cli_help import simulated
 from safetensors.numpy import load_file
 
 from traces.format.catalogue import DEFAULT, bundled_traces
+from traces.format.reader import Trace
+from traces.format.squeeze import unsqueeze
 
 pytestmark = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the default trace is not in this checkout")
 
@@ -22,8 +24,10 @@ Expert = tuple[int, int]  # layer, expert
 
 
 @pytest.fixture(scope="module")
-def trace() -> dict[str, np.ndarray]:
-    return load_file(bundled_traces()[DEFAULT])
+def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """As a plain file, which is read by the container's own library."""
+    with Trace(bundled_traces()[DEFAULT]) as squeezed:
+        return load_file(unsqueeze(squeezed, tmp_path_factory.mktemp("plain") / "trace.safetensors"))
 
 
 def iterations(trace: dict[str, np.ndarray]) -> Iterator[tuple[str, list[list[int]]]]:

@@ -147,6 +147,8 @@ VERBS = [
     "traces synth",
     "traces convert",
     "traces compose",
+    "traces squeeze",
+    "traces unsqueeze",
     "train",
     "validate",
     "",

@@ -46,6 +46,8 @@ def test_a_row_says_what_the_file_holds(trace):
 
 
 def test_it_keeps_every_rule_of_the_format(trace):
+    """Squeezed, and still the trace of the table's digest: the last rule unpacks everything and compares."""
+    assert trace.squeezed
     assert check_trace(trace) == []
 
 

@@ -55,7 +55,7 @@ def test_the_table_of_keys_is_the_codes():
     required = {key for row in rows if row[1] == "yes" for key in re.findall(r"`([^`]+)`", row[0])}
     optional = {key for row in rows if row[1] == "no" for key in re.findall(r"`([^`]+)`", row[0])}
     assert required == set(REQUIRED)
-    assert optional == {*OPTIONAL, "<tensor>.rows", "x.<name>"}
+    assert optional == {*OPTIONAL, "<tensor>.rows", "<tensor>.squeezed", "x.<name>"}
     assert f"L (1 to {MAX_LAYERS}), E (1 to {MAX_EXPERTS})" in TEXT
     assert f"at most {MAX_HEADER_BYTES // 1024**2} MiB" in TEXT
     assert f"{MAX_TEXT:,} characters" in TEXT
