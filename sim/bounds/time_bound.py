@@ -46,12 +46,27 @@ class LeastTimes(NamedTuple):
 
 @dataclass
 class Pass:
-    """Iterations in turn: their path, and the experts they use, by GPU."""
+    """Iterations in turn: their path, and the experts they use, by GPU and all together."""
 
     index: int
     path: Path
     uses: list[Uses]
     tokens: frozenset[int]  # how many an expert serves, without repetition
+    every: Uses
+
+
+class Reads(NamedTuple):
+    """What lies on a drive, and how long it takes to come.
+
+    Attributes:
+        room: whole experts that GPUs and host memory hold together. flying: reads that may be under way when a window
+            begins, and that nobody has room for. each_s: of the drive; lag_s: from there until it has come.
+    """
+
+    room: int
+    flying: int
+    each_s: float
+    lag_s: float
 
 
 Window = tuple[list[Pass], list[Pass], int]
@@ -80,6 +95,16 @@ class Bounds:
         self.rooms = [-(-budget // size) for budget in setup.memory.expert_bytes]
         self.copy_s = self.cost.copies.expert_s(size)
         self.host_s = size / self.cost.copies.shared_bytes_per_s  # of host memory, where links share it
+        self.reads = self._reads(size)
+
+    def _reads(self, size: int) -> Reads | None:
+        """None where host memory holds every expert, or a drive takes no time."""
+        drive, setup = self.cost.drive, self.setup
+        if drive is None or not (each_s := drive.busy_s(size)):
+            return None
+        host_bytes = setup.host_bytes - setup.model.host_bytes(setup.spec.precision)  # tables stay there
+        flying = 1 + math.ceil(drive.lag_s / each_s)
+        return Reads(sum(self.rooms) + host_bytes // size, flying, each_s, drive.lag_s)
 
     def windows(self) -> Iterator[Window]:
         """Of every request, in the order they complete."""
@@ -94,7 +119,9 @@ class Bounds:
         begun: dict[int, int] = {}
         answered: dict[int, int] = {}
         while isinstance(ranges := batching.next(math.inf), list):
-            passes.append(self._pass(Iteration(index, ranges, trace, feed.row(ranges))))
+            iteration = Iteration(index, ranges, trace, feed.row(ranges))
+            drafted_s = [] if batching.drafts is None else batching.drafts.each_s(iteration)
+            passes.append(self._pass(iteration, drafted_s))
             for r in ranges:
                 if r.phase == PREFILL:
                     begun.setdefault(r.request.index, index)  # once: a prompt that is prefilled anew was begun before
@@ -134,7 +161,7 @@ class Bounds:
         none = [0] * trace.n_layers
         for one in alone(trace, self.setup.requests):
             path = self._path(Iteration(0, one.prefill, trace, None), one.counts, none)
-            prefill, outputs = Pass(0, path, [one.at_first], one.tokens), one.request.outputs
+            prefill, outputs = Pass(0, path, [one.at_first], one.tokens, one.at_first), one.request.outputs
             yield [prefill], [self._decode(one)] if outputs > 1 else [], outputs
 
     def _path(self, iteration: Iteration, counts: list[list[int]], elsewhere: list[int]) -> Path:
@@ -155,7 +182,7 @@ class Bounds:
                 ranges = [Range(request, row, row + 1, DECODE, row - request.first_row)]
                 at = self._path(Iteration(0, ranges, trace, None), ones, none)
                 path = path.plus(at, (stop - start) / 2)
-        return Pass(0, path, [one.later], frozenset({1}))
+        return Pass(0, path, [one.later], frozenset({1}), one.later)
 
     def _convex(self, first: int, n: int, context: int) -> list[tuple[int, int]]:
         """Rows [start, stop) over which the price of attention is convex in context; `context` is the first row's."""
@@ -163,7 +190,14 @@ class Bounds:
         ends = [0, *sorted(cut for cut in cuts if 0 < cut < n), n]
         return [(first + start, first + stop) for start, stop in pairwise(ends)]
 
-    def _pass(self, iteration: Iteration) -> Pass:
+    def _after(self, drafted_s: list[float], path: Path) -> Path:
+        """An iteration's path with its drafts before it, one after the other; the host waits until it has read them."""
+        if not drafted_s:
+            return path
+        took_s = self.cost.launches.kernel_s + math.fsum(drafted_s) + self.cost.launches.sync_s
+        return Path(path.whole_s + took_s, path.dense_s + took_s, path.host_s + took_s, path.last_s)
+
+    def _pass(self, iteration: Iteration, drafted_s: list[float]) -> Pass:
         n_layers, n_experts = self.setup.trace.n_layers, self.setup.trace.n_experts
         layers = range(n_layers)
         if iteration.row is not None:
@@ -178,7 +212,9 @@ class Bounds:
         ends = np.cumsum([len(row) for row in counts])
         if self.n_gpus == 1:
             path = self._path(iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
-            return Pass(iteration.index, path, [Uses(ids, ends.tolist())], tokens)
+            path = self._after(drafted_s, path)
+            every = Uses(ids, ends.tolist())
+            return Pass(iteration.index, path, [every], tokens, every)
         home = self.homes[ids]
         found = []
         for gpu in range(self.n_gpus):
@@ -190,12 +226,26 @@ class Bounds:
         ]
         elsewhere = [len(row) - len(mine) for row, mine in zip(counts, here, strict=True)]
         path = self._path(iteration, [sorted(row, reverse=True) for row in here], elsewhere)
-        return Pass(iteration.index, path, found, tokens)
+        path = self._after(drafted_s, path)
+        return Pass(iteration.index, path, found, tokens, Uses(ids, ends.tolist()))
 
     def copies(self, window: list[Pass], gpu: int) -> int:
         """Copies no policy can avoid in these iterations, whatever lay on the GPU when they began."""
         every = [p.uses[gpu] for p in window]
         return (every[0] if len(every) == 1 else in_turn(every)).copies(self.rooms[gpu], 0 if self.cpu else 1)
+
+    def reading_s(self, window: list[Pass], part_s: float) -> float:
+        """From the start of a window to where its last read's expert begins, at least; 0 where none is needed.
+
+        Args:
+            part_s: what the least part of an expert takes that is copied after that read; 0 beside a CPU.
+        """
+        reads = self.reads
+        if reads is None:
+            return 0.0
+        every = window[0].every if len(window) == 1 else in_turn([p.every for p in window])
+        n = every.copies(reads.room, 0 if self.cpu else 1) - reads.flying
+        return n * reads.each_s + reads.lag_s + part_s if n > 0 else 0.0
 
     def seconds(self, window: list[Pass]) -> float:
         """The least time these iterations take."""
@@ -210,7 +260,8 @@ class Bounds:
             part_s = cost.expert(fewest, cost.precision, 0.0, 0.0).duration_s
             on_links_s = max(n * self.copy_s + (part_s if n else 0.0) for n in copies) + last_s
             from_host_s = sum(copies) * self.host_s + last_s
-            return max(whole_s, on_links_s, from_host_s, host_s + sum(copies) * cost.launches.copy_s)
+            from_drive_s = self.reading_s(window, part_s) + last_s
+            return max(whole_s, on_links_s, from_host_s, from_drive_s, host_s + sum(copies) * cost.launches.copy_s)
         most_s = max(cost.expert(n, cost.precision).duration_s for n in tokens)
         least_s = min(cost.expert_cpu_joined(n).duration_s for n in tokens)
         launch_s, activations_s = cost.launches.expert.all_s, cost.copies.h2d_s(cost.activation_bytes(fewest))
@@ -223,6 +274,7 @@ class Bounds:
             Line(sum(copies) * self.copy_s / self.n_gpus + last_s, back_s - self.copy_s / self.n_gpus),
             *(Line(n * self.copy_s + last_s, back_s - self.copy_s) for n in copies),
             Line(sum(copies) * self.host_s + last_s, -self.host_s),
+            Line(self.reading_s(window, 0.0) + last_s, 0.0),  # whoever computes it, an expert has to be read
         ]
         return lowest(lines, sum(len(uses.ids) for p in window for uses in p.uses))
 

@@ -41,9 +41,19 @@ _SIZES = {
     "host_memory_bytes": "host memory",
 }
 _CATCHES = ("oracle", "lossy")
-_ACTIVITY = {"cpu": "experts on the CPU", "h2d": "copies to the GPU", "d2h": "copies back", "gpu": "kernels"}
+_ACTIVITY = {
+    "cpu": "experts on the CPU",
+    "h2d": "copies to the GPU",
+    "d2h": "copies back",
+    "gpu": "kernels",
+    "nvme": "reads of the drive",
+}
 WORTH_TELLING = 0.005
 """Share of a run's time that shared memory has to add to an activity before a line says so."""
+
+
+BOUND_IS_OF = "is of these figures and requests: with better ones it is lower, too"
+"""Why a band may begin below a bound."""
 
 
 def memory_lines(sizes: Mapping[str, int]) -> list[str]:
@@ -403,9 +413,20 @@ def _grounds(result: Result) -> Table:
         title = "TPOT" if time == "tpot_s" else "TTFT"
         rows.add_row(
             "uncertainty",
-            f"{title} {low} to {high}, were every figure off at once to the end of its range" + _sampled(result, time),
+            f"{title} {low} to {high}, were every figure off at once to the end of its range"
+            + _sampled(result, time)
+            + _below_bound(result, time, ends[0]),
         )
     return rows
+
+
+def _below_bound(result: Result, time: Timed, low_s: float) -> str:
+    """What it means that the band of a lossless policy begins below what none can beat."""
+    least_s = None if result.bound is None else getattr(result.bound, time)
+    took_s = result.time_s(time).mean
+    if least_s is None or took_s is None or not low_s < least_s <= took_s:
+        return ""
+    return f"; it begins below the lower bound of {show_seconds(least_s)}, which {BOUND_IS_OF}"
 
 
 def _sampled(result: Result, time: Timed) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.units import show_bytes, show_count, show_rate
 from sim.results.figure import show_figure
+from sim.results.text import BOUND_IS_OF
 from sim.setup.spec import CAPS
 from sim.studies.plan.candidate import DEARER, EXCLUDED, MISSES, NOT_RUN, REACHES, Candidate, Machine
 from sim.studies.plan.goal import Goal, Reading
@@ -153,7 +154,7 @@ def machines_table(planned: Planned) -> str:
     """One row per machine: the setting that reaches the goals, or the policy that comes nearest."""
     from sim.base.tables import prose, render, table
 
-    goals = planned.asked.goals
+    goals, below = planned.asked.goals, False
     priced = planned.prices is not None
     titles = ["machine", *(["price"] if priced else []), "VRAM", "link", "CPU", "verdict", "policy"]
     budgets = any(budget_text(one.spec) for one in planned.candidates)
@@ -175,7 +176,15 @@ def machines_table(planned: Planned) -> str:
             cells += _figures(one, goal)
         bound_by = one.result.bound_by.resource if one.result is not None else None
         shown.add_row(*cells, bound_by or "-")
-    return render(shown)
+        below = below or _below_bound(one)
+    return render(shown) + (f"a band that begins below the bound: that {BOUND_IS_OF}\n" if below else "")
+
+
+def _below_bound(one: Candidate) -> bool:
+    """Whether a band of its figures begins on the far side of what no lossless policy can beat."""
+    least = {told.goal: told.value for told in one.bounds}
+    bands = [(told.goal, told.band) for told in one.found if told.band is not None and told.goal in least]
+    return any((low < least[goal]) if goal.at_most else (high > least[goal]) for goal, (low, high) in bands)
 
 
 def dearer_line(planned: Planned) -> str:

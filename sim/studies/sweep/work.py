@@ -138,6 +138,7 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
         **{name: getattr(spec, name) for name in ("split", "requests")},
         **setup.batch_terms,
         **setup.load_terms,
+        **({} if setup.tier is None else {"above_drive": [setup.host_bytes, setup.tier.depth, setup.tier.block_bytes]}),
     }
 
 
