@@ -357,11 +357,6 @@ def refused(**fields: Any) -> str:
         ({"nvme": "gen4x4", "ram_policy": "fiddler"}, "--ram-policy, got 'fiddler'"),
         ({"nvme": "gen4x4", "ram_policy": "lruu"}, "lruu"),
         ({"nvme": "gen4x4:reads=buffered", "ram_policy": "lfu"}, "the page cache is the kernel's"),
-        ({"nvme": "gen4x4", "replicas": 2, "arrivals": "poisson:1"}, "--nvme, got --replicas 2"),
-        (
-            {"nvme": "gen4x4", "kv_memory_bytes": 10**9, "preempt": "swap"},
-            "--nvme, got --preempt swap with it",
-        ),
         ({"set": {"hw.drive.latency_s": 0.1}}, "--set hw.drive"),
     ],
 )
@@ -384,7 +379,7 @@ def test_a_model_that_does_not_fit_host_memory_is_answered():
         made.close()
     assert result.bound_by.resource == "drive"
     assert result.bound is not None
-    assert result.bound.above_frac > 0  # a bound that leaves the drive out is one still
+    assert result.bound.above_frac > 0
     assert result.host_memory.peak_bytes <= 40 * 10**9
     assert any("drive" in figure.figure for figure in result.provenance.figures)
     assert any("host memory of 40.0 GB caches experts by lru" in label for label in result.labels)
@@ -409,3 +404,41 @@ def test_runs_without_a_drive_are_known_as_they_were():
     assert plain.run_id == spelt.run_id != above.run_id
     for made in (plain, spelt, above):
         made.close()
+
+
+# -- replicas and pages ---------------------------------------------------------------------------------------------
+
+
+def results(**fields: Any) -> list[dict[str, Any]]:
+    """Of both engines, without contention: the same but for what names an engine and the last digits of waits."""
+    found, own = [], ("by_layer", "engine", "wall_s", "run_id")
+    for engine in ("arithmetic", "simpy"):
+        made = prepare(RunSpec(**ASKED | {"contention": "off", "engine": engine} | fields))
+        try:
+            told = execute(made, bounds=False, by_layer=False).result.to_dict()
+        finally:
+            made.close()
+        found.append({key: value for key, value in told.items() if key not in own})
+    assert found[0] == found[1]
+    return found
+
+
+def test_each_replica_reads_a_drive_of_its_own():
+    above = {"host_memory_bytes": 40 * 10**9, "nvme": "gen4x4"}
+    alone = results(**above)[0]["host_memory"]
+    both = results(**above, requests=2, replicas=2, arrivals="closed:2")[0]
+    # Two clients, two machines, and each gets one of the requests: cold host memories, each as large as was asked for.
+    assert [one["requests"] for one in both["replicas"]] == [1, 1]
+    host = both["host_memory"]
+    assert host["reads"] > alone["reads"]
+    assert host["peak_bytes"] <= host["bytes"] == alone["bytes"]
+    assert host["read_bytes"] == host["reads"] * both["expert_bytes"]
+
+
+def test_pages_that_are_swapped_out_lie_beside_experts():
+    swaps = {"nvme": "gen4x4", "kv_memory_bytes": 30 * 10**6, "preempt": "swap", "batch": 4, "requests": 4}
+    told = results(**swaps, host_memory_bytes=40 * 10**9)[0]
+    assert told["kv"]["peak_swapped_bytes"] > 0
+    assert told["host_memory"]["reads"] > 0
+    with pytest.raises(DoesNotFit, match="less --host-memory for experts"):
+        prepare(RunSpec(**ASKED | swaps, set={"hw.cpu.memory_bytes": 40 * 10**9}))

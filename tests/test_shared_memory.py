@@ -118,12 +118,8 @@ def run(tiny: Path, policy: str, spans: Any = None, plenty: bool = False, **rest
 ON_CPU = sorted(name for name, kind in policies().items() if "cpu" in kind.traits)
 
 
-@pytest.mark.parametrize("world", CPU_CARDS, ids=str)
-@pytest.mark.parametrize("policy", [*ON_CPU, "mixtral_offloading", "lru"])
-def test_dynamic_shares_are_never_more_than_all(
-    tiny: Path, policy: str, world: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At every instant, of every memory: what flows draw at the rates they run at."""
+def watch_pools(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """From here on, at every instant, of every memory: what flows draw at the rates they run at. The memories seen."""
     pools: dict[int, Any] = {}
     begun, stepped = Flow.work, Clock.step
 
@@ -140,6 +136,15 @@ def test_dynamic_shares_are_never_more_than_all(
 
     monkeypatch.setattr(Flow, "work", work)
     monkeypatch.setattr(Clock, "step", step)
+    return pools
+
+
+@pytest.mark.parametrize("world", CPU_CARDS, ids=str)
+@pytest.mark.parametrize("policy", [*ON_CPU, "mixtral_offloading", "lru"])
+def test_dynamic_shares_are_never_more_than_all(
+    tiny: Path, policy: str, world: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = watch_pools(monkeypatch)
     run(tiny, policy, engine="simpy", **world)
     assert pools
 

@@ -53,6 +53,7 @@ cdef class CopyQueue:
     cdef double runs_s(self, double start_s, double duration_s, double n_bytes) except? -1.0
     @cython.locals(paid_s=double)
     cpdef pay(self)
+    cdef double _paid_s(self, double start_s) except? -1.0
     cpdef serve_now(self, Piece piece, double start_s, double duration_s, int length)
     cpdef void served(self, int n, double free_s) noexcept
     @cython.locals(start_s=double, copy=Copy)

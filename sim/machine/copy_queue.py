@@ -163,7 +163,7 @@ class CopyQueue:
         self.slows: list[Stream] = []  # whose operations take longer beside its copies
         self.n_slows = 0
         self.back = False  # it copies from the GPUs
-        self.memory: HostMemory | None = None  # that it shares with experts on the CPU, as this lane of it
+        self.memory: HostMemory | None = None  # that it shares with experts on the CPU and reads, as this lane of it
         self.lane = 0
         self.slowed_s = 0.0  # what sharing added to its copies
 
@@ -195,8 +195,17 @@ class CopyQueue:
                     self.spans(self.name, OWED, -1, -1, 0, 0, self.free_s, paid_s)
                 self.free_s = paid_s
 
+    def _paid_s(self, start_s: float) -> float:
+        """When what was to start then does: above a drive a lane pays what it owes first, since reads come unasked."""
+        if self.memory is not None and self.memory.has_drive:
+            self.pay()
+            if start_s < self.free_s:
+                return self.free_s
+        return start_s
+
     def serve_now(self, piece: Piece, start_s: float, duration_s: float, length: int) -> None:
         """Copy a demanded piece that nothing can overtake: it starts at `start_s`."""
+        start_s = self._paid_s(start_s)
         self.free_s = self.runs_s(start_s, duration_s, piece.n_bytes)
         self.seconds.meter.add(length, 1)
         self.n_copies += 1
@@ -350,6 +359,7 @@ class CopyQueue:
         return best
 
     def _serve(self, copy: Copy, start_s: float) -> None:
+        start_s = self._paid_s(start_s)
         if copy.after and start_s > self.free_s:
             ticket: Ticket = copy.after[0]
             if copy.carries:

@@ -28,6 +28,7 @@ cdef class Lately:
 cdef class HostMemory:
     cdef readonly double capacity_per_s, cpu_term, link_term
     cdef readonly int n_links, n_lanes
+    cdef readonly bint has_drive
     cdef readonly list lanes
     cdef double[::1] _draws
     cdef list _done, _back

@@ -103,21 +103,26 @@ class Lately:
 
 
 class HostMemory:
-    """What the CPU's experts and copies draw from together: lane 0 is the CPU, then a link per GPU, then the way back.
+    """What the CPU's experts and copies draw from together, and a drive's reads write to.
+
+    Lane 0 is the CPU, then a link per GPU, then the way back, then the drive.
 
     Args:
         cpu_term, link_term: extra time of the one beside the other where it was measured or set; less than 0: by the
-            law.
+            law. has_drive: there is one; its reads are slowed by the law alone.
     """
 
-    def __init__(self, capacity_per_s: float, n_links: int, cpu_term: float, link_term: float) -> None:
+    def __init__(
+        self, capacity_per_s: float, n_links: int, cpu_term: float, link_term: float, has_drive: bool = False
+    ) -> None:
         self.capacity_per_s = capacity_per_s
         self.n_links = n_links
         self.cpu_term = cpu_term
         self.link_term = link_term
-        self.lanes = [Lately() for _ in range(n_links + 2)]
-        self.n_lanes = n_links + 2
-        self._draws = floats(n_links + 2)  # at the time that is looked at
+        self.has_drive = has_drive
+        self.n_lanes = n_links + 2 + has_drive
+        self.lanes = [Lately() for _ in range(self.n_lanes)]
+        self._draws = floats(self.n_lanes)  # at the time that is looked at
         self._done: list[Ticket] = []  # ends of experts on the CPU that nobody has been told,
         self._back: list[Ticket] = []  # as long as their results have not started to go up
 
@@ -194,7 +199,7 @@ class HostMemory:
     def _stretch(self, lane: int, new: int, draws_per_s: float) -> float:
         """By how much a lane's work takes longer beside what `_look` saw; `new` draws, too, where it is a lane."""
         term = self.cpu_term if lane == 0 else self.link_term
-        if term >= 0.0:
+        if term >= 0.0 and lane < self.n_links + 2:
             if lane:
                 beside = lane <= self.n_links and (self._draws[0] >= 0.0 or new == 0)
                 return 1.0 + term if beside else 1.0

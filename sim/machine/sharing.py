@@ -2,7 +2,8 @@
 
 By the law of one memory, everything draws bytes per second: an operation its bytes over the time it takes alone.
 
-- Host memory: where experts on the CPU and copies ask for more than there is, all of them are slowed in proportion.
+- Host memory: where experts on the CPU, copies and a drive's reads ask for more than there is, all of them are slowed
+  in proportion.
 - GPU memory: copies keep the rate of their link, which is a small part of it; kernels get what that leaves.
 
 `docs/contention.md` has the reasons, and what a term that was measured or set changes.
@@ -33,6 +34,7 @@ SLOWS = {
     "h2d": ("h2d_slowdown_by_cpu", "h2d_slowdown_by_gpu", "h2d_slowdown_by_d2h"),
     "d2h": ("d2h_slowdown_by_h2d",),
     "gpu": ("gpu_slowdown_by_h2d", "gpu_slowdown_by_d2h"),
+    "nvme": (),
 }
 """Activity -> the terms that may slow it."""
 BY_LAW = ("cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu", "gpu_slowdown_by_h2d", "gpu_slowdown_by_d2h")

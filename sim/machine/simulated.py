@@ -124,6 +124,8 @@ class SimulatedMachine(Machine):
         self._gpu_memory: GpuMemory | None = None  # None: nothing is shared
         if cost.sharing.on:
             self._share(cost.sharing)
+            if cost.drive is not None:
+                self._share_host_memory()
         self._groups = [Group() for _ in range(n_gpus)]  # experts launched last, which others may still join
         self._group = self._groups[0]
         self._grouped = cost.launches.grouped
@@ -152,10 +154,12 @@ class SimulatedMachine(Machine):
         self.write_backs.back = True
 
     def _share_host_memory(self) -> None:
-        """From the first expert on the CPU on it draws from the memory that copies draw from."""
-        sharing = self.cost.sharing
+        """Experts on the CPU draw from the memory that copies draw from: from the first on; above a drive, at once."""
+        sharing, reads = self.cost.sharing, self.cost.drive is not None
         terms = (sharing.stated.get(term, -1.0) for term in ("cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu"))
-        self.cpu.memory = memory = HostMemory(sharing.host_bytes_per_s, self.n_gpus, *terms)
+        self.cpu.memory = memory = HostMemory(sharing.host_bytes_per_s, self.n_gpus, *terms, has_drive=reads)
+        if reads:
+            self.drive.memory, self.drive.lane = memory, self.n_gpus + 2
         for at, queue in enumerate((*self.h2d, self.write_backs)):
             queue.memory, queue.lane = memory, at + 1
             if queue.free_s > self.now_s:
@@ -936,6 +940,7 @@ class SimulatedMachine(Machine):
             for queue in self.h2d:
                 queue.pay()
             self.write_backs.pay()
+            self.drive.pay()
         self.d2h_bytes += n_bytes
         back = result_of(layer, expert, n_bytes, back_s, length, self.now_s, done)
         if self.n_links > 1:
@@ -1216,6 +1221,11 @@ class SimulatedMachine(Machine):
     def write_backs_slowed_s(self) -> float:
         """What sharing added to the time of what is copied back."""
         return self.write_backs.slowed_s
+
+    @property
+    def reads_slowed_s(self) -> float:
+        """What sharing added to the time of the drive's reads."""
+        return self.drive.slowed_s
 
     @property
     def n_reads(self) -> int:

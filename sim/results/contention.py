@@ -30,6 +30,7 @@ def contention(machine: SimulatedMachine | RealMachine, hw: Hardware, n_replicas
         "h2d": machine.copies_slowed_s,
         "d2h": machine.write_backs_slowed_s,
         "gpu": machine.gpu_s[sharing.q_gpu],
+        "nvme": machine.reads_slowed_s,
     }
     slowed: dict[str, Slowed | None] = {}
     for activity, seconds in added_s.items():
@@ -49,4 +50,4 @@ def _reckoned(activity: str, hw: Hardware) -> list[str]:
             found.append(LAW)
         elif figure is not None and figure.value > 0.0:
             found.append(SET if figure.ref == USER_REF else figure.source)
-    return list(dict.fromkeys(found)) or [LAW]  # what is copied back shares host memory by law
+    return list(dict.fromkeys(found)) or [LAW]  # what is copied back, or read, shares host memory by law

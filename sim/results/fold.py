@@ -174,7 +174,7 @@ def fold(
         engine=setup.engine,
         version=__version__,
         draft=drafting(setup, clockwork, machine.h2d_bytes),
-        host_memory=host_memory(setup, engine, machine),
+        host_memory=host_memory(setup, [one.engine for one in replicas] or [engine], machine),
         contention=contention(machine, setup.hw, max(1, len(replicas))),
         kv=kv,
         scheduling=_scheduling(setup, clockwork),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.engine.host_tier import AHEAD, COPY, CPU, PREFETCH
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from sim.setup.setup import Setup
 
 
-def host_memory(setup: Setup, engine: Engine, machine: SimulatedMachine | RealMachine) -> HostMemory | None:
-    """Of a run that is over; None where host memory held every expert."""
+def host_memory(setup: Setup, engines: Sequence[Engine], machine: SimulatedMachine | RealMachine) -> HostMemory | None:
+    """Of a run that is over; None where host memory held every expert.
+
+    Args:
+        engines: of all replicas, each a machine with host memory and a drive of its own: what they read is added up.
+    """
     if setup.tier is None or machine.measured is True or machine.cost.drive is None:
         return None
-    above = engine.machine
-    assert isinstance(above, Tiered)
-    tier, host, drive = setup.tier, above.tier, machine.cost.drive
-    reads = host.reads
-    phases = list(reads.found)
+    hosts = [one.machine.tier for one in engines if isinstance(one.machine, Tiered)]
+    tier, drive = setup.tier, machine.cost.drive
+    reads = [host.reads for host in hosts]
+    phases = list(reads[0].found)
     needed = _found(reads, phases, (COPY, CPU))
     return HostMemory(
         drive=tier.drive,
@@ -37,7 +40,7 @@ def host_memory(setup: Setup, engine: Engine, machine: SimulatedMachine | RealMa
         start=tier.start,
         ram_policy=tier.ram_policy,
         bytes=setup.host_bytes,
-        peak_bytes=host.residency.peak_bytes[0],
+        peak_bytes=max(host.residency.peak_bytes[0] for host in hosts),
         reads=machine.n_reads,
         read_bytes=machine.read_bytes,
         hit_rate=needed.hit / needed.asked if needed.asked else None,
@@ -46,13 +49,13 @@ def host_memory(setup: Setup, engine: Engine, machine: SimulatedMachine | RealMa
         cpu=_found(reads, phases, (CPU,)),
         read_ahead=_found(reads, phases, (AHEAD,)),
         by_phase={phase: found for phase in phases if (found := _found(reads, (phase,), (COPY, CPU))).asked},
-        evicted=reads.n_evicted,
-        passed=reads.n_passed,
-        withdrawn=reads.n_withdrawn,
+        evicted=sum(one.n_evicted for one in reads),
+        passed=sum(one.n_passed for one in reads),
+        withdrawn=sum(one.n_withdrawn for one in reads),
     )
 
 
-def _found(reads: Reads, phases: Iterable[str], who: Iterable[str]) -> Found:
-    of = [(phase, one) for phase in phases for one in who]
-    hit, late, miss = (sum(reads.found[phase][one][how] for phase, one in of) for how in range(3))
-    return Found(hit + late + miss, hit, late, miss, sum(reads.n_bytes[phase][one] for phase, one in of))
+def _found(reads: Sequence[Reads], phases: Iterable[str], who: Iterable[str]) -> Found:
+    of = [(host, phase, one) for host in reads for phase in phases for one in who]
+    hit, late, miss = (sum(host.found[phase][one][how] for host, phase, one in of) for how in range(3))
+    return Found(hit + late + miss, hit, late, miss, sum(host.n_bytes[phase][one] for host, phase, one in of))

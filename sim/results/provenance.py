@@ -57,7 +57,10 @@ def attributions(machine: SimulatedMachine, clockwork: Clockwork, phases: Iterab
     if cost.drive is not None:
         drive, busy_s = cost.drive, machine.lane_busy_s()["nvme"]
         lag_s = machine.n_reads * drive.lag_s
-        _spread(seconds, parts_s[NVME], [(drive.q_latency, lag_s), (drive.q_bandwidth, busy_s)])
+        n_machines = len(machine.h2d) // cost.several.n_gpus  # of replicas the lane's time is a mean
+        lag_s, slowed_s = lag_s / n_machines, machine.reads_slowed_s / n_machines
+        rests_on = [(drive.q_latency, lag_s), (drive.q_bandwidth, busy_s - slowed_s), (cost.sharing.q_host, slowed_s)]
+        _spread(seconds, parts_s[NVME], rests_on)
     rows: list[Attribution] = []
     for (name, quantity), spent_s in zip(cost.figures.entries, seconds, strict=True):
         if spent_s > 0:

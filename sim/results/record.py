@@ -52,8 +52,9 @@ WHERE_THERE = (
 """Keys of runs in which shared memory slowed something, with a drive below host memory or a pool of pages, with a
 batching that was asked for, or whose scheduler has something to say, of several replicas, and of real runs; others have
 none of them."""
-FURTHER_DOWN = ("mixed", "draft_bytes")
-"""Of runs in which prompts and decode tokens ran together, and of those with a draft model."""
+FURTHER_DOWN = ("mixed", "draft_bytes", "nvme")
+"""Of runs in which prompts and decode tokens ran together, of those with a draft model, and of a drive's reads that
+were slowed."""
 
 
 def plain(value: Any) -> Any:

@@ -151,12 +151,16 @@ class Slowed(msgspec.Struct, frozen=True):
 
 
 class Contention(msgspec.Struct, frozen=True):
-    """What was slowed by what ran beside it; None: it was not. Experts on the CPU, copies to GPUs and back, kernels."""
+    """What was slowed by what ran beside it; None: it was not.
+
+    Experts on the CPU, copies to GPUs and back, kernels, reads of a drive.
+    """
 
     cpu: Slowed | None
     h2d: Slowed | None
     d2h: Slowed | None
     gpu: Slowed | None
+    nvme: Slowed | None = None
 
     def by_activity(self) -> dict[str, Slowed]:
         """What was slowed -> by how much."""

@@ -51,21 +51,22 @@ def demand_of(pool: KvPool, spec: RunSpec, requests: Sequence[RequestInfo], with
 
 
 def check_host_room(
-    pool: KvPool, hw: Hardware, experts_bytes: int, requests: Sequence[RequestInfo], batch: int
+    pool: KvPool, hw: Hardware, experts_bytes: int, requests: Sequence[RequestInfo], batch: int, above_drive: bool
 ) -> None:
     """Raises DoesNotFit where host memory, besides experts, cannot take all pages that may lie there at a time.
 
     Args:
-        batch: requests that run together at most; one of them always stays.
+        batch: requests that run together at most; one of them always stays. above_drive: experts may have less of it.
     """
     if not pool.swaps:
         return
     away = sorted((pool.most_pages(r) for r in requests), reverse=True)[: batch - 1]
     has_bytes, swapped_bytes = int(hw.cpu.memory_bytes.value), sum(away) * pool.page_bytes
     if experts_bytes + swapped_bytes > has_bytes:
+        less = "less --host-memory for experts, " if above_drive else ""
         raise DoesNotFit(
             f"--preempt, got 'swap': up to {show_bytes(swapped_bytes)} of KV cache may go to host memory, {hw.id}'s "
             f"host has {show_bytes(has_bytes)}, {show_bytes(experts_bytes)} of it for experts; take --preempt "
-            "recompute, a smaller --batch, or --set hw.cpu.memory_bytes=...",
+            f"recompute, a smaller --batch, {less}or --set hw.cpu.memory_bytes=...",
             {"host_experts_bytes": experts_bytes, "swapped_bytes": swapped_bytes, "host_memory_bytes": has_bytes},
         )

@@ -215,7 +215,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
             host_bytes = min(host_bytes, host_memory_of(spec, hw))
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes, several.homes)
     if kv is not None:
-        check_host_room(kv, hw, host_bytes, requests, together)
+        check_host_room(kv, hw, host_bytes, requests, together, tier is not None)
     store = requests_of(trace, "store")
     setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
     setup.clients, setup.labels, setup.kv, setup.tier = load.clients, load.labels, kv, tier

@@ -8,7 +8,6 @@ from sim.base.errors import BadInput, did_you_mean
 from sim.base.units import KIB, MIB, parse_bytes, show_bytes
 from sim.policy.api import Policy
 from sim.policy.registry import find
-from sim.workload.kv_memory import SWAP
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
@@ -119,16 +118,7 @@ def _whole(text: str, key: str, least: int, most: int) -> int:
 
 def check_together(setup: Setup) -> None:
     """Raises BadInput for what a drive below host memory does not go with."""
-    spec = setup.spec
-    if setup.tier is None:
-        return
-    if spec.replicas > 1:
-        raise BadInput(
-            f"--nvme, got --replicas {spec.replicas} with it: one machine reads a drive here; leave one of them out"
-        )
-    if setup.kv is not None and spec.preempt == SWAP:
-        raise BadInput("--nvme, got --preempt swap with it: host memory is for experts here; take --preempt recompute")
-    if setup.machine is not None:
+    if setup.tier is not None and setup.machine is not None:
         raise BadInput("--nvme with a machine of one's own: it reads from no drive; leave it out")
 
 

@@ -66,8 +66,12 @@ def share_host_memory(lanes: Lanes, copies: CopyPrices) -> None:
     pool.add(lanes.write_backs.flow, copies.d2h_bytes_per_s)
 
 
-def couple(lanes: Lanes, sharing: Sharing) -> None:
-    """What slows what: terms that were measured or set, each a share of its time, and memory for all that has none."""
+def couple(lanes: Lanes, sharing: Sharing, reads: bool = False) -> None:
+    """What slows what: terms that were measured or set, each a share of its time, and memory for all that has none.
+
+    Args:
+        reads: a drive writes what it reads to host memory.
+    """
     cpu, back, stated = lanes.cpu.flow, lanes.write_backs.flow, sharing.stated
     terms = {term: stated.get(term, 0.0) for term in (*TERMS, *WAYS)}
     for stream, link in ((stream.flow, link.flow) for stream, link in zip(lanes.streams, lanes.h2d, strict=True)):
@@ -78,11 +82,13 @@ def couple(lanes: Lanes, sharing: Sharing) -> None:
         link.slowed_by(back, terms["h2d_slowdown_by_d2h"])
         stream.slowed_by(back, terms["gpu_slowdown_by_d2h"])
         back.slowed_by(link, terms["d2h_slowdown_by_h2d"])
-    if not {"cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu"} <= stated.keys():
+    if reads or not {"cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu"} <= stated.keys():
         pool = Pool(sharing.host_bytes_per_s)
         pool.add(cpu, slowed="cpu_slowdown_by_h2d" not in stated)
         for engine in (*lanes.h2d, lanes.write_backs):
             pool.add(engine.flow, slowed="h2d_slowdown_by_cpu" not in stated)
+        if reads:
+            pool.add(lanes.drive.flow)
     for kernels, copies in zip(lanes.streams, lanes.h2d, strict=True):
         found = [("gpu_slowdown_by_h2d", copies), ("gpu_slowdown_by_d2h", lanes.write_backs)]
         if first := [engine.flow for term, engine in found if term not in stated]:

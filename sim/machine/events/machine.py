@@ -60,7 +60,7 @@ class EventMachine(Machine):
         self.lanes = lanes = Lanes(self.clock, n_gpus, spans, report_copies, len(cost.n_dense_before) - 1)
         self.streams, self.h2d = lanes.streams, lanes.h2d
         if cost.sharing.on:
-            couple(lanes, cost.sharing)
+            couple(lanes, cost.sharing, cost.drive is not None)
         if cost.drive is not None:
             lanes.drive.lag_s = cost.drive.lag_s
         if cost.several.host_links == SHARED:
@@ -458,6 +458,11 @@ class EventMachine(Machine):
     def write_backs_slowed_s(self) -> float:
         """What contention added to the time of what is copied back."""
         return self.lanes.write_backs.stretched_s
+
+    @property
+    def reads_slowed_s(self) -> float:
+        """What contention added to the time of the drive's reads."""
+        return self.lanes.drive.stretched_s
 
     @property
     def h2d_bytes(self) -> int:
