@@ -156,8 +156,8 @@ class SimulatedMachine(Machine):
     def _share_host_memory(self) -> None:
         """Experts on the CPU draw from the memory that copies draw from: from the first on; above a drive, at once."""
         sharing, reads = self.cost.sharing, self.cost.drive is not None
-        terms = (sharing.stated.get(term, -1.0) for term in ("cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu"))
-        self.cpu.memory = memory = HostMemory(sharing.host_bytes_per_s, self.n_gpus, *terms, has_drive=reads)
+        cpu, link = (sharing.stated.get(term, -1.0) for term in ("cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu"))
+        self.cpu.memory = memory = HostMemory(sharing.host_bytes_per_s, self.n_gpus, cpu, link, reads)
         if reads:
             self.drive.memory, self.drive.lane = memory, self.n_gpus + 2
         for at, queue in enumerate((*self.h2d, self.write_backs)):
