@@ -3,10 +3,11 @@
     python -m traces.train.pack --recording chat.safetensors \
       --checkpoint RUN --out traces/data/mixtral-8x7b-chat.safetensors
 
-Gate scores keep six bits, predictions four; weights follow from the scores (FORMAT.md, version 3). Predictions of the
-next layer are kept in prefill, too; those from farther away and through the shared expert for decode rows, as policies
-ask for them there. With many experts only the 2 K highest of the far ones are kept. Embeddings become the model's
-table, looked up by token id.
+Gate scores keep six bits, predictions four; weights follow from the scores (FORMAT.md, version 3). Of more than 16
+experts gate scores may keep four, too (`--gate-bits 4`): weights are stored then, as so few codes give them 14 % off.
+Predictions of the next layer are kept in prefill, too; those from farther away and through the shared expert for decode
+rows, as policies ask for them there. With many experts only the 2 K highest of the far ones are kept. Embeddings become
+the model's table, looked up by token id.
 """
 
 from __future__ import annotations
@@ -32,25 +33,27 @@ MANY_EXPERTS = 16  # above this the far predictions are sparse
 _ROWS = 1024
 
 
-def code_of(tensor: str) -> Code:
+def code_of(tensor: str, gate_bits: int = 6) -> Code:
     """The code a score tensor is stored in."""
-    return U6_SQUARE if tensor == "scores" else U4_SQUARE
+    return U6_SQUARE if tensor == "scores" and gate_bits == 6 else U4_SQUARE
 
 
-def layout_of(n_experts: int, top_k: int) -> Layout:
+def layout_of(n_experts: int, top_k: int, gate_bits: int = 6) -> Layout:
     """How the tensors are stored."""
-    codes = {name: code_of(name).name for name in ("scores", "next_scores_1", *FAR)}
+    codes = {name: code_of(name, gate_bits).name for name in ("scores", "next_scores_1", *FAR)}
     return Layout(codes, frozenset(FAR), dict.fromkeys(FAR, 2 * top_k) if n_experts > MANY_EXPERTS else {})
+
+
+def codes_of(tensor: str, scores: Array, top_k: int, gate_bits: int = 6) -> Array:
+    """Codes of a score tensor's rows. Gate scores keep the nearest: their choice is stored, and they must sum to 1."""
+    code = code_of(tensor, gate_bits)
+    return code.encode(scores) if tensor == "scores" else coded(scores, code, top_k)
 
 
 def coded(scores: Array, code: Code, top_k: int) -> Array:
     """Codes of scores [n, L, E]: the nearest, lowered by one where equal codes would put another expert among the K
     highest, or these in another order. Whoever ranks codes, the lowest id first among equals, finds the same K.
-
-    Gate scores stay at the nearest: their choice is stored, and they must sum to 1.
     """
-    if code is U6_SQUARE:
-        return code.encode(scores)
     order = np.argsort(-scores, axis=-1, kind="stable")
     codes = np.take_along_axis(code.encode(scores).astype(np.int64), order, axis=-1)
     for rank in range(1, codes.shape[-1]):
@@ -69,6 +72,7 @@ class Cost:
 
     name: str
     top_k: int
+    gate_bits: int = 6
     largest: float = 0.0
     total: float = 0.0
     values: int = 0
@@ -77,8 +81,8 @@ class Cost:
 
     def add(self, scores: Array) -> None:
         """Judge scores [n, L, E] from 0 to 1 against what their code gives back."""
-        code = code_of(self.name)
-        stored = code.decode(coded(scores, code, self.top_k), code.scale) / code.scale
+        code = code_of(self.name, self.gate_bits)
+        stored = code.decode(codes_of(self.name, scores, self.top_k, self.gate_bits), code.scale) / code.scale
         error = np.abs(stored - scores)
         self.largest = max(self.largest, float(error.max(initial=0)))
         self.total, self.values = self.total + float(error.sum()), self.values + error.size
@@ -118,7 +122,7 @@ def rows_of(trace: Trace, a: int, b: int, decode: bool) -> dict[str, Array]:
     return {"experts": trace.experts[a:b], "token_ids": trace.token_ids[a:b], **found}
 
 
-def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int) -> Header:
+def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int, weights_kind: str) -> Header:
     """What the trace is and is not, from the recording, the training log and the evaluation."""
     log, evaluation = read_facts(checkpoint / "training_log.json"), read_facts(checkpoint / "evaluation.json")
     settings, header = log["settings"], trace.header
@@ -132,7 +136,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
             f"traces/train on {log['tokens_seen']} tokens{begun} ({log['hardware']}, {log['seconds']:.0f} s, torch "
             f"{log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
-        weights_kind="derived",
+        weights_kind=weights_kind,
         tokenizer=f"byte-level BPE of {n_tokens} tokens trained on the same corpus",
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
         text_licence="free licences per package, listed in traces/train/corpus.yaml; recorded text is the model's own",
@@ -141,30 +145,36 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
     )
 
 
-def pack(recording: Path, checkpoint: Path, out: Path, cut: str) -> dict[str, Cost]:
-    """Write the trace. Raises BadInput when a level or a file of the checkpoint is missing."""
+def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gate_bits: int = 6) -> dict[str, Cost]:
+    """Write the trace. Raises BadInput when a level or a file of the checkpoint is missing, or bits are too few."""
     table = models.load(checkpoint).model.embed_tokens.weight.detach().numpy()
     with Trace(recording) as trace:
         trace.require_all({"scores", "token_ids", "next_scores_1", *FAR}, "packing")
         if trace.header.gate.score == "sparsemixer":
             raise BadInput(f"{recording}: gate_score sparsemixer: its weights do not follow from scores; use to_trace")
-        costs = {name: Cost(name, trace.top_k) for name in ("scores", "next_scores_1", *FAR)}
+        if gate_bits == 4 and trace.n_experts <= MANY_EXPERTS:
+            raise BadInput(
+                f"--gate-bits 4, got a recording of {trace.n_experts} experts: it is for more than {MANY_EXPERTS}; "
+                f"leave it out"
+            )
+        costs = {name: Cost(name, trace.top_k, gate_bits) for name in ("scores", "next_scores_1", *FAR)}
         for a, b, decode in (piece for request in trace.requests for piece in pieces(request)):
             rows = rows_of(trace, a, b, decode)
             for name, cost in costs.items():
                 cost.add(rows[name])
         told = "Fewer bits: " + "; ".join(str(cost) for cost in costs.values()) + "."
-        header = header_of(
-            trace, checkpoint, out.name.removesuffix(".safetensors"), f"{cut} {told}".strip(), len(table)
-        )
-        layout = layout_of(trace.n_experts, trace.top_k)
+        name, kind = out.name.removesuffix(".safetensors"), "applied" if gate_bits == 4 else "derived"
+        header = header_of(trace, checkpoint, name, f"{cut} {told}".strip(), len(table), kind)
+        layout = layout_of(trace.n_experts, trace.top_k, gate_bits)
         with TraceWriter(out, header, layout, table) as writer:
             for request in trace.requests:
                 writer.start_request(request.prompt_len, request.task, request.split, request.arrival_s)
                 for a, b, decode in pieces(request):
                     rows = rows_of(trace, a, b, decode)
                     for name in costs:
-                        rows[name] = coded(rows[name], code_of(name), trace.top_k)
+                        rows[name] = codes_of(name, rows[name], trace.top_k, gate_bits)
+                    if gate_bits == 4:
+                        rows["weights"] = trace.weights(a, b)
                     writer.append(**rows)
     return costs
 
@@ -174,9 +184,12 @@ def pack(recording: Path, checkpoint: Path, out: Path, cut: str) -> dict[str, Co
 @click.option("--checkpoint", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--lengths", "cut", default="", help="a sentence for the notes: where lengths and arrivals come from")
-def main(recording: Path, checkpoint: Path, out: Path, cut: str) -> None:
+@click.option(
+    "--gate-bits", type=click.Choice(["6", "4"]), default="6", help="of gate scores; 4 for more than 16 experts"
+)
+def main(recording: Path, checkpoint: Path, out: Path, cut: str, gate_bits: str) -> None:
     """Write a recording of a checkpoint as a trace that ships."""
-    for cost in pack(recording, checkpoint, out, cut).values():
+    for cost in pack(recording, checkpoint, out, cut, int(gate_bits)).values():
         click.echo(cost)
     click.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
