@@ -22,7 +22,7 @@ from sim.machine.figures import Figures
 from sim.policy.api import Policy
 from sim.policy.decisions import Prefetch, RunCpu, Serve
 from sim.policy.registry import policies
-from sim.profiles.drives import DRIVES
+from sim.profiles.drives import DRIVES, Drive
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 from sim.setup.third_tier import ThirdTier
@@ -41,12 +41,13 @@ def run(
     host: int,
     lengths: Any = None,
     engine: str | None = None,
+    drive: Drive = DRIVE,
     **terms: Any,
 ) -> easy_numbers.Run:
-    """`rows` above the drive, with room for `host` experts in host memory; a copy takes 4 s."""
+    """`rows` above a drive, with room for `host` experts in host memory; a copy takes 4 s."""
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, 4, lengths)) as trace:
         made = easy_numbers.setup(policy, trace, room, copy_s=4.0)
-        made.hw = msgspec.structs.replace(made.hw, drive=DRIVE)
+        made.hw = msgspec.structs.replace(made.hw, drive=drive)
         made.tier = ThirdTier("easy", **(TERMS | terms))
         made.host_bytes = host * EXPERT_BYTES
         made.spec = msgspec.structs.replace(made.spec, engine=engine)
@@ -76,6 +77,18 @@ def test_a_token_of_two_experts_by_hand(tmp_path, engine):
     assert (row["wait_drive_s"], row["wait_demand_s"]) == (12, 3)
 
 
+@ENGINES
+def test_a_copy_that_waited_for_its_room_too_waited_for_its_read_only_since_then(tmp_path, engine):
+    # One read at a time. attention 0..1
+    #   read 0: 1..9, copy 0: 9..13, expert 0: 13..15, which leaves its room to expert 1
+    #   read 1: 9..17, copy 1: 17..21, 2 s after its room was clean, less than it takes: the link; expert 1: 21..23
+    seen = run(Lru(), tmp_path, [[[0, 1]]], room=1, host=2, engine=engine, depth=1)
+    assert seen.lane("nvme") == [("read 0.0", 1, 9), ("read 0.1", 9, 17)]
+    assert seen.lane("h2d") == [("demand 0.0", 9, 13), ("demand 0.1", 17, 21)]
+    parts = seen.result.bound_by.prefill
+    assert [round(24 * share) for share in (parts.gpu, parts.drive, parts.copy)] == [6, 12, 6]
+
+
 class OnCpu(Policy):
     """Computes on the CPU whatever is asked for."""
 
@@ -97,12 +110,16 @@ def test_an_expert_on_the_cpu_waits_for_its_read(tmp_path, engine):
 
 
 class Ahead(Policy):
-    """Prefetches expert 2 before expert 0 is asked for."""
+    """Prefetches two experts before the gate is read."""
 
     name = "ahead"
 
+    def __init__(self, first: int = 2, second: int = 3) -> None:
+        super().__init__()
+        self.experts = first, second
+
     def layer_enter(self, layer, view):
-        return [Prefetch(view.piece(0, 2)), Prefetch(view.piece(0, 3))]
+        return [Prefetch(view.piece(0, expert)) for expert in self.experts]
 
     def gate_done(self, gate, view):
         yield Serve()
@@ -117,6 +134,17 @@ def test_a_demanded_read_overtakes_speculative_ones_that_have_not_begun(tmp_path
     seen = run(Ahead(), tmp_path, [[[0]]], room=3, host=4, engine=engine)
     assert seen.lane("nvme") == [("read 0.2", 0, 5), ("read 0.0", 5, 10), ("read 0.3", 10, 15)]
     assert seen.lane("h2d") == [("prefetch 0.2", 8, 12), ("demand 0.0", 13, 17), ("prefetch 0.3", 18, 22)]
+
+
+@ENGINES
+def test_of_what_starts_at_one_instant_the_drive_is_first(tmp_path, engine):
+    # Host memory holds 2 and 3. At 0, prefetches of 1, which is read in no time, and of 3: the link serves them in the
+    # order of asking, as it would with all experts in host memory. Copy 1: 0..4, expert 1: 4..6, head 6..7.
+    fast = tiered_worlds.AS_FAST_AS_RAM
+    seen = run(Ahead(1, 3), tmp_path, [[[1]]], room=2, host=2, engine=engine, drive=fast, start="warm")
+    assert seen.lane("nvme", zero=True) == [("read 0.1", 0, 0)]
+    assert seen.lane("h2d") == [("prefetch 0.1", 0, 4), ("prefetch 0.3", 4, 8)]
+    assert seen.end_s == 7
 
 
 def test_what_leaves_the_gpu_is_still_in_host_memory(tmp_path):
@@ -217,9 +245,6 @@ def test_a_drive_as_fast_as_ram_changes_nothing_in_a_thousand_worlds(at, tmp_pat
         as_fast_as_ram(seed, tmp_path)
 
 
-# A tie: reads take no time and are not settled yet when a prefetch of what host memory already holds is launched at the
-# same instant, which goes ahead of them. Either order is right by the clock; both engines take the same one.
-TIES = {("sida", 7)}
 QUICK = ("fine_moe", "moe_infinity", "hybrimoe", "ktransformers", "hobbit", "moepic", "belady")
 
 
@@ -236,15 +261,15 @@ def test_every_policy_runs_unchanged_above_it(policy, tmp_path):
 
 def holds_for(policy: str, folder: Path, seeds: range) -> None:
     for seed in seeds:
-        if (policy, seed) not in TIES:
-            as_fast_as_ram(seed, folder, policy)
+        as_fast_as_ram(seed, folder, policy)
         told, _ = random_worlds.engines_disagree(tiered_worlds.tiered(seed, folder, policy))
         assert told is None
 
 
-@pytest.mark.parametrize("at", range(4))
-def test_both_engines_agree_and_the_drive_gives_no_more_than_it_has(at, tmp_path):
-    for seed in range(25 * at, 25 * at + 25):
+# In world 217 a copy waits for its room and for its read: for which of them mostly?
+@pytest.mark.parametrize("seeds", [*(range(at, at + 25) for at in range(0, 100, 25)), [217]], ids=str)
+def test_both_engines_agree_and_the_drive_gives_no_more_than_it_has(seeds, tmp_path):
+    for seed in seeds:
         of = tiered_worlds.tiered(seed, tmp_path)
         told, seen = random_worlds.engines_disagree(of)
         of.trace.unlink()

@@ -16,6 +16,8 @@ cdef class Copy(Ticket):
     cdef public Piece piece
     @cython.locals(ready_s=double, ticket=Ticket)
     cpdef double ready_s(self) noexcept
+    @cython.locals(start_s=double, at=int, ticket=Ticket)
+    cdef double else_s(self, double free_s) noexcept
 
 cdef int _CPU, _H2D, _NVME
 
@@ -74,7 +76,7 @@ cdef class CopyQueue:
     cpdef double next_start_s(self) except? -2.0
     @cython.locals(best=Copy, copy=Copy, at=int, ready_s=double, earliest_s=double, at_s=double)
     cdef Copy _next(self)
-    @cython.locals(ticket=Ticket, late_s=double)
+    @cython.locals(ticket=Ticket)
     cdef _serve(self, Copy copy, double start_s)
     cpdef bint cancel(self, Copy copy, double now_s) except -1
     cpdef promote(self, Copy copy, double now_s)

@@ -81,6 +81,15 @@ class Copy(Ticket):
                 ready_s = ticket.end_s
         return ready_s
 
+    def else_s(self, free_s: float) -> float:
+        """When it had started but for the first of what it waits for, on a lane that is free then."""
+        start_s = self.submit_s if self.submit_s > free_s else free_s
+        for at in range(1, len(self.after)):
+            ticket: Ticket = self.after[at]
+            if ticket.end_s > start_s:
+                start_s = ticket.end_s
+        return start_s
+
 
 def copy_of(
     piece: Piece, op: str, duration_s: float, length: int, demanded: bool, submit_s: float, after: tuple[Ticket, ...]
@@ -365,10 +374,8 @@ class CopyQueue:
             if copy.carries:
                 copy.cause = ticket.cause
                 copy.speculative = ticket.speculative
-            elif ticket.cause == _NVME and ticket.end_s == start_s:
-                late_s = start_s - (self.free_s if self.free_s > copy.submit_s else copy.submit_s)
-                if late_s > copy.duration_s:
-                    copy.cause = _NVME  # it has mostly waited for its read: so does who waits for it
+            elif ticket.cause == _NVME and start_s - copy.else_s(self.free_s) > copy.duration_s:
+                copy.cause = _NVME  # it has mostly waited for its read: so does who waits for it
         copy.start_s = start_s
         self.free_s = self.runs_s(start_s, copy.duration_s, copy.n_bytes)
         copy.end_s = self.free_s + self.lag_s

@@ -70,7 +70,7 @@ class SimulatedMachine(Machine):
         self.drive = CopyQueue("nvme", self.streams)
         if cost.drive is not None:
             self.drive.lag_s = cost.drive.lag_s
-            self.links.append(self.drive)
+            self.links.insert(0, self.drive)  # a read that takes no time is over before the links choose
         self.n_links = len(self.links)
         self.d2h = SerialLane("d2h")
         self.cpu = SerialLane("cpu")
@@ -1250,7 +1250,7 @@ class SimulatedMachine(Machine):
             queue.settle_next()
 
     def _next_link(self) -> CopyQueue | None:
-        """The link on which the next copy starts; of several that start together a demand, then the first."""
+        """The link on which the next copy starts; of several that start together a demand, then the drive."""
         found: CopyQueue | None = None
         first_s = -1.0
         for queue in self.links:

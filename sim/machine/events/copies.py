@@ -82,6 +82,10 @@ class Copy(Pending):
                 ready_s = ticket.end_s
         return ready_s
 
+    def else_s(self, free_s: float) -> float:
+        """When it had started but for the first of what it waits for, on a lane that is free then."""
+        return max(free_s, self.submit_s, *(ticket.end_s for ticket in self.after[1:]))
+
 
 class CopyEngine:
     """One copy engine, one direction: demand before speculative, then in order of asking; none in flight is aborted.
@@ -138,9 +142,8 @@ class CopyEngine:
                 late = copy.after[0]
                 if copy.carries:
                     copy.cause, copy.speculative = late.cause, late.speculative
-                elif late.cause == NVME and late.end_s == self.clock.now:
-                    late_s = self.clock.now - max(self.free_s, copy.submit_s)
-                    copy.cause = NVME if late_s > copy.duration_s else copy.cause  # as does who waits for it
+                elif late.cause == NVME and self.clock.now - copy.else_s(self.free_s) > copy.duration_s:
+                    copy.cause = NVME  # it has mostly waited for its read: so does who waits for it
             copy.after = NOTHING  # let go of what it waited for, or tickets would chain through the whole run
             self.n_copies += copy.n_copies
             self.copied_bytes += copy.n_bytes

@@ -28,11 +28,12 @@ class Lanes:
         self._spans = spans
         names = [""] if n_gpus == 1 else [str(gpu) for gpu in range(n_gpus)]
         self.streams = [Stream(f"gpu{name}", clock, spans, n_layers) for name in names]
-        self.h2d = [CopyEngine(f"h2d{name}", clock, index, spans, report_copies) for index, name in enumerate(names)]
-        self.write_backs = CopyEngine("d2h", clock, n_gpus, spans, report=False)  # pieces written back
-        self.p2p_out = CopyEngine("p2p_out", clock, n_gpus + 1, spans, report=False)  # ports of GPU 0, to its peers
-        self.p2p_in = CopyEngine("p2p_in", clock, n_gpus + 2, spans, report=False)
-        self.drive = CopyEngine("nvme", clock, n_gpus + 3, spans, report=False)  # reads into host memory
+        # A read that takes no time is over before the links choose: of what starts at one instant the drive is first.
+        self.drive = CopyEngine("nvme", clock, 0, spans, report=False)  # reads into host memory
+        self.h2d = [CopyEngine(f"h2d{name}", clock, index, spans, report_copies) for index, name in enumerate(names, 1)]
+        self.write_backs = CopyEngine("d2h", clock, n_gpus + 1, spans, report=False)  # pieces written back
+        self.p2p_out = CopyEngine("p2p_out", clock, n_gpus + 2, spans, report=False)  # ports of GPU 0, to its peers
+        self.p2p_in = CopyEngine("p2p_in", clock, n_gpus + 3, spans, report=False)
         self.serial: list[Serial] = []
         self.d2h = self.add("d2h")  # the same engine for activations; a run uses one of the two
         self.cpu = self.add("cpu")
