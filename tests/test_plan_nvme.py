@@ -21,6 +21,15 @@ def brute() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["host_memory_bytes"], DRIVES.index(row["nvme"])))
 
 
+def test_each_host_memory_and_drive_has_a_bound_of_its_own(brute: list[dict[str, Any]]) -> None:
+    """Bounds are shared by points that differ in the policy alone; a run that shares none says the same."""
+    least = {(row["host_memory_bytes"], row["nvme"]): row["bound_tpot_s"] for row in brute}
+    assert {row["bound_tpot_s"] for row in brute} == set(least.values())
+    assert least[30e9, "gen3x4"] > max(least[60e9, "gen3x4"], least[30e9, "gen5x4"])
+    alone = face.simulate("lfu", "rtx3090", host_memory_bytes=30 * 10**9, nvme="gen3x4", requests=1)
+    assert alone.bound.tpot_s == least[30e9, "gen3x4"]
+
+
 @pytest.mark.parametrize("factor", [0.9, 1.2, 2.5])
 def test_the_smallest_host_memory_and_drive_that_reach_a_goal(factor: float, brute: list[dict[str, Any]]) -> None:
     goal_s = factor * min(row["tpot_mean_s"] for row in brute)

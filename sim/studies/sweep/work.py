@@ -138,8 +138,13 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
         **{name: getattr(spec, name) for name in ("split", "requests")},
         **setup.batch_terms,
         **setup.load_terms,
-        **({} if setup.tier is None else {"above_drive": [setup.host_bytes, setup.tier.depth, setup.tier.block_bytes]}),
+        **_drive_terms(setup),
     }
+
+
+def _drive_terms(setup: Setup) -> dict[str, Any]:
+    tier = setup.tier
+    return {} if tier is None else {"above": [setup.host_bytes, tier.drive, tier.depth, tier.block_bytes, tier.reads]}
 
 
 def point_record(
