@@ -5,36 +5,43 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cli_help import moesim
+from cli_help import mixtral_shaped, moesim
 
 import moesim as face
 
 HOSTS, DRIVES, POLICIES = (30e9, 60e9), ("gen3x4", "gen5x4"), ("lru", "lfu")
-FIXED: dict[str, Any] = {"requests": 1, "workers": 1}
 
 
 @pytest.fixture(scope="module")
-def brute() -> list[dict[str, Any]]:
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What all points have in common: a trace of two requests, in this process."""
+    return {"trace": mixtral_shaped(tmp_path_factory.mktemp("drive")), "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def brute(fixed: dict[str, Any]) -> list[dict[str, Any]]:
     """Every point, the smallest setting first."""
     axes = {"host_memory_bytes": [int(host) for host in HOSTS], "nvme": list(DRIVES)}
-    rows = face.sweep(POLICIES, "rtx3090", **axes, **FIXED).to_dict("records")
+    rows = face.sweep(POLICIES, "rtx3090", **axes, **fixed).to_dict("records")
     return sorted(rows, key=lambda row: (row["host_memory_bytes"], DRIVES.index(row["nvme"])))
 
 
-def test_each_host_memory_and_drive_has_a_bound_of_its_own(brute: list[dict[str, Any]]) -> None:
+def test_each_host_memory_and_drive_has_a_bound_of_its_own(brute: list[dict[str, Any]], fixed: dict[str, Any]) -> None:
     """Bounds are shared by points that differ in the policy alone; a run that shares none says the same."""
     least = {(row["host_memory_bytes"], row["nvme"]): row["bound_tpot_s"] for row in brute}
     assert {row["bound_tpot_s"] for row in brute} == set(least.values())
     assert least[30e9, "gen3x4"] > max(least[60e9, "gen3x4"], least[30e9, "gen5x4"])
-    alone = face.simulate("lfu", "rtx3090", host_memory_bytes=30 * 10**9, nvme="gen3x4", requests=1)
+    alone = face.simulate("lfu", "rtx3090", host_memory_bytes=30 * 10**9, nvme="gen3x4", trace=fixed["trace"])
     assert alone.bound.tpot_s == least[30e9, "gen3x4"]
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.2, 2.5])
-def test_the_smallest_host_memory_and_drive_that_reach_a_goal(factor: float, brute: list[dict[str, Any]]) -> None:
+def test_the_smallest_host_memory_and_drive_that_reach_a_goal(
+    factor: float, brute: list[dict[str, Any]], fixed: dict[str, Any]
+) -> None:
     goal_s = factor * min(row["tpot_mean_s"] for row in brute)
     axes = {"host_memory_bytes": [int(host) for host in HOSTS], "nvme": list(DRIVES)}
-    frame = face.plan(f"tpot_s.mean <= {goal_s}", POLICIES, "rtx3090", quick=True, every=True, **axes, **FIXED)
+    frame = face.plan(f"tpot_s.mean <= {goal_s}", POLICIES, "rtx3090", quick=True, every=True, **axes, **fixed)
     best = frame.attrs["plan"]["best"]
     reaching = [row for row in brute if row["tpot_mean_s"] <= goal_s]
     if not reaching:
@@ -56,9 +63,10 @@ def test_the_smallest_host_memory_and_drive_that_reach_a_goal(factor: float, bru
             assert not met[one["host_memory_bytes"], one["nvme"], one["policy"]]
 
 
-def test_what_a_faster_drive_or_more_host_memory_would_do(capsys: Any) -> None:
-    words = ("--hw", "rtx3090", "--policy", "lfu", "--nvme", "gen4x4", "--host-memory", "40GB", "--requests", "1")
-    status, out, _ = moesim(capsys, "plan", *words, "--goal", "tpot_s.mean <= 1s", "--workers", "1")
+def test_what_a_faster_drive_or_more_host_memory_would_do(capsys: Any, fixed: dict[str, Any]) -> None:
+    words = ("--hw", "rtx3090", "--policy", "lfu", "--nvme", "gen4x4", "--host-memory", "40GB", "--trace")
+    goal = ("--goal", "tpot_s.mean <= 1s", "--workers", "1")
+    status, out, _ = moesim(capsys, "plan", *words, fixed["trace"], "--model", "mixtral-8x7b", *goal)
     assert status == 1
     assert "rtx3090 and 40.0 GB of host memory above gen4x4" in " ".join(out.split())
     assert any(line.split()[:2] == ["drive", "bandwidth"] for line in out.splitlines())
