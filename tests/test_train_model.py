@@ -15,11 +15,14 @@ pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transform
 
 from safetensors import safe_open  # noqa: E402
 
+from sim.base.errors import BadInput  # noqa: E402
 from traces.train import model as models  # noqa: E402
 from traces.train.balance import SelectionBias  # noqa: E402
-from traces.train.fast import FastModel, dense_experts, losses, route, sorted_experts  # noqa: E402
+from traces.train.fast import FastModel, dense_experts, losses, route  # noqa: E402
 from traces.train.grow import grow  # noqa: E402
-from traces.train.schedule import learning_rate, rate_of_step  # noqa: E402
+from traces.train.kernels import half_linear, halve_products, sorted_experts  # noqa: E402
+from traces.train.muon import orthogonal  # noqa: E402
+from traces.train.schedule import learning_rate, rate_of_step, settled_by_clock  # noqa: E402
 from traces.train.tokens import save_tokens  # noqa: E402
 from traces.train.trainer import Settings, Trainer  # noqa: E402
 
@@ -46,9 +49,10 @@ def test_fast_forward_is_the_hugging_face_forward(name, experts):
         assert torch.allclose(own, theirs, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen1.5-moe-a2.7b"])
 @pytest.mark.parametrize("experts", [dense_experts, sorted_experts])
-def test_gradients_agree_with_hugging_face(experts):
-    model = models.build(tiny("mixtral-8x7b"), 64, seed=3)
+def test_gradients_agree_with_hugging_face(name, experts):
+    model = models.build(tiny(name), 64, seed=3)
     ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(1))
     model(input_ids=ids, labels=ids, output_router_logits=False).loss.backward()
     expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -60,11 +64,12 @@ def test_gradients_agree_with_hugging_face(experts):
 
 
 def test_balance_loss_is_one_when_balanced_and_grows_with_imbalance():
-    hidden, head, labels = torch.zeros(1, 4, 8), torch.zeros(16, 8), torch.zeros(1, 4, dtype=torch.long)
+    hidden, labels = torch.zeros(1, 4, 8), torch.zeros(1, 4, dtype=torch.long)
+    head = torch.nn.Linear(8, 16)
     even = torch.tensor([[5.0, 5, 0, 0], [0, 0, 5, 5], [5, 5, 0, 0], [0, 0, 5, 5]])[None]
     skewed = torch.tensor([[5.0, 5, 0, 0]] * 4)[None]
-    _, balanced, load = losses(head, None, hidden, labels, even, 2)
-    _, unbalanced, _ = losses(head, None, hidden, labels, skewed, 2)
+    _, balanced, load = losses(head, hidden, labels, even, 2)
+    _, unbalanced, _ = losses(head, hidden, labels, skewed, 2)
     assert float(balanced) == pytest.approx(1.0)
     assert torch.allclose(load, torch.full((1, 4), 0.25))
     assert float(unbalanced) > 1.9
@@ -73,6 +78,41 @@ def test_balance_loss_is_one_when_balanced_and_grows_with_imbalance():
 def test_learning_rate_warms_up_and_ends_low():
     assert learning_rate(0.0, 1.0) < 0.02 < learning_rate(0.01, 1.0) < learning_rate(0.02, 1.0) == 1.0
     assert learning_rate(1.0, 1.0) == pytest.approx(0.05)
+    assert settled_by_clock(0.6) == 0 < settled_by_clock(0.61)
+    assert settled_by_clock(0.8) == pytest.approx(0.5)
+    assert settled_by_clock(1.0) == 1
+
+
+@pytest.mark.parametrize("shape", [(6, 12, 30), (3, 30, 12), (16, 16)])
+def test_an_orthogonal_step_keeps_directions_and_evens_out_sizes(shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    u, _, vt = torch.linalg.svd(matrices, full_matrices=False)
+    sizes = u.mT @ orthogonal(matrices) @ vt.mT  # diagonal: the same singular vectors
+    diagonal = sizes.diagonal(dim1=-2, dim2=-1)
+    assert torch.allclose(sizes, torch.diag_embed(diagonal), atol=1e-4)
+    assert diagonal.max() < 1.3
+    assert (diagonal > 0.6).float().mean() > 0.9  # the smallest of many may lag behind
+
+
+def test_half_products_are_near_the_whole_ones_and_spare_routers():
+    rng = torch.Generator().manual_seed(2)
+    whole = [torch.randn(size, generator=rng, requires_grad=True) for size in ((5, 7, 32), (16, 32), (16,))]
+    half = [t.detach().clone().requires_grad_() for t in whole]
+    expected, got = torch.nn.functional.linear(*whole), half_linear(*half)
+    assert 0 < (got - expected).abs().max() < 0.02 * expected.abs().max()
+    for out in (expected, got):
+        (out * expected.detach().sin()).sum().backward()
+    for a, b in zip(half, whole, strict=True):
+        assert (a.grad - b.grad).abs().max() < 0.02 * b.grad.abs().max()
+
+    model = models.build(tiny("phi-3.5-moe"), 64, seed=3)
+    layer = models.moe_layers(model)[0]
+    rows = torch.randn(9, 32, generator=rng)
+    before = models.router_of(layer)(rows)[0]
+    projected = layer.self_attn.q_proj(rows)
+    halve_products(model)
+    assert torch.equal(models.router_of(layer)(rows)[0], before)
+    assert not torch.equal(layer.self_attn.q_proj(rows), projected)
 
 
 @pytest.fixture
@@ -112,7 +152,7 @@ def test_training_learns_and_resumes_and_the_checkpoint_is_the_model(data, tmp_p
     assert again.step == 12
     for old, new in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(old, new)
-        assert torch.equal(trainer.optimizer.state[old]["exp_avg"], again.optimizer.state[new]["exp_avg"])
+        assert torch.equal(trainer.optimizers[0].state[old]["exp_avg"], again.optimizers[0].state[new]["exp_avg"])
     again.run()
     assert again.step == 14
 
@@ -122,8 +162,6 @@ def test_training_learns_and_resumes_and_the_checkpoint_is_the_model(data, tmp_p
 
 
 def test_checkpoint_splits_into_shards_and_names_what_is_missing(tmp_path, monkeypatch):
-    from sim.base.errors import BadInput
-
     monkeypatch.setattr(models, "SHARD_BYTES", 20_000)
     model = models.build(models.SHAPES["toy"], 64, seed=1).eval()
     models.save(model, tmp_path / "run")
@@ -162,8 +200,9 @@ class Killed(Exception):
     """Stands for a signal that leaves no time to save."""
 
 
-@pytest.mark.parametrize("died_in", [6, 12])  # in the constant part and in the decay, between two saves
-def test_a_killed_run_goes_on_to_the_bits_of_one_that_was_not(data, tmp_path, monkeypatch, died_in):
+# in the constant part and in the decay, between two saves
+@pytest.mark.parametrize(("died_in", "optimizer"), [(6, "adamw"), (12, "adamw"), (6, "muon")])
+def test_a_killed_run_goes_on_to_the_bits_of_one_that_was_not(data, tmp_path, monkeypatch, died_in, optimizer):
     settings = run_settings(
         minutes=0,
         steps=14,
@@ -172,23 +211,27 @@ def test_a_killed_run_goes_on_to_the_bits_of_one_that_was_not(data, tmp_path, mo
         long_every=3,
         balance="bias",
         bias_step=0.01,
+        aux_coef=0.02,
+        optimizer=optimizer,
+        half=optimizer == "muon",
         save_every_s=-1,
     )
     whole = Trainer(settings, data, tmp_path / "whole")
     whole.run()
     with safe_open(tmp_path / "whole" / "resume" / "before_decay.bin", framework="pt") as stored:
-        assert torch.equal(stored.get_tensor("bias"), whole.bias.values)  # it stands still while it fades
+        moved = (whole.bias.values - stored.get_tensor("bias")).abs().max()
+    assert 0 < moved <= 3 * 0.01 / 4 + 1e-6  # 3 of 6 steps lie before the share of the decay at which it stands still
     assert whole.bias.values.abs().max() >= 2e-3
 
     out = tmp_path / "killed"
     first = Trainer(settings, data, out)
     step = first.train_step
 
-    def train_step(rate: float):
+    def train_step(rate: float, settled_frac: float):
         if first.step == died_in:
             raise Killed
         first.settings.save_every_s = -1 if first.step % 3 == 0 else 1e9
-        return step(rate)
+        return step(rate, settled_frac)
 
     monkeypatch.setattr(first, "train_step", train_step)
     with pytest.raises(Killed):
@@ -204,6 +247,18 @@ def test_a_killed_run_goes_on_to_the_bits_of_one_that_was_not(data, tmp_path, mo
     assert torch.equal(whole.bias.values, again.bias.values)
     curves = [[{k: v for k, v in entry.items() if k != "seconds"} for entry in t.entries] for t in (whole, again)]
     assert curves[0] == curves[1]
+
+
+def test_a_run_that_goes_on_with_other_batches_says_so_and_counts_their_tokens(data, tmp_path):
+    Trainer(run_settings(minutes=0, steps=4), data, tmp_path).run()
+    again = Trainer(run_settings(minutes=0, steps=7, batch_tokens=256), data, tmp_path)
+    assert again.restore()
+    again.run()
+    log = json.loads((tmp_path / "training_log.json").read_text(encoding="utf-8"))
+    assert log["tokens_seen"] == 4 * 512 + 3 * 256
+    assert [(phase["from_step"], phase["batch_tokens"]) for phase in log["phases"]] == [(0, 512), (4, 256)]
+    with pytest.raises(BadInput, match="optimizer, got 'sgd': adamw or muon"):
+        Trainer(run_settings(optimizer="sgd"), data, tmp_path)
 
 
 def test_a_run_goes_on_from_before_its_decay_as_if_it_had_been_longer(data, tmp_path):
@@ -240,8 +295,9 @@ def test_a_bias_lifts_what_is_chosen_too_rarely_and_leaves_weights_to_the_scores
     balance.update(torch.tensor([[0.7, 0.1, 0.2, 0.0]]))
     balance.update(torch.tensor([[0.2, 0.4, 0.2, 0.2]]))
     assert torch.allclose(balance.values, torch.tensor([[0.0, 0.0, 0.02, 0.02]]), atol=1e-7)
-    assert torch.equal(balance.applied(0.25), balance.values / 2)
-    assert not balance.applied(0.5).any()
+    assert torch.equal(balance.applied(0.4), balance.values)
+    assert torch.allclose(balance.applied(0.55), balance.values / 2)
+    assert not balance.applied(0.7).any()
 
 
 def test_the_rate_of_a_step_depends_on_no_clock():

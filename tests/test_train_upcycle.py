@@ -12,7 +12,8 @@ pytest.importorskip("transformers", reason="needs transformers (pip install 'moe
 from sim.base.errors import BadInput  # noqa: E402
 from traces.train import model as models  # noqa: E402
 from traces.train import upcycle as upcycling  # noqa: E402
-from traces.train.upcycle import fits, upcycle  # noqa: E402
+from traces.train.grow import grown  # noqa: E402
+from traces.train.upcycle import begin, fits, upcycle  # noqa: E402
 
 FEW = models.Shape("mixtral", layers=3, experts=4, top_k=2, hidden=32, expert_width=16, heads=2)
 MANY = models.Shape("qwen2_moe", layers=2, experts=12, top_k=3, hidden=32, expert_width=6, heads=2, shared_width=16)
@@ -53,6 +54,21 @@ def test_a_shared_expert_of_all_columns_takes_its_part(gates_as_they_were):
         norm.variance_epsilon = old.config.rms_norm_eps
     upcycle(old, new, seed=5)
     assert torch.allclose(logits(new), logits(old), atol=2e-5)
+
+
+def test_a_model_twice_as_wide_of_another_shape_begins_from_the_grown_one():
+    old, shape = built(FEW, 3), dataclasses.replace(MANY, hidden=64, heads=4)
+    wide = grown(old, seed=5).eval()
+    assert torch.allclose(logits(wide), logits(old), atol=2e-5)
+    expected, got, same = built(shape, 4), built(shape, 6), built(MANY, 4)
+    upcycle(wide, expected, seed=5)
+    begin(old, got, seed=5)
+    for (name, own), theirs in zip(got.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(own, theirs), name
+    begin(old, same, seed=5)
+    assert not fits(same, built(MANY, 6))
+    with pytest.raises(BadInput, match="hidden size, from 32 to 96"):
+        begin(old, built(dataclasses.replace(MANY, hidden=96, heads=6), 4), seed=5)
 
 
 def test_layers_are_taken_evenly_and_slices_of_one_expert_part():

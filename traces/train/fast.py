@@ -1,7 +1,8 @@
 """The forward of the Hugging Face classes, arranged for training speed on the same parameters.
 
-With experts this small, gathering tokens per expert costs more than computing every expert: `dense_experts` is two
-plain matrix products over all experts, with the routing weight (zero for experts not chosen) applied in between.
+On a GPU, gathering tokens per expert costs more than computing every expert when they are this small: `dense_experts`
+is two plain matrix products over all experts, with the routing weight (zero for experts not chosen) applied in between.
+On a CPU arithmetic is what costs: `kernels.sorted_experts` gathers each expert's rows once.
 The rest of a layer is the class's own modules, called in the class's own order; `test_train_model` holds the two
 forwards equal. Layers are compiled one by one: 32 equal layers share one compilation, and router logits come back
 as values, not through hooks.
@@ -31,44 +32,23 @@ def dense_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights
     return F.linear(inner.reshape(rows, -1), down)
 
 
-def sorted_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The same by gathering each expert's rows once: the faster way on a CPU, where arithmetic is what costs.
-
-    Matrices are unbound and rows selected, not indexed: the gradient of an index is a whole tensor of zeros each time.
-    """
-    rows, k = ids.shape
-    flat = ids.reshape(-1)
-    order = torch.argsort(flat, stable=True)
-    sizes = torch.bincount(flat, minlength=experts.gate_up_proj.shape[0]).tolist()
-    up = _by_expert(hidden.index_select(0, order // k), sizes, experts.gate_up_proj)
-    gate, value = up.chunk(2, dim=-1)
-    down = _by_expert(experts.act_fn(gate) * value, sizes, experts.down_proj)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(rows * k, device=order.device)
-    out = down.index_select(0, back).view(rows, k, -1)
-    return (out * weights[..., None].to(out.dtype)).sum(dim=1)
-
-
-def _by_expert(rows: torch.Tensor, sizes: list[int], matrices: torch.Tensor) -> torch.Tensor:
-    parts = zip(torch.split(rows, sizes), matrices.unbind(), strict=True)
-    return torch.cat([F.linear(part, matrix) for part, matrix in parts])
-
-
 Experts = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 LayerFn = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def route(layer: Any, flat: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logits, weights, expert ids) of gate inputs [N,h]; a bias [E] is added to the scores for the choice alone."""
-    logits, weights, ids = router_of(layer)(flat)
+    router = router_of(layer)
     if bias is None:
-        return logits, weights, ids
+        return router(flat)  # type: ignore[no-any-return]
+    renormalised = renormalises(layer)
+    logits = F.linear(flat, router.weight)
     scores = logits.float().softmax(-1)
-    biased = (scores.detach() + bias).topk(ids.shape[1], dim=-1).indices
-    chosen = scores.gather(1, biased)
-    if renormalises(layer):
+    ids = (scores.detach() + bias).topk(router.top_k, dim=-1, sorted=False).indices
+    chosen = scores.gather(1, ids)
+    if renormalised:
         chosen = chosen / chosen.sum(dim=-1, keepdim=True)
-    return logits, chosen.to(weights.dtype), biased
+    return logits, chosen.to(flat.dtype), ids
 
 
 def layer_forward(
@@ -124,12 +104,11 @@ class FastModel:
         """(cross entropy in nats per token, balance loss, load [L,E] as shares of 1) for ids and next ids [B,S]."""
         hidden, router_logits = self.hidden(ids)
         head = self.model.lm_head
-        return self.loss(head.weight, head.bias, hidden, labels, torch.stack(router_logits), self.top_k, self.bias)
+        return self.loss(head, hidden, labels, torch.stack(router_logits), self.top_k, self.bias)
 
 
 def losses(
-    head: torch.Tensor,
-    head_bias: torch.Tensor | None,
+    head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     labels: torch.Tensor,
     router_logits: torch.Tensor,
@@ -141,7 +120,7 @@ def losses(
     The balance loss is Switch Transformer's, per layer and averaged (1 = balanced). transformers' own averages the
     loads over layers first, so that an expert dead in one layer can hide behind a busy one in another.
     """
-    entropy = F.cross_entropy(F.linear(hidden, head, head_bias).float().flatten(0, 1), labels.flatten())
+    entropy = F.cross_entropy(head(hidden).float().flatten(0, 1), labels.flatten())
     shares = router_logits.float().softmax(-1)
     judged = router_logits.detach() if bias is None else shares.detach() + bias[:, None]
     bar = judged.topk(top_k, dim=-1).values[..., -1:]

@@ -8,13 +8,25 @@ both.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
 from sim.base.errors import BadInput
+from traces.train.model import of_config
 
 SPLIT_SPREAD = 0.25  # standard deviation of the share that goes to the first of two channels
+
+
+def grown(small: Any, seed: int) -> Any:
+    """A model of twice the hidden size and heads of `small` with its function."""
+    config = copy.deepcopy(small.config)
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
+        setattr(config, name, 2 * getattr(config, name))
+    wide = of_config(config)
+    grow(small, wide, seed)
+    return wide
 
 
 @torch.no_grad()

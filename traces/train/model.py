@@ -122,7 +122,8 @@ def make_config(shape: Shape, vocab: int) -> Any:
     raise BadInput(f"family {shape.family!r}: known are mixtral, phimoe, qwen2_moe")
 
 
-def _model_of(config: Any) -> Any:
+def of_config(config: Any) -> Any:
+    """An initialised model of one of the three classes."""
     import transformers
 
     classes = {"mixtral": "MixtralForCausalLM", "phimoe": "PhimoeForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM"}
@@ -134,7 +135,7 @@ def _model_of(config: Any) -> Any:
 def build(shape: Shape, vocab: int, seed: int) -> Any:
     """A freshly initialised model in float32 on the CPU; projections into the residual stream start small (GPT-2)."""
     torch.manual_seed(seed)
-    model = _model_of(make_config(shape, vocab))
+    model = of_config(make_config(shape, vocab))
     shrink = (2 * shape.layers) ** -0.5
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -205,7 +206,7 @@ def load(folder: Path) -> Any:
 
     if not (folder / "config.json").exists():
         raise BadInput(f"{folder}: no config.json in it; is it a checkpoint of traces.train?")
-    model = _model_of(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
+    model = of_config(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
     state: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         state.update(load_file(file))

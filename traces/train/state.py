@@ -30,10 +30,18 @@ def save_state(trainer: Trainer, path: Path) -> None:
         state["bias"] = trainer.bias.values
     for name, parameter in trainer.model.named_parameters():
         state[f"weight.{name}"] = parameter.detach()
-        for key in MOMENTS:
-            if parameter in trainer.optimizer.state:
-                state[f"{key}.{name}"] = trainer.optimizer.state[parameter][key]
-    log = json.dumps({"step": trainer.step, "seconds": trainer.earlier_s, "curve": trainer.entries})
+        for optimizer in trainer.optimizers:
+            kept = optimizer.state.get(parameter, {})
+            state |= {f"{key}.{name}": kept[key] for key in MOMENTS if key in kept}
+    log = json.dumps(
+        {
+            "step": trainer.step,
+            "seconds": trainer.earlier_s,
+            "tokens": trainer.tokens,
+            "phases": trainer.phases,
+            "curve": trainer.entries,
+        }
+    )
     with replacing(path) as part:
         save_file({k: v.contiguous().cpu() for k, v in state.items()}, part, metadata={"log": log})
 
@@ -44,13 +52,16 @@ def load_state(trainer: Trainer, path: Path) -> None:
         log = json.loads(stored.metadata()["log"])
         state = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 - not a dict
     trainer.step, trainer.earlier_s, trainer.entries = log["step"], log["seconds"], log["curve"]
-    fused = trainer.settings.device.startswith("cuda")
+    # states written before batches could change within a run name neither
+    trainer.tokens = log.get("tokens", trainer.step * trainer.settings.batch_tokens)
+    trainer.phases = log.get("phases", trainer.phases)
     for name, parameter in trainer.model.named_parameters():
         parameter.data.copy_(state[f"weight.{name}"])
-        if f"{MOMENTS[0]}.{name}" in state:
-            step = torch.tensor(float(trainer.step), device=parameter.device if fused else "cpu")
-            moments = {key: state[f"{key}.{name}"].to(parameter.device) for key in MOMENTS}
-            trainer.optimizer.state[parameter] = {"step": step, **moments}
+        moments = {key: state[f"{key}.{name}"].to(parameter.device) for key in MOMENTS if f"{key}.{name}" in state}
+        for optimizer in trainer.optimizers:
+            if moments and any(parameter is p for group in optimizer.param_groups for p in group["params"]):
+                step = torch.tensor(float(trainer.step), device=parameter.device)
+                optimizer.state[parameter] = {"step": step, **moments}
     if trainer.bias is not None:
         trainer.bias.values.copy_(state["bias"])
     if trainer.rank == 0:

@@ -43,7 +43,11 @@ def work(rank: int, settings: Settings, data: Path, out: Path, resume: bool, ren
 @click.option("--long-length", default=0, help="tokens per window in every eighth step (0: as ever)")
 @click.option("--hidden", default=0, help="hidden size (0: the shape's own)")
 @click.option("--balance", type=click.Choice(["aux", "bias"]), default="aux", show_default=True, help="loss or bias")
-@click.option("--begin-from", default="", help="checkpoint of this shape or another, or of half the size")
+@click.option("--optimizer", type=click.Choice(["adamw", "muon"]), default="adamw", show_default=True)
+@click.option("--half/--no-half", default=False, help="linear products in bfloat16 on a CPU")
+@click.option("--bias-step", default=8e-3, show_default=True, help="of the bias, in equal shares of the scores")
+@click.option("--aux-coef", default=0.0, show_default=True, help="of a loss on the load beside the bias")
+@click.option("--begin-from", default="", help="checkpoint of this shape or another, of this size or half of it")
 @click.option("--save-every", "save_every_s", default=300.0, show_default=True, help="seconds between saved states")
 @click.option("--threads", default=0, help="threads of one process (0: torch's choice)")
 @click.option("--seed", default=1, show_default=True)
@@ -66,6 +70,10 @@ def main(
     long_length: int,
     hidden: int,
     balance: str,
+    optimizer: str,
+    bias_step: float,
+    aux_coef: float,
+    half: bool,
     begin_from: str,
     save_every_s: float,
     threads: int,
@@ -98,6 +106,10 @@ def main(
         long_length=long_length,
         hidden=hidden,
         balance=balance,
+        optimizer=optimizer,
+        bias_step=bias_step,
+        aux_coef=aux_coef,
+        half=half,
         begin_from=begin_from,
         save_every_s=save_every_s,
     )

@@ -21,16 +21,30 @@ import torch
 from sim.base.errors import BadInput
 from sim.base.files import write_json
 from traces.train import model as models
-from traces.train.balance import SelectionBias
+from traces.train.balance import FADES_FROM, SelectionBias
 from traces.train.batches import WindowSampler, heldout_windows
-from traces.train.fast import FastModel, dense_experts, sorted_experts
-from traces.train.grow import grow
-from traces.train.schedule import learning_rate, rate_of_step, settled_frac
+from traces.train.fast import FastModel, dense_experts
+from traces.train.kernels import halve_products, sorted_experts
+from traces.train.muon import Muon
+from traces.train.schedule import learning_rate, rate_of_step, settled_by_clock, settled_frac
 from traces.train.state import load_state, save_state
 from traces.train.tokens import load_split
-from traces.train.upcycle import fits, upcycle
+from traces.train.upcycle import begin
 
 HELDOUT_TOKENS_PER_TASK = 4_096  # while training; evaluate.py judges on more
+# what a run that is continued may be given anew; the log says from which step
+PHASE = (
+    "batch_tokens",
+    "length",
+    "long_length",
+    "peak_lr",
+    "steps",
+    "decay_steps",
+    "half",
+    "optimizer",
+    "bias_step",
+    "aux_coef",
+)
 
 
 @dataclass
@@ -61,6 +75,9 @@ class Settings:
     hidden: int = 0  # default: the shape's
     balance: str = "aux"  # or bias
     bias_step: float = 8e-3  # in equal shares of the scores, 1 / experts
+    optimizer: str = "adamw"  # or muon: for attention's and experts' matrices, beside AdamW for the rest
+    half: bool = False  # linear products in bfloat16 on a CPU; a GPU's are by themselves
+    aux_coef: float = 0.0  # of the loss beside a bias: takes over from it while it fades
     begin_from: str = ""  # checkpoint of half the hidden size, of this one, or of another shape
 
 
@@ -81,32 +98,31 @@ class Trainer:
         vocab = int(json.loads((data / "tokens.json").read_text(encoding="utf-8"))["vocab"])
         self.model = models.build(shape, vocab, settings.seed)
         if settings.begin_from:
-            old = models.load(Path(settings.begin_from))
-            (upcycle if fits(old, self.model) else grow)(old, self.model, settings.seed)
+            begin(models.load(Path(settings.begin_from)), self.model, settings.seed)
         self.model = self.model.to(settings.device).train()
         if settings.balance not in ("aux", "bias"):
             raise BadInput(f"balance, got {settings.balance!r}: aux or bias")
         by_bias = settings.balance == "bias"
-        self.aux_coef = 0.0 if by_bias else shape.aux_coef
+        self.aux_coef = settings.aux_coef if by_bias else shape.aux_coef
         size = (shape.moe_layers, shape.experts)
         self.bias = SelectionBias(*size, settings.bias_step / shape.experts, settings.device) if by_bias else None
         on_gpu = settings.device.startswith("cuda")
         dense = settings.experts == "dense" or (on_gpu and settings.experts != "sorted")
         experts = dense_experts if dense else sorted_experts
         self.fast = FastModel(self.model, experts, settings.compiled)
+        if settings.half:
+            halve_products(self.model)
         self.plain = FastModel(self.model, experts)  # evaluation: rare, and not worth a second compilation
-        matrices = [p for p in self.model.parameters() if p.ndim > 1]
-        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.peak_lr, betas=(0.9, 0.95), fused=on_gpu)
+        self.optimizers = optimizers(self.model, settings)
         seed = settings.seed + 1000 * rank  # every worker draws windows of its own
         self.sampler = WindowSampler(load_split(data, "train"), settings.length, seed, settings.device)
         self.heldout = {
             task: heldout_windows(ids, settings.length, HELDOUT_TOKENS_PER_TASK).to(settings.device)
             for task, ids in load_split(data, "heldout").items()
         }
+        self.phases = [{"from_step": 0, **{k: v for k, v in asdict(settings).items() if k in PHASE}}]
         self.autocast = torch.autocast("cuda", torch.bfloat16, enabled=on_gpu)
-        self.step, self.earlier_s, self.entries = 0, 0.0, list[dict[str, Any]]()
+        self.step, self.tokens, self.earlier_s, self.entries = 0, 0, 0.0, list[dict[str, Any]]()
 
     def evaluate(self) -> dict[str, float]:
         """Held-out cross entropy in nats per token, by task."""
@@ -131,32 +147,33 @@ class Trainer:
         cfg = self.settings
         return self.step / cfg.steps if cfg.steps else max(spent_s / (60 * cfg.minutes), self.step / cfg.max_steps)
 
-    def settled(self) -> float:
-        """Share of the decay that is behind the run; a run by the clock has none."""
+    def settled(self, progress: float) -> float:
+        """Share of the decay that is behind the run."""
         cfg = self.settings
-        return settled_frac(self.step, cfg.steps, cfg.decay_steps) if cfg.steps else 0.0
+        return settled_frac(self.step, cfg.steps, cfg.decay_steps) if cfg.steps else settled_by_clock(progress)
 
-    def train_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def train_step(self, rate: float, settled_frac: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """One optimizer step; returns (cross entropy, balance loss, load [L,E])."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         cfg = self.settings
         long = cfg.long_length > 0 and self.step % cfg.long_every == cfg.long_every - 1
         length = cfg.long_length if long else cfg.length
         ids, labels = self.sampler.draw(cfg.batch_tokens // length // cfg.workers, length)
         if self.bias is not None:
-            self.fast.bias = self.bias.applied(self.settled())
+            self.fast.bias = self.bias.applied(settled_frac)
         with self.autocast:
             entropy, balance, load = self.fast(ids, labels)
-        settling = cfg.steps > 0 and self.step >= cfg.steps - cfg.decay_steps
-        if self.bias is not None and not settling:
+        if self.bias is not None and settled_frac < FADES_FROM:
             self.bias.update(load.detach())
         torch.autograd.backward(entropy + self.aux_coef * balance)
         if cfg.workers > 1:
             average_gradients(self.model, cfg.workers)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return entropy.detach(), balance.detach(), load.detach()
 
     def run(self) -> None:
@@ -171,8 +188,8 @@ class Trainer:
                 break
             if self.rank == 0 and cfg.decay_steps and self.step == cfg.steps - cfg.decay_steps:
                 save_state(self, self.out / "resume" / "before_decay.bin")
-            entropy, balance, load = self.train_step(self.rate(progress))
-            self.step += 1
+            entropy, balance, load = self.train_step(self.rate(progress), self.settled(progress))
+            self.step, self.tokens = self.step + 1, self.tokens + cfg.batch_tokens
             if self.rank > 0:
                 continue  # the first worker logs, evaluates and saves; the others meet it at the next step
             if self.step % 20 == 1 or cfg.max_steps <= 20:
@@ -208,17 +225,17 @@ class Trainer:
 
     def description(self) -> dict[str, Any]:
         """The training log: settings, where and how long it ran, and the loss curve."""
-        tokens = self.step * self.settings.batch_tokens
         return {
             "schema": "moe-train-log/1",
             "settings": asdict(self.settings),
+            "phases": self.phases,
             "hardware": hardware(self.settings.device),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "steps": self.step,
-            "tokens_seen": tokens,
+            "tokens_seen": self.tokens,
             "seconds": round(self.earlier_s, 1),
-            "tokens_per_s": round(tokens / max(self.earlier_s, 1e-9)),
+            "tokens_per_s": round(self.tokens / max(self.earlier_s, 1e-9)),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "curve": self.entries,
         }
@@ -237,7 +254,32 @@ class Trainer:
         if not path.exists():
             return False
         load_state(self, path)
+        now = {key: value for key, value in asdict(self.settings).items() if key in PHASE}
+        self.phases = [phase for phase in self.phases if phase["from_step"] < self.step]
+        if not self.phases or {k: v for k, v in self.phases[-1].items() if k != "from_step"} != now:
+            self.phases.append({"from_step": self.step, **now})
         return True
+
+
+def optimizers(model: torch.nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for the matrices inside layers, routers apart, and AdamW for what is left."""
+    if settings.optimizer not in ("adamw", "muon"):
+        raise BadInput(f"optimizer, got {settings.optimizer!r}: adamw or muon")
+    named = list(model.named_parameters())
+    inner = ("_proj",) if settings.optimizer == "muon" else ()
+    by_muon = [p for name, p in named if p.ndim > 1 and any(part in name for part in inner)]
+    taken = {id(p) for p in by_muon}
+    rest = [p for _, p in named if id(p) not in taken]
+    groups = [
+        {"params": [p for p in rest if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    result: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=settings.peak_lr, betas=(0.9, 0.95), fused=True)
+    ]
+    if by_muon:
+        result.append(Muon(by_muon, settings.peak_lr, settings.weight_decay))
+    return result
 
 
 def average_gradients(model: torch.nn.Module, workers: int) -> None:

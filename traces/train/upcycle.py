@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sim.base.errors import BadInput
+from traces.train.grow import grow, grown
 from traces.train.model import moe_layers, renormalises, router_of
 
 SHARPER = 2.0  # a softmax over several slices of every expert is flatter than one over the experts
@@ -27,6 +28,16 @@ def fits(old: Any, new: Any) -> bool:
     names = ("model_type", "num_hidden_layers", "num_experts_per_tok")
     differ = any(getattr(old.config, name) != getattr(new.config, name) for name in names)
     return differ or _sizes(old.model.layers[-1])[0] != _sizes(new.model.layers[-1])[0]
+
+
+def begin(old: Any, new: Any, seed: int) -> None:
+    """Begin `new` from `old`: grown to twice the size, cut into finer experts, or both. Raises BadInput."""
+    if not fits(old, new):
+        grow(old, new, seed)
+        return
+    if new.config.hidden_size == 2 * old.config.hidden_size:
+        old = grown(old, seed)
+    upcycle(old, new, seed)
 
 
 @torch.no_grad()
