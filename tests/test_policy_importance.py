@@ -276,7 +276,7 @@ def test_window_against_a_naive_one():
         for layer in range(2):
             alone = window.averages_of(layer, rows[:, layer])
             assert all(map(np.array_equal, every[layer], alone))
-            window.observe(layer, *alone, 4095)
+            window.observe(layer, *alone)
             seen[layer].append(np.rint(rows[:, layer].mean(axis=0)))
             average = np.stack(seen[layer][-3:]).sum(axis=0) / len(seen[layer][-3:])
             assert np.array_equal(window.rows[layer], average)

@@ -20,6 +20,8 @@ def two_pointers(missing: Sequence[Missing], cpu_s: float, load_s: float) -> tup
     Args:
         cpu_s: CPU seconds per token of an expert. load_s: seconds to load one.
     """
+    if len(missing) == 1:
+        return [missing[0][0]], []
     ordered = by_batch(missing)
     n_loaded = _n_loaded(tuple([n for _, n in ordered]), cpu_s, load_s)
     experts = [expert for expert, _ in ordered]

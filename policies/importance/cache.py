@@ -19,6 +19,7 @@ class ScoreWindow:
 
     Attributes:
         rows: by layer, the average over the iterations seen, n at most [E]; up to date once it has been observed.
+        scale: scores are whole numbers of 1 / `scale`.
     """
 
     def __init__(self, n: int, n_layers: int, n_experts: int) -> None:
@@ -42,9 +43,8 @@ class ScoreWindow:
         every[:, layer] = scores
         return self.averages(every)[layer]
 
-    def observe(self, layer: int, row: Floats, average: Floats, scale: int) -> None:
-        """A layer's gate has spoken; scores are whole numbers of 1 / `scale`."""
-        self.scale = float(scale)
+    def observe(self, layer: int, row: Floats, average: Floats) -> None:
+        """A layer's gate has spoken."""
         self._rows[layer] = row
         self.rows[layer] = average
 
@@ -117,10 +117,11 @@ class Leaving:
     def shield(self, layer: int, experts: Iterable[int]) -> None:
         """Section 5.3: what the router selected stays for as long as its layer runs."""
         if self._shields:
-            first, bar = layer * self._n_experts, self._bar
+            first, bar, selected = layer * self._n_experts, self._bar, self._selected
             for expert in experts:
-                bar[first + expert] = LAST
-                self._selected.append(first + expert)
+                index = first + expert
+                bar[index] = LAST
+                selected.append(index)
 
     def unshield(self) -> None:
         """The layer's computation is complete."""

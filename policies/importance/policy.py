@@ -259,6 +259,7 @@ class Importance(Policy):
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         layer, needs, leaving = gate.layer, gate.needs, self._leaving
+        decodes, by_use, run_gpu = gate.phase != PREFILL, leaving.by_use, self._run_gpu
         pieces, fetches = self._pieces[layer], self._fetches[layer]
         arrived, holds = view.arrived, view.holds
         here: list[int] = []
@@ -280,7 +281,7 @@ class Importance(Policy):
         self._observe(gate)
         leaving.shield(layer, needs)
         load, on_cpu = self._share(missing, gate.phase) if missing else NOBODY
-        if gate.phase != PREFILL:
+        if decodes:
             self._n_used += len(needs)
             self._n_there += len(here) + len(coming)
             self._n_loaded += len(load)
@@ -297,26 +298,26 @@ class Importance(Policy):
                 self._costs.ran_on_cpu(view.prices.cpu_s(needs[expert]))
             ends.append((yield self._run_cpu[expert]))
         for expert in here:
-            if leaving.by_use:
+            if by_use:
                 leaving.used(pieces[expert])
-            ends.append((yield self._run_gpu[expert]))
+            ends.append((yield run_gpu[expert]))
         foreseen: list[int] = []
         after: tuple[Ticket, ...] = ()
         if self._foresees(gate, bool(missing), view):
-            if gate.phase == PREFILL:  # nearly all experts will be asked for: no prediction
-                foreseen = list(range(view.n_experts))
-            else:
+            if decodes:
                 after = ((yield self._predict),)
                 foreseen = self._foresee(gate, view)
+            else:  # nearly all experts will be asked for: no prediction
+                foreseen = list(range(view.n_experts))
         for expert in coming + fetched:
-            if leaving.by_use:
+            if by_use:
                 leaving.used(pieces[expert])
-            ends.append((yield RunGpu(expert, tuple(loads)) if self._barrier else self._run_gpu[expert]))
+            ends.append((yield RunGpu(expert, tuple(loads)) if self._barrier else run_gpu[expert]))
         for expert in load if len(fetched) < len(load) else ():  # too many: each waits until one before it ran
             if expert not in fetched:
                 yield fetches[expert]
                 leaving.loaded(pieces[expert])
-                ends.append((yield self._run_gpu[expert]))
+                ends.append((yield run_gpu[expert]))
         if self._barrier:
             yield Wait(tuple(ends))
         if layer + 1 < view.n_layers:
@@ -329,7 +330,9 @@ class Importance(Policy):
         """Section 5.3: the layer's gate scores enter the window."""
         window, layer = self._window, gate.layer
         row, average = gate.at_once(self._averages) or window.averages_of(layer, gate.scores)
-        window.observe(layer, row, average, gate.score_scale)
+        window.observe(layer, row, average)
+        if not self._leaving.native:
+            window.scale = float(gate.score_scale)
         self._leaving.averaged(layer, average)
 
     def iteration_end(self, iteration: Iteration, view: View) -> None:
@@ -382,11 +385,19 @@ class Importance(Policy):
     # -- figures of its own -----------------------------------------------------------------------------------------
 
     def _count_right(self, gate: Gate, tops: Collection[int]) -> None:
-        predicted, self._predicted = self._predicted, []
-        self._n_predicted += len(predicted)
+        predicted = self._predicted
+        if not predicted:
+            return
+        self._predicted = []
+        needs, n_top, n_active = gate.needs, 0, 0
         for expert in predicted:
-            self._n_top += expert in tops
-            self._n_active += expert in gate.needs
+            if expert in tops:
+                n_top += 1
+            if expert in needs:
+                n_active += 1
+        self._n_predicted += len(predicted)
+        self._n_top += n_top
+        self._n_active += n_active
 
     def stats(self) -> dict[str, float]:
         """While decoding. cache_ratio: of the experts used after substitution, those in GPU memory or on the way there

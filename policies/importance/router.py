@@ -112,14 +112,14 @@ class LoneToken:
         top = self._thresholds.is_top(np.take_along_axis(row, chosen, 1), beta)
         near = self._thresholds.is_alternative(row, beta)
         np.put_along_axis(near, chosen, False, axis=1)
-        found = []
-        for experts, tops in zip(chosen.tolist(), top.tolist(), strict=True):
-            high = [e for e, is_top in zip(experts, tops, strict=True) if is_top]
-            found.append(Roles(high, [e for e in experts if e not in high], []))
+        top_first = np.take_along_axis(chosen, np.argsort(~top, axis=1, kind="stable"), 1)
         order = np.broadcast_to(np.arange(row.shape[1]), row.shape) if self._by_id else best_first(row)
-        layers, places = np.nonzero(np.take_along_axis(near, order, 1))
-        for layer, expert in zip(layers.tolist(), order[layers, places].tolist(), strict=True):
-            found[layer].near.append(expert)
+        alternatives = order[np.take_along_axis(near, order, 1)].tolist()  # one layer after the other
+        found, start = [], 0
+        stops = near.sum(axis=1).cumsum().tolist()
+        for experts, n_top, stop in zip(top_first.tolist(), top.sum(axis=1).tolist(), stops, strict=True):
+            found.append(Roles(experts[:n_top], experts[n_top:], alternatives[start:stop]))
+            start = stop
         return found
 
     def foreseen(self, scores: NDArray[np.float64], only_top: bool) -> list[list[int]]:
