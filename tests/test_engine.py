@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 from easy_numbers import run
 from test_timeline_copies import Placed
@@ -55,6 +57,37 @@ def test_several_decisions_yielded_at_once_give_the_ticket_of_each(kind, tmp_pat
     run(AtOnce(()), tmp_path, ROWS, room=4)
     # Layer 0: attention 0..1, both copies from there, 10 s each; an expert takes 2 s, and waits for both.
     assert given[:2] == [[11.0, 21.0], [23.0, 25.0]]
+
+
+class Relay(Generator):
+    """A generator of another type than Python's, as a compiled policy's are."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def send(self, answer):
+        return self.steps.send(answer)
+
+    def throw(self, *error):
+        return self.steps.throw(*error)
+
+
+def test_a_generator_of_any_type_is_given_its_tickets(tmp_path):
+    class Compiled(Placed):
+        name = "compiled"
+
+        def gate_done(self, gate, view: View):
+            return Relay(self.steps(gate, view))
+
+        def steps(self, gate, view: View):
+            for expert in gate.needs:
+                ticket = yield Fetch(view.piece(gate.layer, expert))
+                ends_s.append(ticket.end_s)
+                yield RunGpu(expert, (ticket,))
+
+    ends_s: list[float] = []
+    run(Compiled(()), tmp_path, ROWS, room=4)
+    assert ends_s[:2] == [11.0, 21.0]  # attention 0..1, then 10 s each
 
 
 def left(view):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +58,11 @@ MAX_DECISIONS = 1_000_000
 """Of one call of a hook; asking for every piece of every expert of the largest models takes a tenth of that."""
 LANES = ("side", "gpu", "host")
 LONGEST_S = sys.float_info.max
+GENERATORS = (GeneratorType, Generator)
+"""Python's type first, as nearly always; a policy that somebody has compiled makes others."""
 
 
-def _step(steps: GeneratorType[Any, Any, None], answer: Any) -> Any:
+def _step(steps: Generator[Any, Any, None], answer: Any) -> Any:
     """What a generator yields, given an answer; the generator itself where it has come to its end."""
     try:
         return steps.send(answer)
@@ -164,7 +167,7 @@ class Engine:
                     n += 1
                     if n > most:
                         break
-            elif isinstance(decisions, GeneratorType):
+            elif isinstance(decisions, GENERATORS):
                 answer: Any = None
                 while n <= most:
                     decision = None
