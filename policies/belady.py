@@ -53,6 +53,9 @@ class Belady(ScopedCache):
     name = "belady"
     title = "Belady's MIN (oracle)"
     source = "Belady 1966, IBM Systems Journal 5(2)"
+    one_size = (
+        "which missing expert keeps the last room depends on what is there; `lru`, `lfu`, `lcp`, `mrs` have a curve"
+    )
     traits = frozenset({"oracle", "bound"})
 
     def bind(self, view: View) -> None:

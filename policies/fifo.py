@@ -16,6 +16,7 @@ class Fifo(ScopedCache):
     name = "fifo"
     title = "First in, first out"
     source = "goingshr/SMoE@2de217b (arXiv 2508.18983, code); arXiv 2310.18859"
+    one_size = "a larger room of first in, first out may hit less (Belady's anomaly), so no size tells another's"
 
     def bind(self, view: View) -> None:
         super().bind(view)

@@ -20,6 +20,7 @@ class Lcp(ScopedCache):
     name = "lcp"
     title = "Least cache priority (MoEpic)"
     source = "arXiv 2509.08342 section 3.3, Table 1"
+    ranks_by_trace = True
     params = (
         *ScopedCache.params,
         Param("omega", 128, "observation window, tokens (section 3.3)", low=1, high=10**9),

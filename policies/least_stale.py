@@ -33,6 +33,7 @@ class LeastStale(ScopedCache):
     name = "least_stale"
     title = "Least-Stale: untouched in this pass leaves first"
     source = "arXiv 2602.03921; e1n00r/tinyserve@9277e68 tinyserve/cache_policy.py"
+    one_size = "experts of one layer are stamped in the order they are served, those that are there first"
     params = (
         *ScopedCache.params,
         Param(

@@ -22,6 +22,7 @@ class Lfru(ScopedCache):
     name = "lfru"
     title = "Least frequently and recently used"
     source = "e1n00r/tinyserve@9277e68; vllm-project/vllm pull request 37190; arXiv 2608.07911"
+    one_size = "it counts uses since an expert came, and in each size it came at another time"
 
     def bind(self, view: View) -> None:
         super().bind(view)

@@ -19,6 +19,7 @@ class Lfu(ScopedCache):
     name = "lfu"
     title = "Least frequently used"
     source = "arXiv 2502.05370 section 4.5; EfficientMoE/MoE-Infinity@d617801"
+    one_size = "with reset_on_evict it forgets uses of what has left, and each size lets others go"
     params = (
         *ScopedCache.params,
         Param("reset_on_evict", False, "an evicted expert starts again from zero uses"),
@@ -35,6 +36,7 @@ class Lfu(ScopedCache):
 
     def bind(self, view: View) -> None:
         super().bind(view)
+        self.ranks_by_trace = not self.reset_on_evict
         self.order = order = Rank(view.n_layers * view.n_experts, self.per_layer)
         rank: Any = order.rank
         self._uses: Any = memoryview(rank)  # single numbers are read and written faster so

@@ -22,6 +22,7 @@ class Mrs(ScopedCache):
     name = "mrs"
     title = "Minus recent score (HybriMoE)"
     source = "arXiv 2504.05897 section IV-D; PKU-SEC-Lab/HybriMoE@508a85b"
+    ranks_by_trace = True
     needs = frozenset({"experts", "scores"})
     params = (
         *ScopedCache.params,

@@ -26,6 +26,7 @@ class Random(ScopedCache):
     name = "random"
     title = "Random replacement"
     source = "arXiv 2509.08342 Table 1 (RND), section 4.4"
+    one_size = "its draws fall on other experts in each size"
     params = (
         *ScopedCache.params,
         Param(

@@ -24,6 +24,7 @@ class Slru(ScopedCache):
     name = "slru"
     title = "Segmented LRU, 80 % protected"
     source = "e1n00r/tinyserve@9277e68 tinyserve/cache_policy.py"
+    one_size = "which experts are protected depends on how many places there are"
     params = (
         *ScopedCache.params,
         Param("protected_frac", 0.8, "share of the slots that is protected (the code's)", low=0.0, high=1.0),

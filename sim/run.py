@@ -6,10 +6,11 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from sim.base.errors import DoesNotFit, IllegalDecision
+from sim.base.own_file import read_from
 from sim.base.units import show_bytes
 from sim.bounds.time_bound import lower_bound
 from sim.engine.copies import Log
@@ -17,7 +18,8 @@ from sim.engine.drive import Clockwork, Loop, drive
 from sim.engine.engine import Engine
 from sim.engine.host_tier import HostTier
 from sim.engine.recorder import AskedPrices, Recorder
-from sim.engine.replay import Player, Tape
+from sim.engine.recording import Recording as Recording
+from sim.engine.replay import Player
 from sim.engine.residency import Residency
 from sim.engine.tiered import Tiered
 from sim.machine.cost import Cost
@@ -42,7 +44,6 @@ from sim.workload.learn_split import StoreSplit
 if TYPE_CHECKING:
     from sim.engine.drive import Step
     from sim.machine.lanes import Spans
-    from sim.policy.api import Policy
     from sim.results.record import Result
     from sim.setup.third_tier import ThirdTier
 
@@ -205,20 +206,13 @@ def above_drive(setup: Setup, tier: ThirdTier, machine: Machine, cost: Cost, arr
     return Tiered(machine, host)
 
 
-class Recording(NamedTuple):
-    """A run by decisions that no hardware has a part in: what it asked of its machine, and what it counted."""
-
-    tape: Tape
-    engine: Engine
-    policy: Policy
-
-
 def tellable(setup: Setup) -> bool:
     """Whether decisions may be the same on all hardware; the run itself shows whether they are (`record`)."""
     return (
         "timing" not in setup.policy.traits
         and setup.spec.gpus == 1
         and not setup.open_loop
+        and read_from(setup.scheduler) is None  # one of the user's own may look at the clock it is told
         and setup.engine == ARITHMETIC
         and setup.kv is None
         and setup.tier is None
@@ -240,20 +234,20 @@ def record(setup: Setup, by_layer: bool = True) -> tuple[Outcome, Recording | No
     outcome = Outcome(result, engine, machine, clockwork, setup)
     if recorder.spoilt or priced:
         return outcome, None
-    return outcome, Recording(recorder.tape, engine, setup.policy)
+    return outcome, Recording.of(recorder.tape, engine, clockwork.scheduler_stats)
 
 
 def timed(setup: Setup, recording: Recording, by_layer: bool = True) -> Outcome:
     """What `execute` gives without a bound, by a run of the same decisions on other hardware."""
     began_s = time.perf_counter()
-    setup = replace(setup, policy=recording.policy)
-    cost = setup.cost()
+    cost, tape = setup.cost(), recording.tape
     machine, clockwork = SimulatedMachine(cost, setup.spec.gpus), Clockwork()
     clockwork.drafted = None if setup.drafter is None else Drafted()
-    tape = recording.tape
-    Player(machine, recording.engine.pieces, tape.budget_bytes, tape.placed).play(tape, clockwork)
-    result = fold(setup, recording.engine, machine, clockwork, time.perf_counter() - began_s, cost, by_layer=by_layer)
-    return Outcome(result, recording.engine, machine, clockwork, setup)
+    clockwork.scheduler_stats = recording.scheduler_stats
+    with _seldom_collected():
+        Player(machine, recording.pieces, tape.budget_bytes, tape.placed).play(tape, clockwork)
+    result = fold(setup, recording, machine, clockwork, time.perf_counter() - began_s, cost, by_layer=by_layer)
+    return Outcome(result, cast("Engine", recording), machine, clockwork, setup)
 
 
 def run_through(

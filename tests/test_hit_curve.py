@@ -15,6 +15,7 @@ from sim.base.errors import BadInput
 from sim.run import execute, prepare
 from sim.setup.spec import RunSpec
 from sim.studies.hit_curve import HitCurve, Stack, hit_curve
+from sim.studies.ranked_curve import RankedStack
 from sim.workload.iterations import PREFILL
 
 ROOMY = {"hw.vram_bytes": 10**12}
@@ -46,7 +47,9 @@ class Uneven(Lru):
 
 def spec(trace: Path, n: int, scope: str, batch: int = 1, policy: str = "lru") -> RunSpec:
     options: dict[str, Any] = {"experts": n, "batch": batch, "trace": str(trace), "model": "mixtral-8x7b"}
-    return RunSpec(policy=policy, hw="rtx3090", set={**ROOMY, "scope": scope}, split="all", **options)
+    name, *own = policy.split()
+    params = {**ROOMY, "scope": scope, **dict(word.split("=") for word in own)}
+    return RunSpec(policy=name, hw="rtx3090", set=params, split="all", **options)
 
 
 def curve(asked: RunSpec) -> HitCurve:
@@ -59,14 +62,16 @@ def curve(asked: RunSpec) -> HitCurve:
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_every_budget_is_a_single_run(tmp_path: Path, scope: str, batch: int) -> None:
+@pytest.mark.parametrize("policy", ["lru", "lfu", "lfu counts=tokens", "lcp", "mrs"])
+def test_every_budget_is_a_single_run(tmp_path: Path, scope: str, batch: int, policy: str) -> None:
     """Also below what one layer asks for, where experts of a layer push one another out, and at the most."""
     trace = mixtral_shaped(tmp_path, n_requests=4, prompt=6, outputs=12)
-    found = curve(spec(trace, 64, scope, batch))
+    found = curve(spec(trace, 64, scope, batch, policy))
     assert found.least == (1 if scope == "global" else 32)
-    sizes = [*range(found.least, found.least + 20), *range(found.least + 20, 257, 17), 255, 256]
+    step = 1 if policy == "lru" else 4
+    sizes = [*range(found.least, found.least + 20, step), *range(found.least + 20, 257, 17 * step), 255, 256]
     for n in sizes:
-        setup = prepare(spec(trace, n, scope, batch))
+        setup = prepare(spec(trace, n, scope, batch, policy))
         result = execute(setup, bounds=False).result
         setup.close()
         told = (found.rate(n), found.rate(n, PREFILL), found.copies(n))
@@ -86,6 +91,40 @@ def test_a_stack_is_many_caches() -> None:
             assert [hit.at(size) for hit in hits] == [piece in there for piece in visit]
             ran = [*there, *(piece for piece in visit if piece not in there)]
             caches[size] = [*(piece for piece in cache if piece not in visit), *ran][-size:]
+
+
+@pytest.mark.parametrize("ties", [3, 10**9])
+def test_a_ranked_stack_is_many_caches(ties: int) -> None:
+    """Ranks that anything may change between visits, equal ones among them: what every size holds, by the rules."""
+    draws = random.Random(7)
+    stack, every, rank = RankedStack(11, 4), RankedStack(11, 12), [0] * 11
+    for _ in range(600):
+        visit = draws.sample(range(11), draws.choice((1, 2, 2, 3, 4)))
+        for piece in [*visit, *draws.sample(range(11), 2)]:
+            rank[piece] = draws.randrange(ties)
+        hits, told = [0] * 12, [0] * 12
+        for one, found in ((stack, hits), (every, told)):
+            one.visit(visit, lambda piece: (rank[piece], piece, 0), found)
+        assert hits == told
+
+
+def test_a_cache_that_forgets_is_no_stack() -> None:
+    """Uses are forgotten where an expert leaves, so ranks differ by size, and more room hits less."""
+    visits = [3, 1, 0, 1, 0, 2, 3, 2, 3]
+
+    def hits(room: int) -> int:
+        uses, here, n = dict.fromkeys(range(4), 0), set[int](), 0
+        for piece in visits:
+            n += piece in here
+            if piece not in here and len(here) == room:
+                gone = min(here, key=lambda one: (uses[one], one))
+                here.remove(gone)
+                uses[gone] = 0
+            here.add(piece)
+            uses[piece] += 1
+        return n
+
+    assert (hits(2), hits(3)) == (3, 2)
 
 
 def test_the_command_says_what_simulate_says(capsys: Any, tmp_path: Path) -> None:
@@ -119,7 +158,14 @@ def test_all_budgets_are_told_unless_some_are_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--policy", "lfu"), "policy lfu: its order is not Recency"),
+        (("--policy", "lfu reset_on_evict=true"), "policy lfu: with reset_on_evict it forgets"),
+        (("--policy", "fifo"), "policy fifo: a larger room"),
+        (("--policy", "slru"), "policy slru: which experts are protected"),
+        (("--policy", "lfru"), "policy lfru: it counts uses since"),
+        (("--policy", "least_stale"), "policy least_stale: experts of one layer are stamped"),
+        (("--policy", "random"), "policy random: its draws"),
+        (("--policy", "belady"), "policy belady: which missing expert"),
+        (("--policy", "heat"), "policy heat: it answers "),
         (("--policy", "fiddler"), "policy fiddler: "),
         (("--policy", "lru", "--hw", "a6000"), "got --hw: these hits do not depend on it"),
         (("--policy", "lru", "--vram", "8GB"), "got --vram"),

@@ -12,7 +12,9 @@ import moesim as face
 from sim.base.errors import BadInput
 from sim.profiles.hardware import load_hardware
 from sim.setup.spec import RunSpec
-from sim.studies.plan import replays
+from sim.studies.sweep import recorded
+from sim.studies.sweep import run as sweep_run
+from sim.studies.sweep.work import carried_out
 
 CARDS = ("rtx3090", "a6000", "rtx5090")
 POLICIES = ("lru", "lfu", "lcp", "on_demand", "fiddler", "fifo")
@@ -29,13 +31,13 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec]:
     """What is replayed, in this process."""
-    real, found = replays.replayed, []
+    found = []
 
-    def counted(spec: RunSpec) -> Any:
+    def counted(spec: RunSpec, *others: Any) -> Any:
         found.append(spec)
-        return real(spec)
+        return carried_out(spec, *others)
 
-    monkeypatch.setattr(replays, "replayed", counted)
+    monkeypatch.setattr(sweep_run, "carried_out", counted)
     return found
 
 
@@ -363,3 +365,58 @@ def test_bounds_hold_under_load_and_a_queue_that_grows_reaches_no_goal(goal: str
     assert set(busy["state"]) == {"misses"}
     assert busy["reason"].str.startswith("unstable queue").all()
     assert "requests come faster than they are served" in busy.attrs["answer"]
+
+
+class TestTheFolder:
+    """A killed plan does not work out again what it has recorded, and answers what an undisturbed one answers."""
+
+    words = ("plan", "--goal", "tpot_s.mean <= 300ms", "--policy", "lru", "--policy", "fiddler", "--experts", "28,40")
+
+    def asked(self, trace: Path, *words: object) -> tuple[object, ...]:
+        return (*self.words, "--trace", trace, "--hw", "rtx3090,a6000", "--workers", 1, "--json", *words)
+
+    def test_it_goes_on(self, capsys: Any, trace: Path, tmp_path: Path, ran: list[RunSpec]) -> None:
+        whole = moesim(capsys, *self.asked(trace)).json
+        n_whole, out = len(ran), tmp_path / "out"
+        assert moesim(capsys, *self.asked(trace, "--out", out)).json == whole
+        kept = sorted(path for kind in ("points", "limits", "remedies") for path in (out / kind).iterdir())
+        assert {path.parent.name for path in kept} == {"points", "limits", "remedies"}
+        for path in kept[::2]:
+            path.unlink()
+        ran.clear()
+        assert moesim(capsys, *self.asked(trace, "--out", out, "--resume")).json == whole
+        assert 0 < len(ran) < n_whole
+        ran.clear()
+        assert moesim(capsys, *self.asked(trace, "--out", out, "--resume")).json == whole
+        assert ran == []
+
+    def test_another_question_uses_what_is_there(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
+        words = ("--out", tmp_path / "out")
+        assert moesim(capsys, *self.asked(trace, *words)).code in (0, 1)
+        assert "add --resume" in moesim(capsys, *self.asked(trace, *words)).error
+        assert "without --out" in moesim(capsys, *self.asked(trace, "--resume")).error
+        other = ("--goal", "ttft_s.mean <= 1h", "--quick")
+        once = moesim(capsys, *self.asked(trace, *words, "--resume", *other)).json
+        assert once == moesim(capsys, *self.asked(trace, *other)).json
+
+    def test_it_holds_plans_alone(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
+        (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
+        said = moesim(capsys, *self.asked(trace, "--out", tmp_path, "--resume")).error
+        assert "it holds 'thesis.txt', which is no part of a plan" in said
+
+
+def test_links_share_a_recording(trace: Path, ran: list[RunSpec], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a link is sought, one run decides for all of them; each room that is tried needs its own."""
+    calls = {"record": 0, "timed": 0}
+    for name in calls:
+        real = getattr(recorded, name)
+
+        def counted(*args: Any, name: str = name, real: Any = real) -> Any:
+            calls[name] += 1
+            return real(*args)
+
+        monkeypatch.setattr(recorded, name, counted)
+    monkeypatch.setattr(recorded, "_KEPT", {})
+    frame = face.plan("tpot_s.mean <= 700ms", "lru", "rtx3090", trace=trace, experts=40, workers=1)
+    assert frame.attrs["plan"]["remedies"]["rtx3090"][0]["what"] == "bandwidth"
+    assert calls["timed"] >= 5

@@ -17,7 +17,7 @@ from policies.lru import Lru
 from sim.base.errors import MoesimError
 from sim.policy.decisions import Fetch, Predict, RunGpu, Serve
 from sim.results.sampling import times_of
-from sim.run import Outcome, execute, record, tellable, timed
+from sim.run import Outcome, Recording, execute, record, tellable, timed
 from sim.studies.sweep import recorded
 from traces.format.reader import Trace
 
@@ -44,7 +44,12 @@ def held_against(of: World, n_machines: int) -> int:
         for seed in range(n_machines):
             rng = Random(seed)
             of.facts["hw"], of.facts["stack"] = drawn_hardware(rng)[0], drawn_stack(rng)
-            assert figures(timed(setup_of(of, trace), recording)) == figures(execute(setup_of(of, trace), bounds=False))
+            one = setup_of(of, trace)
+            shape = one.model.n_moe_layers, one.model.n_experts
+            again = Recording.from_bytes(recording.to_bytes(), trace, one.requests, one.pieces, shape)
+            alone = figures(execute(setup_of(of, trace), bounds=False))
+            assert figures(timed(one, recording)) == alone
+            assert figures(timed(setup_of(of, trace), again)) == alone
         return n_machines
 
 
@@ -135,10 +140,68 @@ def test_one_run_decides_for_all_hardware_of_a_sweep(capsys: Any, tmp_path: Path
 
     for name in calls:
         monkeypatch.setattr(recorded, name, counting(name))
-    assert moesim(capsys, *words, "--out", tmp_path / "once").code == 0
+    said = moesim(capsys, *words, "--out", tmp_path / "once")
+    assert said.code == 0
+    assert "36 points: " in said.out
+    assert "16 replayed, 20 timed by the decisions of these" in " ".join(said.out.split())
     assert calls == {"record": 6, "timed": 20, "execute": 10}
     monkeypatch.setattr(recorded, "tellable", lambda _: False)
-    assert moesim(capsys, *words, "--out", tmp_path / "each").code == 0
+    assert moesim(capsys, *words, "--out", tmp_path / "each", "--json").json["work"] == {
+        "there": 0,
+        "replayed": 36,
+        "timed_by_recording": 0,
+    }
     assert calls == {"record": 6, "timed": 20, "execute": 46}
     assert len(pd.read_parquet(tmp_path / "once" / "sweep.parquet")) == 36
     assert (tmp_path / "once" / "sweep.parquet").read_bytes() == (tmp_path / "each" / "sweep.parquet").read_bytes()
+
+
+def test_several_processes_record_once(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """On two of them as on one; what was recorded before a kill is not run again, and one of the others records."""
+    monkeypatch.setattr(recorded, "_KEPT", {})  # of other tests' sweeps
+    trace, out = mixtral_shaped(tmp_path), tmp_path / "two"
+    words = ["sweep", "--trace", trace, "--policy", "lru", "--policy", "fiddler", "--hw", "rtx3090", "--experts", "48"]
+    words += ["--set", "hw.h2d.bandwidth_bytes_per_s=1e10:6e10:1e10", "--json"]
+    one = moesim(capsys, *words, "--workers", 1, "--out", tmp_path / "one").json
+    two = moesim(capsys, *words, "--workers", 2, "--out", out).json
+    assert one["work"] == two["work"] == {"there": 0, "replayed": 7, "timed_by_recording": 5}
+    table = (out / "sweep.parquet").read_bytes()
+    assert table == (tmp_path / "one" / "sweep.parquet").read_bytes()
+    lru = [row["run_id"] for row in two["rows"] if row["policy"] == "lru"]
+    for id_ in lru[:3]:
+        (out / "points" / f"{id_}.json").unlink()
+    (out / "sweep.parquet").unlink()
+    again = moesim(capsys, *words, "--workers", 2, "--out", out, "--resume").json
+    assert again["work"] == {"there": 9, "replayed": 1, "timed_by_recording": 2}
+    assert (out / "sweep.parquet").read_bytes() == table
+
+
+BY_CLOCK = """
+from sim.workload.scheduler import Scheduler
+
+
+class ByClock(Scheduler):
+    name = "by_clock"
+    n_running = 0
+
+    def pick(self, now_s):
+        waits = self.n_running and now_s < 8.0
+        return None if waits else next(self.arrived_by(now_s), None)
+
+    def started(self, request):
+        self.n_running += 1
+
+    def finished(self, request):
+        self.n_running -= 1
+"""
+
+
+def test_a_scheduler_of_ones_own_may_go_by_the_clock(capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "clock.py").write_text(BY_CLOCK, encoding="utf-8")
+    trace, link = mixtral_shaped(tmp_path), "hw.h2d.bandwidth_bytes_per_s"
+    words = ["--trace", trace, "--policy", "lru", "--hw", "rtx3090", "--experts", "48", "--batch", "2"]
+    words += ["--scheduler", tmp_path / "clock.py", "--json"]
+    rows = moesim(capsys, "sweep", *words, "--set", f"{link}=1e10,6e10", "--workers", 1).json["rows"]
+    for row in rows:
+        alone = moesim(capsys, "run", *words, "--set", f"{link}={row[link]}").json
+        assert (row["run_id"], row["tpot_mean_s"]) == (alone["run_id"], alone["tpot_s"]["mean"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,7 +11,7 @@ import click
 from sim.base.errors import BadInput
 from sim.cli.progress import Bar
 from sim.cli.say import say
-from sim.cli.sweep import axes
+from sim.cli.sweep import axes, pool_of
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
@@ -59,8 +60,18 @@ if TYPE_CHECKING:
 )
 @click.option("--quick", is_flag=True, help="Leave out what would have to be true of the machines that fail.")
 @click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep a record of each replay and bound, for --resume.",
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on with the records of --out: the same plan after a kill, or another goal."
+)
+@click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Replays at the same time; default: the cores."
 )
+@click.option("--cluster", metavar="tcp://HOST:PORT", help="Let the workers of a Dask cluster do it (extra `cluster`).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     goals: tuple[str, ...],
@@ -71,7 +82,10 @@ def command(
     quick: bool,
     least: bool,
     measured: str | None,
+    out: Path | None,
+    resume: bool,
     workers: int | None,
+    cluster: str | None,
     as_json: bool,
     slo: str | None,
     **axes: tuple[str, ...],
@@ -84,6 +98,7 @@ def command(
     from sim.studies.plan.goal import goals_of
     from sim.studies.plan.plan import Asked, Planned, plan
     from sim.studies.sweep.grid import given
+    from sim.studies.sweep.records import Records
 
     if not goals and measured is None and (least or len(axes["hw"]) != 1 or "," in axes["hw"][0]):
         raise BadInput(
@@ -92,7 +107,11 @@ def command(
         )
     if measured is not None and (goals or least):
         raise BadInput("--measured, got it with --goal or --least-memory: another question; ask one at a time")
+    if resume and out is None:
+        raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
     asked = Asked(goals_of(goals), given(policies, axes, settings, slo), prices, every, not quick, workers)
+    asked = replace(asked, pool=pool_of(workers, cluster), records=Records(out))
+    asked.records.begin_plan(resume)
     found: Answered
     with Bar("planning") as bar:
         if measured is not None:

@@ -129,7 +129,7 @@ def axes(command: Any) -> Any:
 @click.option(
     "--hits-only",
     is_flag=True,
-    help="Of LRU caches: hit rates of every budget (or of --experts, --cache-frac) from one pass, without --hw.",
+    help="Of lru, lfu, lcp, mrs: hit rates of every budget (or of --experts, --cache-frac) at once, without --hw.",
 )
 @click.option("--dry-run", is_flag=True, help="List the points and what cannot be set up; replay nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -167,7 +167,7 @@ def command(
         workers=workers,
         by=None if group_by is None else [name.strip() for name in group_by.split(",")],
         most=max_points or MOST_POINTS,
-        pool=_pool(workers, cluster),
+        pool=pool_of(workers, cluster),
     )
     if hits_only:
         _hits_only(asked, dry_run, as_json)
@@ -212,7 +212,7 @@ def _hits_only(asked: Asked, dry_run: bool, as_json: bool) -> None:
         say(f"table: {asked.out / TABLE}")
 
 
-def _pool(workers: int | None, cluster: str | None) -> Answers:
+def pool_of(workers: int | None, cluster: str | None) -> Answers:
     """Who answers the calls. Raises BadInput."""
     if cluster is None:
         from sim.studies.pool import answers
@@ -230,7 +230,7 @@ def _print(swept: Swept, out: Path | None) -> None:
 
     found = swept.summary
     say(answer(swept.rows, found))
-    say(counts(swept.rows, found, swept.n_twice))
+    say(counts(swept.rows, found, swept.n_twice, swept.work))
     for line in swept.realism:
         say(line)
     if any(group.systems or group.bounds for group in found.groups):

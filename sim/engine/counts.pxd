@@ -6,7 +6,7 @@ cdef int _USEFUL, _LATE, _WASTED, _HARMFUL
 
 @cython.final
 cdef class HitCounts:
-    cdef long long[::1] n_experts, n_tokens, n_aside
+    cdef readonly long long[::1] n_experts, n_tokens, n_aside
     cdef public long long prefetched
     cpdef void count(self, int kind, int n_tokens) noexcept
     @cython.locals(kind=int)

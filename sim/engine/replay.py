@@ -52,6 +52,16 @@ class Tape:
         self.codes[self.n] = code
         self.n += 1
 
+    def said(self) -> list[int]:
+        """All numbers."""
+        return list(self.codes[: self.n])
+
+    def say_again(self, numbers: list[int]) -> None:
+        """Put all numbers of another."""
+        self.codes = ints(max(1, len(numbers)))
+        for code in numbers:
+            self.put(code)
+
     def says(self, verb: int, about: int) -> None:
         """A verb."""
         self.put(verb + (about << _VERB_BITS))

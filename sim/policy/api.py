@@ -117,6 +117,8 @@ class Policy:
         params: its settable parameters, each a `Param`; their values are attributes, and `settings` of an instance.
         labels: words that every result of an instance carries. keeps_all: it wants room for every expert.
         prefetch_depth: speculative copies handed to each GPU's copy engine at once; None: all, as they are asked.
+        ranks_by_trace: what its `Rank` says of experts that the running layer does not ask for rests on the trace
+            alone, so that one replay tells the hits of every budget (`moesim sweep --hits-only`). one_size: why not.
         known_ahead: layers by which its own, fine-tuned model names experts earlier.
     """
 
@@ -135,6 +137,8 @@ class Policy:
     # Speculative copies handed to each GPU's copy engine at once: of two GPUs, each may have so many. What waits for a
     # full link holds up nothing that another could carry. None: all of them, room taken when asked (no timing).
     prefetch_depth: int | None = None
+    ranks_by_trace: bool = False  # an instance may say so by its parameters
+    one_size: ClassVar[str] = ""
     order: Order | None = None  # who leaves, instead of `victim`; an instance sets it in `bind`
 
     def __init__(self, **values: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sim import __version__
 from sim.base.own_file import read_from
 from sim.base.units import show_bytes
+from sim.engine.recording import Recording
 from sim.policy.api import overrides
 from sim.policy.policy_file import file_of
 from sim.results import metrics
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-def memory_of(setup: Setup, engine: Engine) -> Memory:
+def memory_of(setup: Setup, engine: Engine | Recording) -> Memory:
     """GPU 0's memory by item."""
     parts = setup.memory.parts
     return Memory(
@@ -58,7 +59,7 @@ def memory_of(setup: Setup, engine: Engine) -> Memory:
 
 def fold(
     setup: Setup,
-    engine: Engine,
+    engine: Engine | Recording,
     machine: SimulatedMachine | RealMachine,
     clockwork: Clockwork,
     wall_s: float,
@@ -69,10 +70,15 @@ def fold(
     """The record of a run; its keys as JSON are documented in docs/output.md and stable.
 
     Args:
-        cost: what priced it, where that is not the engine's own. replicas: of which the others are the sums.
+        engine: or, of a run timed by it, the recording. cost: what priced that. replicas: of which the others are sums.
         by_layer: work out `by_layer` too, which is most of the record; without it that is empty.
     """
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
+    if isinstance(engine, Recording):
+        assert cost is not None
+        own_labels, stats = engine.labels, engine.stats
+    else:
+        own_labels, stats, cost = policy.labels, {} if replicas else policy.stats(), cost or engine.cost
     log = setup.arrivals_file
     source = "back to back" if not setup.open_loop else log.name if log else spec.arrivals or "trace"
     loaded = None
@@ -88,7 +94,7 @@ def fold(
     rates, served = metrics.hit_rates(tally, spec.hit_definition), ServedRates(**tally.hits[DECODE].served())
     slots = sum(engine.residency.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers
     labels: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
-    labels += policy.labels
+    labels += own_labels
     labels += [label for label in (*setup.trace.header.labels, *setup.labels) if label not in labels]
     if loaded is not None and growing:
         labels.append(unstable(loaded, spec.unstable, by_replica or ()))
@@ -99,7 +105,7 @@ def fold(
         labels.append(f"{rule.described()} not applied: every expert is kept")
     if overrides(policy, "learn") and {r.first_row for r in setup.store} & {r.first_row for r in setup.requests}:
         labels.append("scored on requests it may have learned from")
-    labels += sorted(f"beyond the calibrated range: {what}" for what in (cost or engine.cost).measured.beyond)
+    labels += sorted(f"beyond the calibrated range: {what}" for what in cost.measured.beyond)
     return Result(
         schema=SCHEMA,
         run_id=setup.run_id,
@@ -168,7 +174,7 @@ def fold(
         labels=labels,
         _trace_kind=setup.trace.header.kind,
         lane_utilisation=metrics.lane_utilisation(machine, makespan_s),
-        policy_stats={} if replicas else policy.stats(),
+        policy_stats=stats,
         simulated_s=makespan_s,
         wall_s=wall_s,
         engine=setup.engine,

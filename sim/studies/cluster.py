@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim import __version__
 from sim.base.errors import BadInput, CheckFailed
+from sim.studies.pool import Order
 
 if TYPE_CHECKING:
     from sim.studies.pool import Call
@@ -55,12 +56,15 @@ def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], 
         ) from None
     try:
         _check(client, address)
-        futures = {
-            client.submit(_call, function, arguments, pure=False): index
-            for index, (function, arguments) in enumerate(calls)
-        }
-        done: Any = distributed.as_completed
-        for future in done(futures, loop=client.loop):
+        order = Order(calls)
+
+        def begin(some: Sequence[tuple[int, Call]]) -> dict[Any, int]:
+            return {client.submit(_call, *call, pure=False): index for index, call in some}
+
+        futures = begin(order.first())
+        as_completed: Any = distributed.as_completed
+        done = as_completed(futures, loop=client.loop)
+        for future in done:
             if future.status != "finished":
                 why = future.exception()
                 if isinstance(why, KilledWorker):
@@ -74,7 +78,11 @@ def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], 
                         "recorded stays: start it again, and add --resume"
                     )
                 raise why
-            yield futures[future], future.result()
+            index, answer = futures.pop(future), future.result()
+            more = begin(order.freed(index, answer))
+            futures |= more
+            done.update(more)
+            yield index, answer
             future.release()
     finally:
         client.close(timeout=CONNECT_S)

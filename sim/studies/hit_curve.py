@@ -1,4 +1,4 @@
-"""Hits of a least-recently-used cache of every size, from one pass over the trace.
+"""Hits of a least-recently-used cache of every size, from one pass over the trace; `ranked_curve.py` has others.
 
 Mattson's stack distances (Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for storage hierarchies", IBM
 Systems Journal 9(2), 1970), for caches that are asked for several experts at once. The engine runs those that are there
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
 from sim.policy.api import overrides
-from sim.policy.order import Recency
+from sim.policy.order import Rank, Recency
+from sim.studies.ranked_curve import ranked_hits
 from sim.workload.iterations import DECODE, PHASES, Feed, Iteration
 
 if TYPE_CHECKING:
@@ -182,6 +183,10 @@ def hit_curve(setup: Setup) -> HitCurve:
     model = setup.model
     n_all = model.n_moe_layers * model.n_experts
     n_caches = model.n_moe_layers if order.per_layer else 1
+    if isinstance(order, Rank):
+        asked, by_cache = ranked_hits(setup, n_caches)
+        hits = {phase: _by_room(some, n_all) for phase, some in by_cache.items()}
+        return HitCurve(n_caches, n_all, engine.view.expert_bytes, asked, hits)
     n_visits = sum(request.outputs for request in setup.requests) * model.n_moe_layers // n_caches
     stacks = [Stack(n_visits) for _ in range(n_caches)]
     size = model.n_experts if order.per_layer else n_all
@@ -216,13 +221,21 @@ def _iterations(setup: Setup) -> Iterable[Iteration]:
         index += 1
 
 
-def _checked(setup: Setup, engine: Engine) -> Recency:
+def _checked(setup: Setup, engine: Engine) -> Recency | Rank:
     """The policy's order. Raises BadInput where it is another, or where the policy decides more than that."""
     policy = setup.policy
     order, more = policy.order, [hook for hook in DECIDING if overrides(policy, hook)]
-    if not isinstance(order, Recency) or more:
-        why = f"it answers {more[0]}" if more else "its order is not Recency, so hits of one size do not tell another's"
-        raise BadInput(f"--hits-only, got policy {policy.name}: {why}; sweep it without --hits-only")
+    ranked = policy.ranks_by_trace and isinstance(order, Rank)
+    if ranked:
+        more = [hook for hook in more if hook != "gate_done"]  # which says the ranks
+    if more or not (ranked or isinstance(order, Recency)):
+        answers = (
+            f"it answers {more[0]}, so hits of one size do not tell another's" if more else "its order is no stack"
+        )
+        raise BadInput(
+            f"--hits-only, got policy {policy.name}: {policy.one_size or answers}; sweep it without --hits-only"
+        )
+    assert isinstance(order, Recency | Rank)
     divided = policy.layer_budgets(engine.view)
     n_layers, size = setup.model.n_moe_layers, engine.view.expert_bytes
     each, more_ = divmod(engine.view.capacity_of(0), n_layers)

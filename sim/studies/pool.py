@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.errors import CheckFailed, MoesimError
 from sim.base.interrupts import POLL_S, heard, held
@@ -26,6 +27,43 @@ if TYPE_CHECKING:
 
 # A call: a function of a module and its arguments, which a process of its own can import and receive.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Awaited(NamedTuple):
+    """Stands among the arguments of a call for one item of what another call of the same list answers.
+
+    Attributes:
+        call: the index of that other one. item: of its answer, a tuple.
+    """
+
+    call: int
+    item: int
+
+
+class Order:
+    """Which calls may begin: all at once, but for those that wait for another's answer (one `Awaited` at most)."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self._after: dict[int, list[int]] = {}
+        for index, (_, arguments) in enumerate(calls):
+            for argument in arguments:
+                if isinstance(argument, Awaited):
+                    self._after.setdefault(argument.call, []).append(index)
+
+    def first(self) -> list[tuple[int, Call]]:
+        """(index, call) of those that wait for nothing."""
+        waiting = {index for some in self._after.values() for index in some}
+        return [(index, call) for index, call in enumerate(self._calls) if index not in waiting]
+
+    def freed(self, index: int, answer: Any) -> list[tuple[int, Call]]:
+        """Those that waited for this answer, which is among their arguments now."""
+        found = []
+        for later in self._after.pop(index, ()):
+            function, arguments = self._calls[later]
+            told = tuple(answer[one.item] if isinstance(one, Awaited) else one for one in arguments)
+            found.append((later, (function, told)))
+        return found
 
 
 def n_cores() -> int:
@@ -76,8 +114,13 @@ def answers(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], N
     """
     workers = min(workers, len(calls))
     if workers <= 1:
-        for index, (function, arguments) in enumerate(calls):
-            yield index, function(*arguments)
+        order = Order(calls)
+        ready = deque(order.first())
+        while ready:
+            index, (function, arguments) = ready.popleft()
+            answer = function(*arguments)
+            ready.extendleft(reversed(order.freed(index, answer)))  # next: what they need is at hand
+            yield index, answer
         return
     # The pool's own threads set events that this one waits for: Ctrl-C must not come in the middle of that.
     with held():
@@ -87,17 +130,23 @@ def answers(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], N
 def _pooled(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
-    try:
+    order, indices = Order(calls), dict[Future[Any], int]()
+
+    def begin(some: Sequence[tuple[int, Call]]) -> set[Future[Any]]:
         with _interrupts_held(), _main_hidden():
-            indices: dict[Future[Any], int] = {
-                pool.submit(function, *arguments): index for index, (function, arguments) in enumerate(calls)
-            }
-        waiting = set(indices)
+            begun = {pool.submit(function, *arguments): index for index, (function, arguments) in some}
+        indices.update(begun)
+        return set(begun)
+
+    try:
+        waiting = begin(order.first())
         while waiting:
             done, waiting = wait(waiting, POLL_S, FIRST_COMPLETED)
             heard()
             for future in sorted(done, key=indices.__getitem__):
-                yield indices[future], future.result()
+                index, answer = indices.pop(future), future.result()
+                waiting |= begin(order.freed(index, answer))
+                yield index, answer
     except BrokenProcessPool:
         raise CheckFailed(
             f"a worker process ended without an answer (out of memory?); repeat it with fewer than --workers {workers}"

@@ -124,7 +124,7 @@ def check(held: Held, workers: int | None, strict: bool, progress: Progress) -> 
     means = resolved(points, workers or n_cores(), progress)
     asks_bound = any(key.startswith("bound.") for run in held.runs for key in run.figures)
     asked = means if asks_bound else [msgspec.structs.replace(one, bound="") for one in means]
-    rows = {row.asked.id: row for row in run_points(points, asked, Records(None), workers, progress)}
+    rows = {row.asked.id: row for row in run_points(points, asked, Records(None), workers, progress).rows}
     runs = []
     for run, meant in zip(held.runs, means, strict=True):
         row = rows[meant.id]

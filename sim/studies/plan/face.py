@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput
+from sim.studies.cluster import answers_of
 from sim.studies.plan.goal import goals_of
 from sim.studies.plan.plan import Asked
 from sim.studies.plan.plan import plan as make
+from sim.studies.pool import answers
 from sim.studies.sweep.face import Axes, Kind, block_of
+from sim.studies.sweep.records import Records
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -31,7 +34,10 @@ def plan(
     quick: bool = False,
     least_memory: bool = False,
     measured: str | None = None,
+    out: Name | None = None,
+    resume: bool = False,
     workers: int | None = None,
+    cluster: str | None = None,
     **axes: Unpack[Axes],
 ) -> DataFrame:
     """The cheapest machine and policy that reach a goal: what `moesim plan` does on the command line.
@@ -43,7 +49,8 @@ def plan(
         quick: leave out what would have to be true of the machines that fail.
         least_memory: how little each machine needs. measured: `"12.5tok/s"` of one machine and policy, and no goal.
             Without either and without a goal: streaming, caching and the CPU on one machine.
-        workers: processes; None: the cores, if it is worth it.
+        out: a folder for records of replays; resume: go on with those there, for this plan or another.
+        workers: processes; None: the cores, if it is worth it. cluster: `tcp://HOST:PORT` of a Dask scheduler.
         axes: the other fields of a run's configuration; budgets may have several values.
 
     Returns:
@@ -71,7 +78,10 @@ def plan(
         every,
         not quick,
         workers,
+        answers if cluster is None else answers_of(cluster),
+        Records(None if out is None else Path(out)),
     )
+    asked.records.begin_plan(resume)
     if texts and not least_memory:
         found = make(asked, lambda *_: None, _warn)
         rows, told = [_row(one, asked.goals) for one in found.candidates], found.to_dict()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
@@ -13,12 +13,15 @@ from sim.results.figure import figures
 from sim.results.metrics import statistic
 from sim.studies.plan.goal import Goal, Reading
 from sim.studies.sweep.grid import key_of
+from sim.studies.sweep.records import LIMITS
+from sim.studies.sweep.work import SCHEMA
 
 if TYPE_CHECKING:
     from sim.bounds.time_bound import LeastTimes
     from sim.setup.spec import RunSpec
     from sim.studies.plan.candidate import Candidate
     from sim.studies.pool import Call
+    from sim.studies.sweep.records import Records
     from sim.studies.sweep.run import Answers, Progress
     from sim.workload.slo import Slo
 
@@ -47,6 +50,10 @@ class Limit(NamedTuple):
     def of_any_replicas(self) -> Limit:
         """The same over however many machines: there a request need not wait for another, but takes no less alone."""
         return self._replace(requests=self.unhurried, alone=False)
+
+    def told(self) -> dict[str, Any]:
+        """As plain data, for a record."""
+        return self._asdict() | {"promised": [None if slo is None else structs.asdict(slo) for slo in self.promised]}
 
     def value(self, goal: Goal, n: int | None = None) -> float | None:
         """The best that the goal's figure can be, over the first n requests or all; None where no bound is known."""
@@ -114,10 +121,27 @@ def limit_of(spec: RunSpec, cpu: bool) -> Limit | None:
         setup.close()
 
 
+def _read(data: dict[str, Any] | None) -> Limit | None:
+    """What `Limit.told` says."""
+    from sim.bounds.time_bound import LeastTimes
+    from sim.workload.slo import Slo
+
+    if data is None:
+        return None
+    times = {name: tuple(LeastTimes(*row) for row in data[name]) for name in ("requests", "unhurried")}
+    promised = tuple(None if slo is None else Slo(**slo) for slo in data["promised"])
+    return Limit(**{**data, **times, "promised": promised, "arrivals_s": tuple(data["arrivals_s"])})
+
+
 def rule_out(
-    goals: Sequence[Goal], candidates: Sequence[Candidate], workers: int, progress: Progress, pool: Answers
+    goals: Sequence[Goal],
+    candidates: Sequence[Candidate],
+    workers: int,
+    progress: Progress,
+    pool: Answers,
+    records: Records,
 ) -> int:
-    """Work out the bounds that candidates share, and say what each leaves of the goals.
+    """Work out the bounds that candidates share, those that are not recorded, and say what each leaves of the goals.
 
     Returns:
         How many there were.
@@ -128,13 +152,16 @@ def rule_out(
     bounded = [one for one in candidates if one.ready and not one.lossy and one.asked.bound]
     for one in bounded:
         once.setdefault(one.asked.bound, one)
-    shared = list(once.values())
-    calls: list[Call] = [(limit_of, (one.spec, one.asked.cpu)) for one in shared]
-    found: dict[str, Limit | None] = {}
+    known = {id_: record for id_ in once if (record := records.get(LIMITS, id_)) is not None}
+    found = {id_: _read(record["limit"]) for id_, record in known.items()}
+    missing = [one for id_, one in once.items() if id_ not in known]
+    calls: list[Call] = [(limit_of, (one.spec, one.asked.cpu)) for one in missing]
     with closing(pool(calls, workers if len(calls) >= ENOUGH else 1)) as stream:
         for index, limit in stream:
-            found[shared[index].asked.bound] = limit
-            progress(len(found), len(calls), "lower bounds")
+            id_ = missing[index].asked.bound
+            found[id_] = limit
+            records.put(LIMITS, id_, {"schema": SCHEMA, "id": id_, "limit": None if limit is None else limit.told()})
+            progress(len(found), len(once), "lower bounds")
     own = {key_of(one.spec): found[one.asked.bound] for one in bounded}
     for one in candidates:
         if not one.ready or one.lossy:
@@ -150,4 +177,4 @@ def rule_out(
         one.bounds = [Reading(goal, value, None) for goal, value in values if value is not None]
         if not all(told.met for told in one.bounds):
             one.state = EXCLUDED
-    return len(shared)
+    return len(once)

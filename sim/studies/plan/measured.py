@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -172,8 +172,8 @@ def judge(asked: Asked, text: str, progress: Progress, note: Callable[[str], Non
     for line in one.asked.notes:
         note(line)
     n_requests, trace, loaded = facts_of(one)
-    rule_out([goal], candidates, n_cores(), progress, asked.pool)
-    replays = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
+    rule_out([goal], candidates, n_cores(), progress, asked.pool, asked.records)
+    replays = asked.replays(n_requests, progress, loaded)
     (result,) = replays.of([one.spec], one.asked.n_layers, "prediction")
     if isinstance(result, str):
         raise BadInput(result)
@@ -185,7 +185,7 @@ def judge(asked: Asked, text: str, progress: Progress, note: Callable[[str], Non
 
 def _with_goal(asked: Asked, goal: Goal) -> Asked:
     """The same with the measurement for a goal."""
-    return Asked([goal], asked.block, None, asked.every, False, asked.workers, asked.pool, asked.most)
+    return replace(asked, goals=[goal], prices=None, invert=False)
 
 
 def _slower(one: Candidate, goal: Goal, replays: Replays) -> Iterator[Explanation]:

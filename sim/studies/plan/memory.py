@@ -151,8 +151,8 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)
     n_requests, trace, loaded = facts_of(ready[0])
-    rule_out(asked.goals, candidates, asked.workers or n_cores(), progress, asked.pool)
-    replays = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
+    rule_out(asked.goals, candidates, asked.workers or n_cores(), progress, asked.pool, asked.records)
+    replays = asked.replays(n_requests, progress, loaded)
     found, failing = [], []
     for level in levels_of(candidates):
         least = _on(asked, level.candidates, replays)

@@ -20,6 +20,7 @@ from sim.studies.plan.remedy import Remedy, remedies
 from sim.studies.plan.replays import Replays
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
+from sim.studies.sweep.records import Records
 from sim.studies.sweep.run import resolved
 from sim.studies.sweep.values import option_of
 from sim.studies.sweep.work import OK, REFUSED, Resolved
@@ -43,7 +44,7 @@ class Asked:
     Attributes:
         goals: all of them have to be reached. block: policies, machines, budgets and what else makes a run.
         prices: a file. every: settle dearer settings than the answer, too.
-        invert: say of every machine that fails what would have to be true.
+        invert: say of every machine that fails what would have to be true. records: what is known from before.
     """
 
     goals: list[Goal]
@@ -53,7 +54,12 @@ class Asked:
     invert: bool = True
     workers: int | None = None
     pool: Answers = answers
+    records: Records = field(default_factory=Records)
     most: int = MOST_POINTS
+
+    def replays(self, n_requests: int, progress: Progress, loaded: bool, by_layer: bool = False) -> Replays:
+        """Replays of its runs, none of them counted yet."""
+        return Replays(n_requests, self.workers, progress, self.pool, loaded, self.records, by_layer)
 
 
 @dataclass
@@ -137,18 +143,18 @@ def plan(asked: Asked, progress: Progress, note: Callable[[str], None] = lambda 
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)
     n_requests, trace, loaded = facts_of(ready[0])
-    n_bounds = rule_out(asked.goals, candidates, asked.workers or n_cores(), progress, asked.pool)
-    replays = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
+    n_bounds = rule_out(asked.goals, candidates, asked.workers or n_cores(), progress, asked.pool, asked.records)
+    replays = asked.replays(n_requests, progress, loaded)
     levels = levels_of(candidates)
     found = climb(asked.goals, levels, replays, asked.every)
     planned = Planned(asked, prices, levels, found, replays, n_bounds, trace)
     if asked.invert and planned.best is not None and loaded:
-        further = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
+        further = asked.replays(n_requests, progress, loaded)
         planned.headroom = headroom(asked.goals, planned.best, further)
     if asked.invert:
         workers = asked.workers or n_cores()
-        searched = planned.searched = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
-        planned.remedies = remedies(asked.goals, planned.candidates, searched, workers, progress, asked.pool)
+        searched = planned.searched = asked.replays(n_requests, progress, loaded)
+        planned.remedies = remedies(asked, planned.candidates, searched, workers, progress)
     return planned
 
 

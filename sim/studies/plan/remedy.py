@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from sim import __version__
+from sim.base.digests import of_text
+from sim.base.json import to_json
 from sim.base.units import show_bytes, show_frac
 from sim.profiles.gguf import BLOCKS, MIXES
 from sim.profiles.precisions import BITS_PER_PARAM, PLAIN
@@ -31,13 +34,16 @@ from sim.studies.plan.lever import (
     search,
 )
 from sim.studies.plan.replays import Replays
+from sim.studies.sweep.records import REMEDIES
+from sim.studies.sweep.work import SCHEMA
 
 if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
+    from sim.studies.plan.plan import Asked
     from sim.studies.pool import Call
-    from sim.studies.sweep.run import Answers, Progress
+    from sim.studies.sweep.run import Progress
 
 REPLAYED, BOUND = "replayed", "bound"
 WHAT = {LINK: "bandwidth", ROOM: "vram", CPU: "cpu_bandwidth", DRIVE: "drive_bandwidth", HOST: "host_memory"}
@@ -80,6 +86,12 @@ class Case(NamedTuple):
     candidate: Candidate
     how: str
 
+    def id_for(self, goals: Sequence[Goal]) -> str:
+        """Of all that decides what would have to be true."""
+        one, said = self.candidate, [goal.to_dict() for goal in goals]
+        terms = {"version": __version__, "run": one.asked.id, "policy": one.label, "how": self.how, "goals": said}
+        return of_text(to_json(terms))[:12]
+
 
 def cases(candidates: Sequence[Candidate]) -> list[Case]:
     """The failing machines: by their nearest policy, and where that uses the CPU by the nearest that does not, too; by
@@ -106,29 +118,29 @@ def cases(candidates: Sequence[Candidate]) -> list[Case]:
 
 
 def remedies(
-    goals: Sequence[Goal],
-    candidates: Sequence[Candidate],
-    replays: Replays,
-    workers: int,
-    progress: Progress,
-    pool: Answers,
+    asked: Asked, candidates: Sequence[Candidate], replays: Replays, workers: int, progress: Progress
 ) -> dict[str, list[Remedy]]:
-    """By machine, for every one that fails."""
-    asked = cases(candidates)
-    calls: list[Call] = [
-        (remedies_of, (one.candidate.spec, one.candidate.label, tuple(goals), one.how, one.candidate.asked.cpu))
-        for one in asked
-    ]
-    answers: dict[int, tuple[list[Remedy], int, int, int]] = {}
-    with closing(pool(calls, workers if len(calls) > 2 else 1)) as stream:
-        for index, answer in stream:
-            answers[index] = answer
-            progress(len(answers), len(calls), "what would have to be true")
+    """By machine, for every one that fails; those of a machine are recorded together."""
+    failing, goals = cases(candidates), tuple(asked.goals)
+    ids = [one.id_for(goals) for one in failing]
+    missing = [at for at, id_ in enumerate(ids) if asked.records.get(REMEDIES, id_) is None]
+    calls: list[Call] = []
+    for at in missing:
+        one = failing[at].candidate
+        calls.append((remedies_of, (one.spec, one.label, goals, failing[at].how, one.asked.cpu)))
+    with closing(asked.pool(calls, workers if len(calls) > 2 else 1)) as stream:
+        for done, (index, (told, *work)) in enumerate(stream):
+            id_ = ids[missing[index]]
+            plain = {"remedies": [one._asdict() for one in told], "work": work}
+            asked.records.put(REMEDIES, id_, {"schema": SCHEMA, "id": id_, **plain})
+            progress(done + 1, len(calls), "what would have to be true")
     found: dict[str, list[Remedy]] = {}
-    for index, one in enumerate(asked):
-        told, runs, whole, requests = answers[index]
-        replays.add(runs, whole, requests)
-        found.setdefault(one.machine, []).extend(told)
+    for id_, case in zip(ids, failing, strict=True):
+        record = asked.records.get(REMEDIES, id_)
+        assert record is not None
+        replays.add(*record["work"])
+        told = [Remedy(**{**one, "said": tuple(one["said"])}) for one in record["remedies"]]
+        found.setdefault(case.machine, []).extend(told)
     return found
 
 

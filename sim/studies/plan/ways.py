@@ -172,7 +172,7 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)
     n_requests, trace, loaded = facts_of(ready[0])
-    replays = Replays(n_requests, asked.workers, progress, asked.pool, loaded)
+    replays = asked.replays(n_requests, progress, loaded, by_layer=True)
     n = few_of([], replays)
     few = replays.of([one.spec for one in ready], ready[0].asked.n_layers, "few requests", n)
     by_way: dict[str, list[tuple[float, Candidate]]] = {}

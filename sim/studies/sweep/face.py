@@ -96,7 +96,7 @@ def sweep(
         hw: names or files. grid: a YAML file of axes. out: a folder for records and table; resume: go on there.
         cluster: `tcp://HOST:PORT` of a Dask scheduler, whose workers do it.
         workers: processes; None: the cores, if it is worth it. max_points: a larger grid is refused.
-        hits_only: of LRU caches, hit rates of every budget from one pass, and nothing else; no hardware.
+        hits_only: of lru, lfu, lcp and mrs, hit rates of every budget from one pass, and nothing else; no hardware.
         axes: the other fields of a run's configuration.
 
     Returns:

@@ -3,7 +3,7 @@ part in them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.run import Outcome, Recording, execute, record, tellable, timed
 
@@ -30,17 +30,47 @@ def family_terms(setup: Setup) -> dict[str, Any] | None:
     }
 
 
-def outcome_of(setup: Setup, family: str) -> Outcome:
-    """The outcome of a point without its bound and its layers, equal to a run of its own; '': it has no family."""
-    if not family:
-        return execute(setup, bounds=False, by_layer=False)
-    if family not in _KEPT:
-        outcome, recording = record(setup, by_layer=False)
-        while len(_KEPT) >= MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
-        _KEPT[family] = recording
-        return outcome
-    recording = _KEPT[family]
+class Timed(NamedTuple):
+    """A finished run, and whether another's decisions timed it."""
+
+    outcome: Outcome
+    by_recording: bool
+
+
+def outcome_of(setup: Setup, family: str, recorded: bytes | None = None, by_layer: bool = False) -> Timed:
+    """The outcome of a point without its bound, equal to a run of its own.
+
+    Args:
+        family: of points that may be timed by one another's decisions; '': it has none.
+        recorded: what `told` says of it in another process; None: nothing, so this one finds out for itself.
+    """
+    if family and family not in _KEPT and recorded is None:
+        outcome, recording = record(setup, by_layer)
+        _keep(family, recording)
+        return Timed(outcome, False)
+    if family and family not in _KEPT:
+        _keep(family, _read(setup, recorded) if recorded else None)
+    recording = _KEPT[family] if family else None
     if recording is None:
-        return execute(setup, bounds=False, by_layer=False)
-    return timed(setup, recording, by_layer=False)
+        return Timed(execute(setup, bounds=False, by_layer=by_layer), False)
+    return Timed(timed(setup, recording, by_layer), True)
+
+
+def told(family: str) -> bytes | None:
+    """What this process knows of a family, for others; empty: its points have to decide for themselves; None: nothing
+    yet."""
+    if family not in _KEPT:
+        return None
+    recording = _KEPT[family]
+    return b"" if recording is None else recording.to_bytes()
+
+
+def _keep(family: str, recording: Recording | None) -> None:
+    while len(_KEPT) >= MOST_KEPT:
+        del _KEPT[next(iter(_KEPT))]
+    _KEPT[family] = recording
+
+
+def _read(setup: Setup, recorded: bytes) -> Recording:
+    shape = setup.model.n_moe_layers, setup.model.n_experts
+    return Recording.from_bytes(recorded, setup.trace, setup.requests, setup.pieces, shape)

@@ -16,9 +16,15 @@ from sim.base.files import PART, owned_prefix, sweep
 from sim.base.json import to_json
 from sim.studies.sweep.work import SCHEMA
 
-MANIFEST, TABLE = "sweep.json", "sweep.parquet"
+MANIFEST, TABLE, PLAN = "sweep.json", "sweep.parquet", "plan.json"
 POINTS, BOUNDS = "points", "bounds"
+LAYERED, LIMITS, REMEDIES = (
+    "layered",
+    "limits",
+    "remedies",
+)  # of plans: points with their layers, and what else takes long
 FILES = frozenset({MANIFEST, TABLE, "hits.parquet", POINTS, BOUNDS})
+PLAN_FILES = frozenset({PLAN, POINTS, LAYERED, LIMITS, REMEDIES})
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 
 
@@ -49,20 +55,54 @@ class Records:
             manifest = {"schema": SCHEMA, "version": __version__, "n_points": len(ids), "sha256": digest, "points": ids}
             self._write(self.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
+    def begin_plan(self, resume: bool) -> None:
+        """Take over the folder for plans: their runs are found by what decides their numbers, whatever was asked.
+
+        Raises:
+            BadInput: it holds something else, runs of another version, or runs and nobody said `resume`.
+        """
+        if self.folder is None:
+            return
+        present = self._present(PLAN_FILES, "plan")
+        said = f"--out, got {str(self.folder)!r}"
+        if PLAN in present:
+            manifest = _read(self.folder / PLAN)
+            version = None if manifest is None else manifest.get("version")
+            if version != __version__:
+                raise BadInput(f"{said}: it holds runs of version {version}, this is {__version__}; name a new folder")
+            if not resume:
+                raise BadInput(
+                    f"{said}: it holds runs of a plan; add --resume to go on with them, or name a new folder"
+                )
+        elif any(any((self.folder / kind).iterdir()) for kind in present):
+            raise BadInput(f"{said}: it holds records and no {PLAN} to say of what; name a new folder")
+        for kind in PLAN_FILES - {PLAN}:
+            (self.folder / kind).mkdir(parents=True, exist_ok=True)
+        sweep(self._beside, PART)
+        if PLAN not in present:
+            self._write(self.folder / PLAN, json.dumps({"schema": SCHEMA, "version": __version__}) + "\n")
+
+    def _present(self, known: frozenset[str], what: str) -> list[str]:
+        """What the folder holds. Raises BadInput for anything but such files."""
+        folder = self.folder
+        assert folder is not None
+        said = f"--out, got {str(folder)!r}"
+        if not folder.exists():
+            return []
+        if not folder.is_dir():
+            raise BadInput(f"{said}: it is a file; name a folder")
+        prefix = f".{self._beside.name}."
+        present = sorted(path.name for path in folder.iterdir() if not path.name.startswith(prefix))
+        if foreign := [name for name in present if name not in known]:
+            raise BadInput(f"{said}: it holds {foreign[0]!r}, which is no part of a {what}; name a new folder")
+        return present
+
     def check(self, digest: str, resume: bool) -> bool:
         """Whether the folder holds this sweep already. Raises BadInput as `begin` does; touches nothing."""
         folder = self.folder
         assert folder is not None
         said = f"--out, got {str(folder)!r}"
-        if not folder.exists():
-            return False
-        if not folder.is_dir():
-            raise BadInput(f"{said}: it is a file; name a folder")
-        prefix = f".{self._beside.name}."
-        present = sorted(path.name for path in folder.iterdir() if not path.name.startswith(prefix))
-        foreign = [name for name in present if name not in FILES]
-        if foreign:
-            raise BadInput(f"{said}: it holds {foreign[0]!r}, which is no part of a sweep; name a new folder")
+        present = self._present(FILES, "sweep")
         if MANIFEST not in present:
             if any((folder / kind).is_dir() and any((folder / kind).iterdir()) for kind in (POINTS, BOUNDS)):
                 raise BadInput(f"{said}: it holds records and no {MANIFEST} to say of which sweep; name a new folder")

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -14,10 +14,20 @@ from sim.base.errors import BadInput
 from sim.bounds.time_bound import LowerBound
 from sim.results.record import Result
 from sim.results.sampling import Sample, samples
-from sim.studies.pool import answers, n_cores
+from sim.studies.pool import Awaited, answers, n_cores
 from sim.studies.sweep.records import BOUNDS, POINTS
 from sim.studies.sweep.values import AXES
-from sim.studies.sweep.work import OK, REFUSED, Resolved, bound_record, carried_out, only_bound, resolve
+from sim.studies.sweep.work import (
+    OK,
+    RECORDED,
+    REFUSED,
+    Family,
+    Resolved,
+    bound_record,
+    carried_out,
+    only_bound,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from sim.studies.pool import Call
@@ -95,6 +105,50 @@ def _values(point: Point) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in found if value is not None]
 
 
+class Work(NamedTuple):
+    """What became of the points that can be set up: recorded by an earlier command, run by decisions of their own, or
+    timed by those of another point (`sim.studies.sweep.recorded`)."""
+
+    there: int
+    replayed: int
+    timed_by_recording: int
+
+
+class Ran(NamedTuple):
+    """All points, and how many of them were run."""
+
+    rows: list[PointRow]
+    work: Work
+
+
+class Families:
+    """Points by what their decisions rest on: the first of each family is run, and tells the others.
+
+    Args:
+        shared: it tells other processes, too. alone: of a family of which only one is here others may follow later.
+    """
+
+    def __init__(self, rows: Sequence[Resolved], shared: bool, alone: bool = False) -> None:
+        self._rows: dict[str, list[Resolved]] = {}
+        for row in rows:
+            self._rows.setdefault(row.family or row.id, []).append(row)
+        self._shared, self._alone = shared, alone
+        self._first: dict[str, int] = {}  # family -> the call of its first point
+
+    def in_turn(self) -> list[Resolved]:
+        """All of them, those of a family one after the other, while their recording is at hand."""
+        return [row for some in self._rows.values() for row in some]
+
+    def call(self, row: Resolved, index: int, bound: str = "", by_layer: bool = False) -> Call:
+        """What carries a point out as the call of that index. Points come as `in_turn` has them."""
+        several = len(self._rows[row.family or row.id]) > 1
+        family = row.family if several or self._alone else ""
+        first = self._first.setdefault(family, index) if family else index
+        recorded = Awaited(first, RECORDED) if self._shared and first != index else None
+        of = Family(family, several and self._shared)
+        return carried_out, (row.spec, row.id, row.cpu, bound, of, recorded, by_layer)
+
+
 def run_points(
     points: Sequence[Point],
     rows: Sequence[Resolved],
@@ -102,7 +156,7 @@ def run_points(
     workers: int | None,
     progress: Progress,
     pool: Answers = answers,
-) -> list[PointRow]:
+) -> Ran:
     """Every point's row, in their order; points that are the same run are one.
 
     Args:
@@ -117,37 +171,35 @@ def run_points(
         once.setdefault(row.id, (point, row))
     if all(row.status != OK for _, row in once.values()):
         raise BadInput(_why(list(once.values())))
-    work: list[tuple[Resolved, Call]] = []
-    bounds: set[str] = set()
-    n_layers = n_done = 0
     ready = [row for _, row in once.values() if row.status == OK]
     missing = [row for row in ready if records.get(POINTS, row.id) is None]
-    families: dict[str, list[Resolved]] = {}
-    for row in missing:
-        families.setdefault(row.family or row.id, []).append(row)
-    missing = [row for family in families.values() for row in family]  # in turn, while their recording is at hand
-    for row in [*missing, *ready]:  # a bound is worked out with the first point that needs it and is to run anyway
+    work: list[tuple[Resolved, Call]] = []
+    bounds: set[str] = set()
+    if workers is None:
+        workers = n_cores() if sum(row.n_layers for row in missing) >= FEW_LAYERS else 1
+    calls = Families(missing, pool is not answers or workers > 1)
+    # A bound is worked out with the first point that needs it and is to run anyway.
+    for row in [*calls.in_turn(), *ready]:
         bound = row.bound if row.bound not in bounds and row.bound and records.get(BOUNDS, row.bound) is None else ""
         if len(work) < len(missing):
-            family = row.family if len(families[row.family or row.id]) > 1 else ""
-            work.append((row, (carried_out, (row.spec, row.id, row.cpu, bound, family))))
-            n_layers += row.n_layers
+            work.append((row, calls.call(row, len(work), bound)))
         elif bound:
             work.append((row, (only_bound, (row.spec, row.cpu, bound))))
         bounds.add(bound)
-    if workers is None:
-        workers = n_cores() if n_layers >= FEW_LAYERS else 1
-    before = len(ready) - len(missing)
+    there = len(ready) - len(missing)
+    n_done = n_timed = 0
     with closing(pool([call for _, call in work], workers)) as stream:
-        for index, (point, bound) in stream:
+        for index, answer in stream:
             row, _ = work[index]
-            if bound is not None:
-                records.put(BOUNDS, row.bound, bound)
-            if point is not None:
-                records.put(POINTS, row.id, point)
+            if answer.bound is not None:
+                records.put(BOUNDS, row.bound, answer.bound)
+            if answer.point is not None:
+                records.put(POINTS, row.id, answer.point)
             n_done += 1
-            progress(n_done, len(work), f"sweep: {min(before + n_done, len(ready)):,} of {len(ready):,} points")
-    return [_row(point, row, records) for point, row in once.values()]
+            n_timed += answer.by_recording
+            progress(n_done, len(work), f"sweep: {min(there + n_done, len(ready)):,} of {len(ready):,} points")
+    found = [_row(point, row, records) for point, row in once.values()]
+    return Ran(found, Work(there, len(missing) - n_timed, n_timed))
 
 
 def _why(found: Sequence[tuple[Point, Resolved]]) -> str:

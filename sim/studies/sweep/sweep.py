@@ -12,7 +12,7 @@ from sim.base.units import show_count
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
 from sim.studies.sweep.records import TABLE, Records
-from sim.studies.sweep.run import Answers, PointRow, Progress, resolved, run_points
+from sim.studies.sweep.run import Answers, PointRow, Progress, Work, resolved, run_points
 from sim.studies.sweep.summary import Summary, settings_of, summarise
 from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, Resolved
 
@@ -68,6 +68,7 @@ class Swept:
     rows: list[PointRow]
     summary: Summary
     n_twice: int
+    work: Work
     realism: list[str] = field(default_factory=list)
     table_path: Path | None = None
 
@@ -94,6 +95,7 @@ class Swept:
             "realism": self.realism,
             "points": len(self.rows),
             "ran": sum(row.result is not None for row in self.rows),
+            "work": self.work._asdict(),
             "varied": found.varied,
             "group_by": found.by,
             "groups": [self._group(group) for group in found.groups],
@@ -140,9 +142,9 @@ def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
     ids = list(dict.fromkeys(row.id for row in means))
     records = Records(asked.out)
     records.begin(ids, asked.resume)
-    rows = run_points(points, means, records, asked.workers, progress, asked.pool)
+    rows, work = run_points(points, means, records, asked.workers, progress, asked.pool)
     found = summarise(rows, asked.by)
-    swept = Swept(rows, found, n_twice + len(points) - len(rows), _realism(rows))
+    swept = Swept(rows, found, n_twice + len(points) - len(rows), work, _realism(rows))
     if asked.out is not None:
         from sim.studies.sweep.table import write
 

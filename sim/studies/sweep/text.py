@@ -15,7 +15,7 @@ from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings
 
 if TYPE_CHECKING:
     from sim.results.record import Result
-    from sim.studies.sweep.run import PointRow
+    from sim.studies.sweep.run import PointRow, Work
 
 MOST_SHOWN = 40
 """Rows of a table on a terminal; the Parquet file and `--json` have all."""
@@ -172,13 +172,20 @@ def _value(name: str, value: Any) -> str:
     return show(name, value)
 
 
-def counts(rows: Sequence[PointRow], found: Summary, n_twice: int) -> str:
+def counts(rows: Sequence[PointRow], found: Summary, n_twice: int, work: Work) -> str:
     """How many points, of what, and what became of them."""
     axes = ", ".join(f"{len(values)} of {_word(name)}" for name, values in found.varied.items())
     ran = sum(row.result is not None for row in rows)
     text = f"{show_count(len(rows), 'point')}" + (f": {axes}" if axes else "")
     text += f"; {ran:,} ran" if ran != len(rows) else ""
-    return text + (f"; {n_twice:,} more were the same runs again" if n_twice else "")
+    text += f"; {n_twice:,} more were the same runs again" if n_twice else ""
+    if not (work.timed_by_recording or work.there):
+        return text
+    told = [f"{work.there:,} recorded before"] if work.there else []
+    told += [f"{work.replayed:,} replayed"] if work.replayed or work.timed_by_recording else []
+    if work.timed_by_recording:
+        told.append(f"{work.timed_by_recording:,} timed by the decisions of these")
+    return f"{text}; {', '.join(told)}"
 
 
 def groups_table(found: Summary) -> str:

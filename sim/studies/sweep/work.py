@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -147,13 +147,53 @@ def _drive_terms(setup: Setup) -> dict[str, Any]:
     return {} if tier is None else {"above": [setup.host_bytes, tier.drive, tier.depth, tier.block_bytes, tier.reads]}
 
 
+class Answer(NamedTuple):
+    """What a worker answers of one call.
+
+    Attributes:
+        point, bound: records, None where it was not asked for one. by_recording: another's decisions timed the point.
+        recorded: what other workers need of its decisions (`recorded.told`), where they asked; else None.
+    """
+
+    point: dict[str, Any] | None
+    bound: dict[str, Any] | None = None
+    by_recording: bool = False
+    recorded: bytes | None = None
+
+
+RECORDED = Answer._fields.index("recorded")
+
+
+class Family(NamedTuple):
+    """Points that one run's decisions may time.
+
+    Attributes:
+        id: of them. shared: workers are told what the first one finds out (`recorded`), else each finds out by itself.
+    """
+
+    id: str = ""
+    shared: bool = False
+
+
+NO_FAMILY = Family()
+
+
 def point_record(
-    spec: RunSpec, id_: str, family: str = "", before: Callable[[Setup], None] | None = None
-) -> dict[str, Any]:
+    spec: RunSpec,
+    id_: str,
+    family: str = "",
+    recorded: bytes | None = None,
+    by_layer: bool = False,
+    before: Callable[[Setup], None] | None = None,
+) -> Answer:
     """One run as plain data: its result without the time that it took, and what is ranked of every request.
 
     A run that cannot be carried out is a record, too: its status, and the reason in a line. `kept` is false where
-    nobody can say that it would end in the same way once more. `before` is told of the run once it is set up.
+    nobody can say that it would end in the same way once more.
+
+    Args:
+        family, recorded: `recorded.outcome_of`. by_layer: keep `by_layer` too, a hundred times the rest.
+        before: told of the run once it is set up.
     """
     from sim.results.sampling import times_of
     from sim.studies.sweep.recorded import outcome_of
@@ -169,31 +209,35 @@ def point_record(
                 )
             if before is not None:
                 before(setup)
-            outcome = outcome_of(setup, family)
+            outcome, by_recording = outcome_of(setup, family, recorded, by_layer)
         finally:
             setup.close()
     except CheckFailed:
         raise
     except MoesimError as error:
-        return found | {"status": status_of(error), "reason": str(error)}
+        return Answer(found | {"status": status_of(error), "reason": str(error)})
     except Exception as error:  # a mistake of a policy's own: the other points are none the worse for it
         reason = one_line(f"{type(error).__name__}: {error}")
-        return found | {"status": FAILED, "reason": reason, "kept": False}
+        return Answer(found | {"status": FAILED, "reason": reason, "kept": False})
     times = [list(one) for one in times_of(outcome.clockwork)]
     result = outcome.result.to_dict() | {"wall_s": 0.0}
-    del result["by_layer"]  # a hundred times the rest, and no column of the table
-    return found | {"result": result, "requests": times}
+    if not by_layer:
+        del result["by_layer"]
+    return Answer(found | {"result": result, "requests": times}, by_recording=by_recording)
 
 
 def carried_out(
-    spec: RunSpec, id_: str, cpu: bool, bound: str, family: str = ""
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The records of a point and of the lower bound by that id, which others share; no bound where the id is empty.
-
-    Args:
-        family: of points that follow it and may be timed by its decisions; empty: of none.
-    """
+    spec: RunSpec,
+    id_: str,
+    cpu: bool,
+    bound: str,
+    family: Family = NO_FAMILY,
+    recorded: bytes | None = None,
+    by_layer: bool = False,
+) -> Answer:
+    """The records of a point and of the lower bound by that id, which others share; no bound where the id is empty."""
     from sim.bounds.time_bound import lower_bound
+    from sim.studies.sweep.recorded import told
 
     least: list[dict[str, Any]] = []
 
@@ -201,13 +245,14 @@ def carried_out(
         if bound:
             least.append(_of_bound(lower_bound(setup, cpu), bound))
 
-    record = point_record(spec, id_, family, before)
-    return record, least[0] if least else None
+    answer = point_record(spec, id_, family.id, recorded, by_layer, before)
+    asked = family.shared and recorded is None
+    return answer._replace(bound=least[0] if least else None, recorded=told(family.id) if asked else None)
 
 
-def only_bound(spec: RunSpec, cpu: bool, bound: str) -> tuple[None, dict[str, Any]]:
+def only_bound(spec: RunSpec, cpu: bool, bound: str) -> Answer:
     """The same of a point that is recorded while its bound is not."""
-    return None, bound_record(spec, cpu, bound)
+    return Answer(None, bound_record(spec, cpu, bound))
 
 
 def bound_record(spec: RunSpec, cpu: bool, id_: str) -> dict[str, Any]:
