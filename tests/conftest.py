@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -34,6 +35,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = items[first - 1 :: step]
         config.hook.pytest_deselected(items=[item for index, item in enumerate(items) if index % step != first - 1])
         items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """What collecting leaves, thousands of tests and torch, stays: no later collection of garbage walks through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
