@@ -78,6 +78,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `kernel_times`: without them, operations take the longest of their kernels' floors, their bytes and their FLOPs.
     `graphs_from`: the least compute capability on which graphs are replayed; a GPU whose profile has none replays them.
     `reads_routers`: the host reads each router's choice before it launches experts; not with `resident`.
+    `kernels_of`: by id, models whose layers hold more than attention and experts, in place of `kernels`.
     """
 
     schema: Literal[1]
@@ -102,6 +103,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     graphs_from: float | None = None
     reads_routers: bool = True
     resident: Resident | None = None
+    kernels_of: dict[str, Kernels] = {}
     sources: dict[str, str] = {}
 
     @property
@@ -113,8 +115,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 del fields[field.name]
         return fields
 
-    def on(self, hw: Hardware, keeps_all: bool) -> Stack:
-        """What it is on this GPU, where every expert lies there for good or not."""
+    def on(self, hw: Hardware, keeps_all: bool, model: str = "") -> Stack:
+        """What it is on this GPU for a model (its id), where every expert lies there for good or not."""
         stack, resident = self, self.resident
         if keeps_all and resident is not None:
             stack = msgspec.structs.replace(
@@ -127,7 +129,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         capability = hw.gpu.compute_capability
         if stack.graphs_from is not None and isinstance(capability, float) and capability < stack.graphs_from:
             stack = msgspec.structs.replace(stack, graphs=False)
-        return stack
+        return msgspec.structs.replace(stack, kernels=self.kernels_of.get(model, stack.kernels), kernels_of={})
 
 
 NEWER = (
@@ -139,6 +141,7 @@ NEWER = (
     "graphs_from",
     "reads_routers",
     "resident",
+    "kernels_of",
 )
 """Fields that stacks did not always have: at their default they say nothing."""
 
@@ -162,6 +165,8 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     data = sets.apply(profiles.read(path, "stack"), overrides or {}, Stack, "stack")
     stack = profiles.convert(data, Stack, where)
     check_quantities(stack, stack.sources, where)
+    if any(field.startswith("kernels.") for field in overrides or {}):  # what is asked for goes before a model's own
+        stack = msgspec.structs.replace(stack, kernels_of={})
     return stack
 
 

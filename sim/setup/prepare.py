@@ -104,7 +104,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
             "--engine, got 'arithmetic': it slows kernels and experts on the CPU by copies and copies by the CPU, and "
             "another coefficient of hw.contention is active; leave it out, or take simpy"
         )
-    stack = load_stack(spec.stack, overrides.stack).on(hw, policy.keeps_all)
+    stack = load_stack(spec.stack, overrides.stack).on(hw, policy.keeps_all, model.id)
     if tier is not None and tier.reads == BUFFERED:
         stack = msgspec.structs.replace(stack, pinned=False)  # the page cache's pages are pageable
     if spec.engine == ARITHMETIC and crowded(hw, stack, Several(spec.gpus, host_links=spec.host_links)):
