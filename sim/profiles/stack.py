@@ -115,8 +115,12 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 del fields[field.name]
         return fields
 
-    def on(self, hw: Hardware, keeps_all: bool, model: str = "") -> Stack:
-        """What it is on this GPU for a model (its id), where every expert lies there for good or not."""
+    def of(self, model: str) -> Stack:
+        """What it is for the model of this id."""
+        return msgspec.structs.replace(self, kernels=self.kernels_of.get(model, self.kernels), kernels_of={})
+
+    def on(self, hw: Hardware, keeps_all: bool) -> Stack:
+        """What it is on this GPU, where every expert lies there for good or not."""
         stack, resident = self, self.resident
         if keeps_all and resident is not None:
             stack = msgspec.structs.replace(
@@ -129,7 +133,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         capability = hw.gpu.compute_capability
         if stack.graphs_from is not None and isinstance(capability, float) and capability < stack.graphs_from:
             stack = msgspec.structs.replace(stack, graphs=False)
-        return msgspec.structs.replace(stack, kernels=self.kernels_of.get(model, stack.kernels), kernels_of={})
+        return stack
 
 
 NEWER = (

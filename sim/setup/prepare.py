@@ -104,7 +104,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
             "--engine, got 'arithmetic': it slows kernels and experts on the CPU by copies and copies by the CPU, and "
             "another coefficient of hw.contention is active; leave it out, or take simpy"
         )
-    stack = load_stack(spec.stack, overrides.stack).on(hw, policy.keeps_all, model.id)
+    stack = load_stack(spec.stack, overrides.stack).on(hw, policy.keeps_all)
     if tier is not None and tier.reads == BUFFERED:
         stack = msgspec.structs.replace(stack, pinned=False)  # the page cache's pages are pageable
     if spec.engine == ARITHMETIC and crowded(hw, stack, Several(spec.gpus, host_links=spec.host_links)):
@@ -175,6 +175,7 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
 def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     policy, hw, stack, overrides, tier = named
     model = load_model(spec.model or default_model(trace), overrides.model)
+    stack = stack.of(model.id)
     check_shape(model, trace)
     trace.require_all(policy.needs, f"policy {policy.name}")
     recorded = requests_of(trace, spec.split)
