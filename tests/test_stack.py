@@ -97,12 +97,31 @@ def test_tinyserve_adds_up_to_its_profile() -> None:
     assert model.n_layers * layer_s + experts_s == pytest.approx(2.029 / 40, rel=0.01)
 
 
-def test_llama_cpp_adds_up_to_the_run_it_is_derived_from() -> None:
-    """42.31 tokens/s with 40 layers of 8 experts on the CPU: 14.9 ms of bytes, 4 ms of GPU, and what a layer costs."""
+def test_llama_cpp_adds_up_to_the_runs_it_is_derived_from() -> None:
+    """ik_llama.cpp #357, the rule of docs/engine_stacks.md: tokens/s on the CPU alone, and with some layers on it.
+
+    Qwen3-30B-A3B in IQ4_XS (attention Q5_K, head Q6_K) on an RTX 4080, Qwen3-235B-A22B in Q6_K on one and two RTX 3090.
+    """
     stack, hw = load_stack("llama_cpp"), load_hardware("rtx3090")
+    assert stack.kernel_times is not None
     moves_s = hw.d2h.latency_s.value + hw.h2d.latency_s.value + hw.host.copy_launch_s.value
-    layer_s = stack.hybrid_layer_s.value + hw.cpu.expert_overhead_s.value + moves_s
-    assert 40 * layer_s + 14.9e-3 + 4e-3 == pytest.approx(1 / 42.31, rel=0.01)
+    kernel_s, kernels = stack.kernel_times.launched_s.value, stack.kernels
+    small = ("qwen3-30b-a3b", (4.25, 5.5, 6.5625), 716.8e9, 25.29)
+    large = ("qwen3-235b-a22b", (6.5625,) * 3, 936.2e9, 14.13)
+    found = []
+    for (name, bits, peak, alone), on_cpu, hybrid in ((small, 14, 68.68), (large, 89, 12.20), (large, 80, 17.10)):
+        model = load_model(name)
+        n, experts = model.n_layers, model.top_k * model.expert_params() * bits[0] / 8
+        attention = 2 * model.hidden_size * model.head_dim * (model.n_heads + model.n_kv_heads)
+        layer = experts + attention * bits[1] / 8 + 4 * model.hidden_size * model.n_experts
+        layer += 576 * 2 * model.n_kv_heads * model.head_dim * 2  # 512 tokens of prompt, and half of 128
+        read = n * layer + model.vocab_size * model.hidden_size * bits[2] / 8
+        gpu_s = (read - on_cpu * experts) / (0.92 * peak)
+        gpu_s += kernel_s * (n * (kernels.attention + kernels.gate) + (n - on_cpu) * kernels.expert + kernels.head)
+        cpu_s = on_cpu * experts / (read * alone)
+        found.append((1 / hybrid - gpu_s - cpu_s) / on_cpu - moves_s - hw.cpu.expert_overhead_s.value)
+    assert found == pytest.approx([142e-6, 235e-6, 8e-6], abs=1e-6)
+    assert stack.hybrid_layer_s.value == pytest.approx(sorted(found)[1], rel=0.005)
 
 
 def test_every_figure_has_a_reason() -> None:

@@ -99,12 +99,31 @@ def test_copies_shorter_than_their_issue_come_as_fast_as_they_are_issued(tmp_pat
 def test_a_part_takes_its_share_of_the_calls_rounded_up() -> None:
     assert [calls_of(3, frac) for frac in (1.0, 2 / 3, 0.5, 1 / 3, 0.1)] == [3, 2, 2, 1, 1]
     assert [calls_of(1, frac) for frac in (1.0, 0.1)] == [1, 1]
+    assert [calls_of(0, frac) for frac in (1.0, 0.1)] == [0, 0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_kernel_that_gathers_pays_neither_calls_nor_latency(tmp_path: Path, engine: str) -> None:
+    """Three experts of 4 s at a latency of 2 s and 1 s a call: 6 s each, and 5 s of them before the first is here."""
+    ends = {}
+    for calls in (1, 0):
+        with Trace(from_rows(tmp_path / f"{engine}{calls}.safetensors", [[[0, 1, 2]]], 3)) as trace:
+            made = setup(Lru(), trace, 3, copy_launch_s=1.0, copy_s=4.0)
+            made.spec = msgspec.structs.replace(made.spec, engine=engine)
+            made.hw = msgspec.structs.replace(made.hw, h2d=msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0)))
+            made.stack = msgspec.structs.replace(made.stack, copy_calls=calls)
+            seen = execute_easy(made)
+        ends[calls] = [(start, end) for _, start, end in seen.lane("h2d")]
+        assert seen.lane("host") == ([(f"launch copy 0.{n}", 1 + n, 2 + n) for n in range(3)] if calls else [])
+        shares = {f.figure: f.share for f in seen.result.provenance.figures}
+        assert ("h2d.latency_s" in shares) is bool(calls)
+    assert ends == {1: [(2, 8), (8, 14), (14, 20)], 0: [(1, 5), (5, 9), (9, 13)]}
 
 
 @pytest.mark.parametrize(
     "stack",
-    [{"hybrid_layer_s": figure(3.0)}, {"cpu_region": "layer"}, {"copy_calls": 4}],
-    ids=lambda stack: next(iter(stack)),
+    [{"hybrid_layer_s": figure(3.0)}, {"cpu_region": "layer"}, {"copy_calls": 4}, {"copy_calls": 0}],
+    ids=str,
 )
 def test_no_policy_beats_the_bound(tmp_path: Path, stack: dict[str, Any]) -> None:
     """The bound knows regions and calls; it leaves a shared layer's cost out, which only makes it lower."""
@@ -150,7 +169,7 @@ def test_engines_agree_in_random_worlds(tmp_path: Path, policy: str) -> None:
     n_hybrid = 0
     for seed in range(14):
         of = random_worlds.world(seed, tmp_path, policy)
-        own = {"hybrid_layer_s": figure(3.0 * (seed % 3)), "copy_calls": 1 + seed % 4, "cpu_region": "layer"}
+        own = {"hybrid_layer_s": figure(3.0 * (seed % 3)), "copy_calls": seed % 4, "cpu_region": "layer"}
         of.facts["stack"] = msgspec.structs.replace(of.facts["stack"], **own)
         told, seen = random_worlds.engines_disagree(of)
         of.trace.unlink()
@@ -163,7 +182,7 @@ def test_engines_agree_in_random_worlds(tmp_path: Path, policy: str) -> None:
     ("settings", "message"),
     [
         ({"hybrid_layer_s": 2}, r"hybrid_layer_s, got 2: from 0 to 1"),
-        ({"copy_calls": 0}, r"copy_calls: Expected `int` >= 1"),
+        ({"copy_calls": -1}, r"copy_calls: Expected `int` >= 0"),
         ({"cpu_region": "layers"}, r"cpu_region: Invalid enum value 'layers'"),
     ],
 )

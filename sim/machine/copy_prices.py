@@ -44,6 +44,7 @@ class CopyPrices:
         kind, back = ("h2d", "d2h") if stack.pinned else ("h2d_pageable", "d2h_pageable")
         h2d, d2h = (hw.h2d, hw.d2h) if stack.pinned else (hw.h2d_pageable, hw.d2h_pageable)
         self.h2d_latency_s = h2d.latency_s.value
+        self.call_latency_s = self.h2d_latency_s if stack.copy_calls else 0.0  # of a copy of an expert, at least
         self.d2h_latency_s = d2h.latency_s.value
         self.h2d_bytes_per_s, self.d2h_bytes_per_s = rates(hw, stack)
         self.p2p_latency_s = hw.p2p.latency_s.value
@@ -69,12 +70,12 @@ class CopyPrices:
     def expert_s(self, n_bytes: int, frac: float = 1.0) -> float:
         """Host-to-device seconds of an expert, or of the `frac` of it that a piece holds: its calls one by one."""
         whole_s = self.h2d_s(n_bytes)
-        return whole_s + (calls_of(self._calls, frac) - 1) * self.h2d_latency_s if self._calls > 1 else whole_s
+        return whole_s + (calls_of(self._calls, frac) - 1) * self.h2d_latency_s if self._calls != 1 else whole_s
 
     def expert_back_s(self, n_bytes: int, frac: float = 1.0) -> float:
         """The same from device to host."""
         whole_s = self.d2h_s(n_bytes)
-        return whole_s + (calls_of(self._calls, frac) - 1) * self.d2h_latency_s if self._calls > 1 else whole_s
+        return whole_s + (calls_of(self._calls, frac) - 1) * self.d2h_latency_s if self._calls != 1 else whole_s
 
     def d2h_s(self, n_bytes: int) -> float:
         """Device-to-host seconds of one copy."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PACKAGE = "hwprofiles.stacks"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Calls = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+Calls = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 CpuRegion = Literal["expert", "layer"]
 ROUNDED = 1e-9  # a third of three calls is one
 
@@ -93,7 +93,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     per_copy_s: Quantity  # per whole expert copied; a part of one takes its share
     per_iteration_s: Quantity
     hybrid_layer_s: Quantity = NOTHING  # per layer in which the CPU computes an expert: submit, synchronise, merge
-    copy_calls: Calls = 1  # that copy a whole expert: each is enqueued, and waits for the link's latency
+    copy_calls: Calls = 1  # that copy a whole expert: each is enqueued, and waits for the link's latency; 0: a kernel reads it
     cpu_region: CpuRegion = "expert"
     grouped: bool = False
     graphs: bool = False
@@ -176,4 +176,4 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
 
 def calls_of(n_calls: int, frac: float) -> int:
     """Calls that copy this share of an expert, where so many copy all of it: its share, rounded up."""
-    return 1 if n_calls == 1 else max(1, math.ceil(n_calls * frac - ROUNDED))
+    return n_calls if n_calls <= 1 else max(1, math.ceil(n_calls * frac - ROUNDED))

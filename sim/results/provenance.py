@@ -43,7 +43,7 @@ def attributions(machine: SimulatedMachine, clockwork: Clockwork, phases: Iterab
     seconds = [0.0] * len(cost.figures.entries)
     _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
     copies, n_copies = cost.copies, sum(up.n_copies for up in machine.h2d)
-    busy_s, latency_s = math.fsum(up.busy_s for up in machine.h2d), n_copies * copies.h2d_latency_s
+    busy_s, latency_s = math.fsum(up.busy_s for up in machine.h2d), n_copies * copies.call_latency_s
     by_law = cost.sharing.on and "h2d_slowdown_by_cpu" not in cost.sharing.stated
     slowed_s = machine.copies_slowed_s if by_law else 0.0
     down_latency_s = machine.n_kv_out * copies.d2h_latency_s  # what waits for pages that go down waits for copies, too
