@@ -18,10 +18,10 @@ With fewer slots than two layers have experts, a layer is copied into the first 
 
 What the benchmark would measure are this run's prices: an expert's bytes over the time of one token on the CPU, and of
 its copy, each as one of many. What submitting to the CPU and merging costs the host belongs to the stack
-(`hybrid_layer_s`). Assumed: of equally old slots the lowest leaves in offload, too (there a library decides). Not
-modelled: `--moe-cpu-layers`; the multiprocessors that the gather takes; that it and a prompt's layer are one call each
-(here every expert is a copy with its latency); small banks that make such a call block the host. Several GPUs
-(published as tensor parallelism): each has slots for the experts that live on it.
+(`hybrid_layer_s`), and so does that a gather pays no copy's latency (`copy_calls: 0`; elsewhere every expert does).
+Assumed: of equally old slots the lowest leaves in offload, too (there a library decides). Not modelled:
+`--moe-cpu-layers`; the multiprocessors that the gather takes; small banks that make a call block the host. Several
+GPUs (published as tensor parallelism): each has slots for the experts that live on it.
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     per_copy_s: Quantity  # per whole expert copied; a part of one takes its share
     per_iteration_s: Quantity
     hybrid_layer_s: Quantity = NOTHING  # per layer in which the CPU computes an expert: submit, synchronise, merge
-    copy_calls: Calls = 1  # that copy a whole expert: each is enqueued, and waits for the link's latency; 0: a kernel reads it
+    copy_calls: Calls = (
+        1  # that copy a whole expert: each is enqueued, and waits for the link's latency; 0: a kernel reads it
+    )
     cpu_region: CpuRegion = "expert"
     grouped: bool = False
     graphs: bool = False
