@@ -80,6 +80,20 @@ def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tm
 
 
 @needs_dask
+def test_workers_share_a_recording(capsys: Any, cluster: Cluster, tmp_path: Path, monkeypatch: Any) -> None:
+    """One of them runs, and what it recorded times the other points wherever these are carried out."""
+    monkeypatch.setattr("sim.studies.sweep.recorded._KEPT", {})
+    words = ["sweep", "--policy", "lru", "--hw", "rtx3090", "--experts", "40", "--trace", mixtral_shaped(tmp_path)]
+    words += ["--set", "hw.h2d.bandwidth_bytes_per_s=1e10:4e10:1e10", "--json"]
+    here = moesim(capsys, *words, "--out", tmp_path / "here").json
+    for _ in range(2):
+        cluster.worker()
+    there = moesim(capsys, *words, "--out", tmp_path / "there", "--cluster", cluster.address).json
+    assert here == there
+    assert there["work"] == {"there": 0, "replayed": 1, "timed_by_recording": 3}
+
+
+@needs_dask
 def test_an_address_where_nobody_answers(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.studies.cluster.CONNECT_S", 0.5)
     words = ("sweep", "--policy", "lru", "--hw", "rtx3090", "--requests", "1")
