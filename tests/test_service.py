@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from easy_numbers import Run, execute_easy, setup
+from easy_numbers import EXPERT_BYTES, Run, execute_easy, setup
 from random_worlds import end_state
 from tiny_traces import from_rows
 
@@ -18,6 +18,8 @@ from policies.lru import Lru
 from sim.machine.simulated import SimulatedMachine
 from sim.machine.turn import Turn
 from sim.policy import Piece, View
+from sim.results.by_layer import expert_table
+from sim.run import execute
 from traces.format.reader import Trace
 
 N_TOKENS, N_LAYERS, N_EXPERTS, TOP_K = 40, 4, 16, 4
@@ -46,15 +48,26 @@ class ToldFifo(Fifo):
         pass
 
 
-def replayed(kind: type[Lru] | type[Fifo], scope: str, room: int, folder: Path, grouped: bool) -> tuple[Run, int]:
-    """Random routing under a policy, and how many experts were demanded together."""
+def replayed(
+    kind: type[Lru] | type[Fifo], scope: str, room: int, folder: Path, grouped: bool, seen: bool = True
+) -> tuple[Run, int]:
+    """Random routing under a policy, and how many experts were demanded together.
+
+    Args:
+        seen: somebody looks on.
+    """
     rng = np.random.default_rng(3)
     rows: Any = rng.permuted(np.tile(np.arange(N_EXPERTS), (N_TOKENS, N_LAYERS, 1)), axis=2)[..., :TOP_K].tolist()
     Counting.n_together = 0
     with Trace(from_rows(folder / f"{kind.__name__}.safetensors", rows, N_EXPERTS)) as trace:
         made = setup(kind(scope=scope), trace, room)
         made = replace(made, machine=Counting, stack=msgspec.structs.replace(made.stack, grouped=grouped))
-        return execute_easy(made), Counting.n_together
+        return execute_easy(made) if seen else Run(execute(made), [], []), Counting.n_together
+
+
+def counts_by_expert(of: Run) -> list[tuple[Any, ...]]:
+    """What happened to each expert."""
+    return list(expert_table(of.outcome.engine.tally.by_expert, of.outcome.clockwork, EXPERT_BYTES))
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -66,10 +79,13 @@ def test_exchanged_together_is_as_if_one_by_one(
 ) -> None:
     together, n_together = replayed(kind, scope, room, tmp_path, grouped)
     single, n_single = replayed(told, scope, room, tmp_path, grouped)
+    unseen, n_unseen = replayed(kind, scope, room, tmp_path, grouped, seen=False)  # then it is written down in one go
     assert n_single == 0
+    assert n_unseen == n_together
     assert n_together > 0.5 * together.outcome.engine.tally.n_demand > 0
     assert together.log == single.log
     assert together.spans == single.spans
-    assert end_state(together.outcome) == end_state(single.outcome)
+    assert end_state(unseen.outcome) == end_state(together.outcome) == end_state(single.outcome)
+    assert counts_by_expert(unseen) == counts_by_expert(together) == counts_by_expert(single)
     for phase in ("prefill", "decode"):
         assert together.classes(phase) == single.classes(phase)

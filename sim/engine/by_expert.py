@@ -52,7 +52,7 @@ COLUMNS = (
     "late_bytes",
     "wasted_bytes",
     "harmful_bytes",
-    "exchanged_cold",  # misses of experts that were demanded together; counted nowhere else
+    "exchanged_cold",  # misses of experts that were copied and run together; counted nowhere else
     "exchanged_capacity",
     "exchanged_evicted_unused",
     "held",  # whole experts there when the phase began, less those there when it ended

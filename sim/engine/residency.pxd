@@ -13,7 +13,8 @@ cdef class Residency:
     cdef public long long[::1] budget_bytes, used_bytes, peak_bytes, layer_budget, layer_used
     cdef object _flags
     cdef unsigned char[::1] here, origin, used
-    cdef int[::1] next, prev
+    cdef long long n_came
+    cdef long long[::1] came
     cdef bint ticketed
     cdef double[::1] arrived_s, busy_s
     cdef readonly list arrival, busy
@@ -27,6 +28,7 @@ cdef class Residency:
     cpdef long long budget(self, int gpu)
     cpdef long long free_bytes(self, int gpu)
     cpdef long long room_of(self, int layer) noexcept
+    @cython.locals(index=int)
     cpdef list resident_pieces(self)
     @cython.locals(ticket=Ticket)
     cpdef Ticket arrival_of(self, int index)
@@ -38,15 +40,15 @@ cdef class Residency:
     cpdef list sufficient(self, Piece whole, object precision=*, object done=*)
     @cython.locals(gpu=int, at=int)
     cpdef bint fits(self, Piece piece) noexcept
-    @cython.locals(index=int, gpu=int, last=int, whole=int, used_bytes=cython.longlong, mine=list)
+    @cython.locals(index=int, gpu=int, whole=int, used_bytes=cython.longlong, mine=list)
     cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
-    @cython.locals(index=int, gpu=int, before=int, after=int, mine=list, at=int)
+    @cython.locals(index=int, gpu=int, mine=list, at=int)
     cpdef remove(self, Piece piece)
     cdef long long[::1] counts, left_in
     cpdef count_in(self, long long[::1] counts, long long[::1] left_in)
-    @cython.locals(index=int, at=int, last=int, counted=int, left=cython.longlong)
-    cpdef void come(self, Turn turn, int start, int stop, int column, int stride, long long pass_n) noexcept
-    @cython.locals(index=int, at=int, before=int, after=int)
+    @cython.locals(index=int, at=int, counted=int, left=cython.longlong, n_came=cython.longlong)
+    cpdef void come(self, Turn turn, int start, int stop, bint ran, int column, int stride, long long pass_n) noexcept
+    @cython.locals(index=int, at=int)
     cpdef void leave(self, Turn turn, int start, int stop, long long pass_n) noexcept
     cdef _grow(self)
 

@@ -9,7 +9,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 from sim.base.errors import IllegalDecision
-from sim.base.flat import floats, ints, longer_floats, longer_places, places
+from sim.base.flat import floats, ints, longer_floats, longer_ints
 from sim.base.lanes import H2D
 from sim.machine.turn import Turn
 from sim.policy.pieces import Piece, Pieces
@@ -63,9 +63,8 @@ class Residency:
         self.n_parts = 0  # resident pieces that are no whole experts in the serving precision
         # Those, by the `Piece.index` of their expert; None where there has never been one.
         self._parts: list[list[Piece] | None] = [None] * (pieces.n_layers * pieces.n_experts)
-        # Residents in the order they came, as a ring of neighbours that begins and ends at place 0.
-        self.next = places(n + 1)
-        self.prev = places(n + 1)
+        self.n_came = 0  # ever
+        self.came = ints(n)  # the how manieth of them each piece was, last
         # Of `ByExpert`: counts, and when each whole expert left last.
         self.counts = ints(0)
         self.left_in = ints(0)
@@ -111,12 +110,9 @@ class Residency:
 
     def resident_pieces(self) -> list[Piece]:
         """Resident pieces, oldest first."""
-        found = []
-        at = self.next[0]
-        while at:
-            found.append(self.pieces.all[at - 1])
-            at = self.next[at]
-        return found
+        found = [(self.came[index], index) for index in range(self.n_known) if self.here[index]]
+        found.sort()
+        return [self.pieces.all[index] for _, index in found]
 
     def arrival_of(self, index: int) -> Ticket | None:
         """The ticket of a resident piece's copy; None for what was there from the start."""
@@ -226,11 +222,8 @@ class Residency:
             self.busy[index] = arrival
         self.arrived_s[index] = arrived_s
         self.busy_s[index] = arrived_s
-        last = self.prev[0]
-        self.next[last] = index + 1
-        self.prev[index + 1] = last
-        self.next[index + 1] = 0
-        self.prev[0] = index + 1
+        self.came[index] = self.n_came
+        self.n_came += 1
         if not piece.serving:
             self.n_parts += 1
             whole = piece.layer * self.pieces.n_experts + piece.expert
@@ -258,10 +251,6 @@ class Residency:
         self.used_bytes[gpu] -= piece.n_bytes
         if self.divided:
             self.layer_used[gpu * self.pieces.n_layers + piece.layer] -= piece.n_bytes
-        before = self.prev[index + 1]
-        after = self.next[index + 1]
-        self.next[before] = after
-        self.prev[after] = before
         if not piece.serving:
             self.n_parts -= 1
             mine = self._parts[piece.layer * self.pieces.n_experts + piece.expert]
@@ -271,17 +260,23 @@ class Residency:
                 at += 1
             del mine[at]
 
-    def come(self, turn: Turn, start: int, stop: int, column: int, stride: int, pass_n: int) -> None:
+    def come(self, turn: Turn, start: int, stop: int, ran: bool, column: int, stride: int, pass_n: int) -> None:
         """`add` of experts of a turn that have been demanded, into room that is there on the only GPU.
 
         Each is counted in a column: of those who never left; `stride` on, of those who left in a pass before this one,
         `pass_n`; twice that, in it. Without a stride all are counted together.
+
+        Args:
+            ran: they have been computed, too.
         """
+        n_came = self.n_came
         for at in range(start, stop):
             index = turn.first + turn.experts[at]
             self.here[index] = 1
             self.origin[index] = 0  # demanded
-            self.used[index] = 0
+            self.used[index] = ran
+            self.came[index] = n_came
+            n_came += 1
             counted = column + index
             left = self.left_in[index]
             if left:
@@ -291,12 +286,8 @@ class Residency:
                 self.arrival[index] = None
                 self.busy[index] = None
             self.arrived_s[index] = turn.arrived_s[at]
-            self.busy_s[index] = turn.arrived_s[at]
-            last = self.prev[0]
-            self.next[last] = index + 1
-            self.prev[index + 1] = last
-            self.next[index + 1] = 0
-            self.prev[0] = index + 1
+            self.busy_s[index] = turn.ends_s[at] if ran else turn.arrived_s[at]
+        self.n_came = n_came
         self.used_bytes[0] += (stop - start) * turn.n_bytes
         if self.divided:
             self.layer_used[turn.layer] += (stop - start) * turn.n_bytes
@@ -309,10 +300,6 @@ class Residency:
             index = turn.leaving[at]
             self.here[index] = 0
             self.left_in[index] = pass_n
-            before = self.prev[index + 1]
-            after = self.next[index + 1]
-            self.next[before] = after
-            self.prev[after] = before
         self.used_bytes[0] -= (stop - start) * turn.n_bytes
         if self.divided:  # a layer's experts make room for each other
             self.layer_used[turn.layer] -= (stop - start) * turn.n_bytes
@@ -327,8 +314,7 @@ class Residency:
         self.used = bytearray(self.used) + bytearray(more)
         self.arrived_s = longer_floats(self.arrived_s, n)
         self.busy_s = longer_floats(self.busy_s, n)
-        self.next = longer_places(self.next, n + 1)
-        self.prev = longer_places(self.prev, n + 1)
+        self.came = longer_ints(self.came, n)
         self.arrival.extend([None] * more)
         self.busy.extend([None] * more)
         self.n_known = n

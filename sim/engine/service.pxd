@@ -25,7 +25,7 @@ cdef class Service:
     cdef readonly Tally tally
     cdef bint tells_accessed, ordered, single
     cdef double now_s
-    cdef int n_experts, n_whole, n_missing, n_known
+    cdef int n_experts, n_whole, n_missing, n_known, stays
     cdef object _accessed
     cdef long long[::1] missing
     cdef readonly Turn turn
@@ -36,7 +36,7 @@ cdef class Service:
     @cython.locals(at=int)
     cpdef serve_chosen(self, HitCounts counts, double now_s)
     @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, n_here=int, n_missing=int, n_tokens=int,
-                   n_lacking=int, at=int, expert=int, index=int)
+                   n_lacking=int, at=int, expert=int, index=int, here=int, arrived_s=double, late=bint)
     cdef bint _look(self, HitCounts counts, double now_s) except -1
     @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, turn=Turn, n_here=int, n_missing=int, at=int,
                    expert=int, index=int)
@@ -49,13 +49,19 @@ cdef class Service:
     @cython.locals(copies=Copies, turn=Turn, queued=bint, n_later=int, at=int, expert=int, piece=Piece)
     cdef int _demand_each(self, int n_missing) except -1
     @cython.locals(residency=Residency, order=InTurn, ring=Ring, turn=Turn, n_bytes=cython.longlong, free_bytes=cython.longlong,
-                   n_rings=int, lane=int, next_place=int, now_s=double, n_leaving=int, at=int, index=int, expert=int)
-    cdef bint _exchange(self, int n_missing, bint to_count) except -1
-    @cython.locals(residency=Residency, order=InTurn, turn=Turn, tally=Tally, n_leaving=int, at=int, pass_n=cython.longlong,
-                   stride=int, column=int)
-    cdef _replace(self, int n_missing, bint to_count)
+                   n_rings=int, lane=int, next_place=int, now_s=double, n_leaving=int, n_staying=int, at=int, index=int,
+                   expert=int)
+    cdef bint _exchange(self, int n_missing) except -1
+    @cython.locals(residency=Residency, order=InTurn, turn=Turn, by_expert=ByExpert, together=bint, at=int,
+                   pass_n=cython.longlong, stride=int, column=int)
+    cdef _replace_and_run(self, int n_missing, bint to_count)
+    @cython.locals(residency=Residency, order=InTurn, turn=Turn, by_expert=ByExpert, pass_n=cython.longlong, column=int)
+    cdef _replace(self, int n_missing)
+    @cython.locals(turn=Turn, tally=Tally, n_leaving=int, at=int)
+    cdef _count_exchanged(self, int n_missing)
     @cython.locals(residency=Residency, order=InTurn, turn=Turn, at=int, left=int, gone=Piece)
-    cdef _replace_in_turn(self, int n_new, int column, int stride, long long pass_n)
-    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, tally=Tally, victims=Victims, at=int, expert=int,
-                   index=int, ran=int)
+    cdef _replace_in_turn(self, int n_new, int column, long long pass_n)
+    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, victims=Victims, at=int, expert=int, index=int)
     cdef bint _run_together(self) except -1
+    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, ran=int, at=int, expert=int, index=int)
+    cdef _ran(self, int start, int stop)

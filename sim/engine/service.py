@@ -64,6 +64,7 @@ class Service:
         self.order: InTurn | None = None  # by which experts are exchanged together
         self.ordered = False  # whether the turn's experts have been put last in it
         self.n_missing = 0
+        self.stays = -1  # the place in the order's ring behind all who leave, where they are the first in it
         self.single = False  # whether each expert is known to be for one token
         self.now_s = 0.0  # when the layer was looked at
         self.n_known = 0  # how many of the turn's first experts are, and are there at `turn.arrived_s`
@@ -108,17 +109,19 @@ class Service:
         for at in range(pending.n):
             expert = pending.order[at]
             index = turn.first + expert
-            if residency.here[index]:
-                if residency.arrived_s[index] > now_s or (residency.ticketed and residency.arrival[index] is not None):
-                    return False
-                turn.experts[n_here] = expert
-                turn.arrived_s[n_here] = residency.arrived_s[index]
-                n_here += 1
-                n_tokens += pending.asked[at]
-            else:
-                self.missing[n_missing] = expert
-                n_missing += 1
-                n_lacking += pending.asked[at]
+            here = residency.here[index]
+            arrived_s = residency.arrived_s[index]
+            # Asked last, and written into both lists, of which one grows: no processor foresees who is there.
+            late = arrived_s > now_s
+            if (late or residency.ticketed) and here and (late or residency.arrival[index] is not None):
+                return False
+            turn.experts[n_here] = expert
+            turn.arrived_s[n_here] = arrived_s
+            self.missing[n_missing] = expert
+            n_here += here
+            n_missing += 1 - here
+            n_tokens += here * pending.asked[at]
+            n_lacking += (1 - here) * pending.asked[at]
         self.by_expert.spoken = turn.layer
         self.now_s = now_s
         turn.n = turn.n_here = n_here
@@ -171,7 +174,14 @@ class Service:
         copies, turn, n_missing = self.copies, self.turn, self.n_missing
         self.ordered = False
         n_later = 0
-        if n_missing and (self.order is None or not self._exchange(n_missing, to_count)):
+        if n_missing and self.order is not None and self._exchange(n_missing):
+            if self.single and self.log is None and self.machine.run_turn(turn):
+                self._replace_and_run(n_missing, to_count)
+                return
+            if to_count:
+                self._count_missing(n_missing)
+            self._replace(n_missing)
+        elif n_missing:
             if to_count:
                 self._count_missing(n_missing)
             n_later = self._demand_each(n_missing)
@@ -244,11 +254,11 @@ class Service:
                 n_later += 1
         return n_later
 
-    def _exchange(self, n_missing: int, to_count: bool) -> bool:
+    def _exchange(self, n_missing: int) -> bool:
         """Demand all missing experts together; False, and nothing done, where each has to be demanded for itself.
 
-        That is so unless all room is clean, whoever leaves is a whole expert that nothing reads any more, and the
-        machine knows when each copy ends.
+        Nothing is written down yet of who comes and leaves. It is done where all room is clean, whoever leaves is a
+        whole expert that nothing reads any more, and the machine knows when each copy ends.
         """
         residency, order, turn = self.residency, self.order, self.turn
         assert order is not None
@@ -262,6 +272,7 @@ class Service:
         next_place = ring.next[lane]
         now_s = self.now_s
         n_leaving = 0
+        n_staying = 0  # of those who were looked at
         for at in range(n_missing):
             turn.experts[turn.n_here + at] = self.missing[at]
             if n_bytes <= free_bytes:
@@ -275,6 +286,7 @@ class Service:
                 expert = index - turn.first
                 if expert < 0 or expert >= self.n_experts or not self.pending.tokens[expert]:
                     break
+                n_staying += 1
             if residency.busy_s[index] > now_s or (residency.ticketed and residency.busy[index] is not None):
                 return False
             if residency.origin[index] == 1 and not residency.used[index]:  # a prefetch that was of no use
@@ -286,34 +298,50 @@ class Service:
         if not self.machine.demand_turn(turn):
             turn.n = turn.n_here
             return False
-        if order.touches:  # who is there runs before who comes
-            order.touch(turn, 0, turn.n_here)
-            self.ordered = True
-        if to_count and self.by_expert.predicts:
-            self._count_missing(n_missing)
-            to_count = False
-        self._replace(n_missing, to_count)
+        self.stays = -1 if n_staying else next_place
         if self.single:
             self.n_known = turn.n
         return True
 
-    def _replace(self, n_missing: int, to_count: bool) -> None:
-        """Those who leave are gone, and the turn's last experts there: the first of these in room that nobody had."""
-        residency, order, turn, tally = self.residency, self.order, self.turn, self.tally
+    def _replace_and_run(self, n_missing: int, to_count: bool) -> None:
+        """Write down that a turn has been exchanged, and all of it computed."""
+        residency, order, turn, by_expert = self.residency, self.order, self.turn, self.by_expert
         assert order is not None
-        n_leaving = turn.n_leaving
-        pass_n = self.by_expert.pass_n
-        stride = self.by_expert.stride
-        column = self.by_expert.first + (_EXCHANGED if to_count else _DEMAND) * stride
-        if not to_count:
-            stride = 0
+        together = to_count and not by_expert.predicts  # one column says all of who comes
+        if to_count and not together:
+            self._count_missing(n_missing)
+        pass_n = by_expert.pass_n
+        stride = by_expert.stride if together else 0
+        column = by_expert.first + (_EXCHANGED if together else _DEMAND) * by_expert.stride
+        residency.leave(turn, 0, turn.n_leaving, pass_n)
+        residency.come(turn, turn.n_here, turn.n, True, column, stride, pass_n)
+        order.exchange(turn, self.stays)
+        self._count_exchanged(n_missing)
+        self._ran(0, turn.n_here)
+        if not together:
+            for at in range(turn.n_here, turn.n):
+                self.counts[by_expert.first + turn.first + turn.experts[at]] += 1
+
+    def _replace(self, n_missing: int) -> None:
+        """Those who leave are gone, and the turn's last experts there: the first of these in room that nobody had."""
+        residency, order, turn, by_expert = self.residency, self.order, self.turn, self.by_expert
+        assert order is not None
+        pass_n = by_expert.pass_n
+        column = by_expert.first + _DEMAND * by_expert.stride
         if self.log is None:
-            residency.leave(turn, 0, n_leaving, pass_n)
-            order.leave(turn, 0, n_leaving)
-            residency.come(turn, turn.n_here, turn.n, column, stride, pass_n)
-            order.come(turn, turn.n_here, turn.n)
+            residency.leave(turn, 0, turn.n_leaving, pass_n)
+            residency.come(turn, turn.n_here, turn.n, False, column, 0, pass_n)
+            order.exchange(turn, self.stays)
         else:
-            self._replace_in_turn(n_missing - n_leaving, column, stride, pass_n)
+            if order.touches:
+                order.touch(turn, 0, turn.n_here)
+            self._replace_in_turn(n_missing - turn.n_leaving, column, pass_n)
+        self.ordered = order.touches  # who is there runs before who comes
+        self._count_exchanged(n_missing)
+
+    def _count_exchanged(self, n_missing: int) -> None:
+        """Count copies and who has left for them; those who came before have had room that nobody had."""
+        turn, tally, n_leaving = self.turn, self.tally, self.turn.n_leaving
         self.copies.rooms.clean_bytes[0] -= (n_missing - n_leaving) * turn.n_bytes
         tally.n_evicted += n_leaving
         tally.n_demand += n_missing
@@ -322,7 +350,7 @@ class Service:
             for at in range(turn.n_here, turn.n):
                 tally.prefetch.forget(self.pieces.all[turn.first + turn.experts[at]])
 
-    def _replace_in_turn(self, n_new: int, column: int, stride: int, pass_n: int) -> None:
+    def _replace_in_turn(self, n_new: int, column: int, pass_n: int) -> None:
         """The same, one after the other and told."""
         residency, order, turn = self.residency, self.order, self.turn
         assert order is not None and self.log is not None
@@ -333,7 +361,7 @@ class Service:
                 order.leave(turn, left, left + 1)
                 gone: Piece = self.pieces.all[turn.leaving[left]]
                 self.log("evict", gone.layer, gone.expert)
-            residency.come(turn, at, at + 1, column, stride, pass_n)
+            residency.come(turn, at, at + 1, False, column, 0, pass_n)
             order.come(turn, at, at + 1)
             self.log("fetch", turn.layer, turn.experts[at])
 
@@ -341,8 +369,7 @@ class Service:
 
     def _run_together(self) -> bool:
         """Compute experts that are resident whole in one go; False where the machine cannot say now when each ends."""
-        turn, residency, pending, tally = self.turn, self.residency, self.pending, self.tally
-        ran = self.by_expert.first  # the first column: who ran
+        turn, residency, pending = self.turn, self.residency, self.pending
         for at in range(self.n_known, turn.n):
             expert = turn.experts[at]
             index = turn.first + expert
@@ -351,7 +378,17 @@ class Service:
             turn.arrived_s[at] = residency.arrived_s[index]
         if not self.machine.run_turn(turn):
             return False
-        for at in range(turn.n):
+        self._ran(0, turn.n)
+        victims = self.copies.victims
+        if victims is not None and victims.touches and not self.ordered:
+            victims.touch(turn, 0, turn.n)
+        return True
+
+    def _ran(self, start: int, stop: int) -> None:
+        """All of the turn has been computed; write down of these what each was found with."""
+        turn, residency, pending = self.turn, self.residency, self.pending
+        ran = self.by_expert.first  # the first column: who ran
+        for at in range(start, stop):
             expert = turn.experts[at]
             index = turn.first + expert
             if residency.ticketed:
@@ -361,13 +398,11 @@ class Service:
             if not residency.used[index]:
                 residency.used[index] = 1
                 if residency.origin[index] == 1:  # prefetched
-                    tally.prefetch.used(self.pieces.all[index])
-            pending.tokens[expert] = 0
-            if self.log is not None:
-                self.log("gpu", turn.layer, expert)
+                    self.tally.prefetch.used(self.pieces.all[index])
+        for at in range(turn.n):
+            pending.tokens[turn.experts[at]] = 0
+        if self.log is not None:
+            for at in range(turn.n):
+                self.log("gpu", turn.layer, turn.experts[at])
         pending.n_left -= turn.n
-        tally.n_executed += turn.n
-        victims = self.copies.victims
-        if victims is not None and victims.touches and not self.ordered:
-            victims.touch(turn, 0, turn.n)
-        return True
+        self.tally.n_executed += turn.n

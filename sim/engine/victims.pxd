@@ -20,6 +20,8 @@ cdef class Ring:
     cpdef grow(self, int n)
     @cython.locals(at=int, last=int)
     cdef void append(self, int index, int ring) noexcept
+    @cython.locals(before=int, last=int, i=int, at=int)
+    cdef void extend(self, Turn turn, int start, int stop, int ring) noexcept
     @cython.locals(at=int, before=int, after=int)
     cdef void unlink(self, int index) noexcept
 
@@ -35,12 +37,13 @@ cdef class InTurn(Victims):
     cpdef placed(self, int index)
     cpdef void touched(self, int index) noexcept
     cpdef void left(self, int index) noexcept
-    @cython.locals(at=int, lane=int)
+    @cython.locals(ring=Ring, first=int, at=int)
     cpdef void touch(self, Turn turn, int start, int stop) noexcept
-    @cython.locals(at=int, lane=int)
     cpdef void come(self, Turn turn, int start, int stop) noexcept
     @cython.locals(at=int)
     cpdef void leave(self, Turn turn, int start, int stop) noexcept
+    @cython.locals(ring=Ring, first=int, lane=int, start=int, at=int)
+    cdef void exchange(self, Turn turn, int stays) noexcept
     @cython.locals(at=int, first=int, index=int, whole=int)
     cpdef int victim(self, Piece piece, bint speculative) except -2
     @cython.locals(piece=Piece)

@@ -70,6 +70,18 @@ class Ring:
         self.next[at] = ring
         self.prev[ring] = at
 
+    def extend(self, turn: Turn, start: int, stop: int, ring: int) -> None:
+        """Experts of a turn come last, one after the other."""
+        before = self.n_rings + turn.first
+        last = self.prev[ring]
+        for i in range(start, stop):
+            at = before + turn.experts[i]
+            self.next[last] = at
+            self.prev[at] = last
+            last = at
+        self.next[last] = ring
+        self.prev[ring] = last
+
     def unlink(self, index: int) -> None:
         """A piece leaves its ring."""
         at = index + self.n_rings
@@ -118,21 +130,39 @@ class InTurn(Victims):
         self.ring.unlink(index)
 
     def touch(self, turn: Turn, start: int, stop: int) -> None:
-        lane = turn.layer if self.per_layer else 0
+        ring, first = self.ring, turn.first
         for at in range(start, stop):
-            self.ring.unlink(turn.first + turn.experts[at])
-            self.ring.append(turn.first + turn.experts[at], lane)
+            ring.unlink(first + turn.experts[at])
+        ring.extend(turn, start, stop, turn.layer if self.per_layer else 0)
 
     def come(self, turn: Turn, start: int, stop: int) -> None:
         """Experts of a turn, on the only GPU, have taken their room."""
-        lane = turn.layer if self.per_layer else 0
-        for at in range(start, stop):
-            self.ring.append(turn.first + turn.experts[at], lane)
+        self.ring.extend(turn, start, stop, turn.layer if self.per_layer else 0)
 
     def leave(self, turn: Turn, start: int, stop: int) -> None:
         """Pieces that make room for a turn's have given it up."""
         for at in range(start, stop):
             self.ring.unlink(turn.leaving[at])
+
+    def exchange(self, turn: Turn, stays: int) -> None:
+        """`leave`, `touch` of who was here, where it says anything, and `come`, all of a turn.
+
+        Args:
+            stays: the place in the ring behind all who leave, where they are the first in it; else -1.
+        """
+        ring, first = self.ring, turn.first
+        lane = turn.layer if self.per_layer else 0
+        if stays >= 0:
+            ring.next[lane] = stays
+            ring.prev[stays] = lane
+        else:
+            self.leave(turn, 0, turn.n_leaving)
+        start = turn.n_here
+        if self.touches:
+            for at in range(start):
+                ring.unlink(first + turn.experts[at])
+            start = 0
+        ring.extend(turn, start, turn.n, lane)
 
     def victim(self, piece: Piece, speculative: bool) -> int:
         at = self.ring.next[self._cache(piece.index)]

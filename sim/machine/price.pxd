@@ -18,4 +18,5 @@ cdef class Operation:
     cdef public long long n
     cdef public double slack_s, slowed_s, more_s
     cdef public Operation next
+    cdef public int place
     cdef void cost(self, double duration_s, int length, int priced) noexcept

@@ -53,13 +53,14 @@ class Operation:
     """A price and its launch, with the sums that every use needs.
 
     `length` and `priced` are the counters of its seconds on the stream and of its price (`sim.machine.meter`); `n` are
-    uses that have not been handed to them yet. `next` is what an expert costs that joins a group after this one, and
-    `slack_s` what this one leaves to fill of the group's floor; both for whole experts of one token. `slowed_s` is what
-    it takes longer beside a copy, `more_s` what more beside pieces written back (`sim.machine.shared_memory`).
+    uses that have not been handed to them yet. `next` is what an expert costs that joins a group after this one,
+    `place` how many joined before it, and `slack_s` what this one leaves to fill of the group's floor; all for whole
+    experts of one token. `slowed_s` is what it takes longer beside a copy, `more_s` what more beside pieces written
+    back (`sim.machine.shared_memory`).
     """
 
     __slots__ = (
-        *("all_s", "duration_s", "first_s", "launch", "length", "more_s", "n", "next", "priced", "slack_s"),
+        *("all_s", "duration_s", "first_s", "launch", "length", "more_s", "n", "next", "place", "priced", "slack_s"),
         *("slowed_s", "tail_s"),
     )
 
@@ -75,6 +76,7 @@ class Operation:
         self.priced = 0
         self.n = 0
         self.next = None
+        self.place = 0
         self.slack_s = 0.0
         self.slowed_s = 0.0
         self.more_s = 0.0

@@ -1,6 +1,6 @@
 cimport cython
 from sim.machine.copy_queue cimport Copy, CopyQueue, copy_of, result_of
-from sim.machine.group cimport Group
+from sim.machine.group cimport Group, Members
 from sim.machine.lanes cimport SerialLane, Stream, Launched
 from sim.machine.meter cimport Meter
 from sim.machine.price cimport Launch, Operation, Price
@@ -40,6 +40,7 @@ cdef class SimulatedMachine(Machine):
     cdef list _copies, _part_launches, _alone_of, _used, _groups, _blocks
     cdef int _n_used
     cdef Operation _leader
+    cdef Members _members
     cdef Group _group
     cdef GpuMemory _gpu_memory
     cdef bint _grouped
@@ -75,11 +76,12 @@ cdef class SimulatedMachine(Machine):
     cpdef double to_gate(self, int layer) except? -1.0
     @cython.locals(host_s=double)
     cpdef sync(self, Ticket ticket)
-    @cython.locals(stream=Stream, group=Group, last=Operation, now_s=double, free_s=double,
-                   launched_s=double, waited_s=double, starved_s=double, fits=bint, at=int, arrived_s=double, host_s=double,
-                   start_s=double, last_s=double, copied_s=double)
+    @cython.locals(stream=Stream, group=Group, members=Members, place=int, costs=int, now_s=double, free_s=double,
+                   slowed_s=double, more_s=double, launched_s=double, waited_s=double, starved_s=double, fits=bint, at=int,
+                   arrived_s=double, host_s=double, start_s=double, last_s=double, copied_s=double)
     cpdef bint run_turn(self, Turn turn) except -1
-    @cython.locals(stream=Stream, queue=CopyQueue, group=Group, last=Operation, operation=Operation, now_s=double,
+    @cython.locals(stream=Stream, queue=CopyQueue, group=Group, members=Members, operation=Operation, place=int,
+                   costs=int, slowed_s=double, more_s=double, now_s=double,
                    free_s=double, link_s=double, launched_s=double, waited_s=double, starved_s=double, joins=bint,
                    n_copies=int, layer=int, row=int, gate_s=double, start_s=double, last_s=double, n_here=int,
                    n_coming=int, at=int, arrived_s=double, copied_s=double)
@@ -116,11 +118,14 @@ cdef class SimulatedMachine(Machine):
     cpdef list poll(self)
     cdef Operation _lead(self)
     cdef Operation _member(self, Operation last)
+    @cython.locals(members=Members, last=Operation)
+    cdef _note_member(self, int place)
     @cython.locals(operation=Operation)
     cdef Operation _place(self, Launch launch, object priced)
     @cython.locals(queue=CopyQueue, now_s=double, start_s=double)
     cpdef bint demand(self, Piece piece, double ready_s) except -1
-    @cython.locals(queue=CopyQueue, now_s=double, free_s=double, begun_s=double, start_s=double, at=int)
+    @cython.locals(queue=CopyQueue, now_s=double, free_s=double, copy_s=double, launch_s=double, launched=double, shares=bint,
+                   slows_until_s=double, begun_s=double, start_s=double, at=int)
     cpdef bint demand_turn(self, Turn turn) except -1
     @cython.locals(launch_s=double, calls=int, index=int, known=tuple)
     cdef double _enqueue(self, Piece piece)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sim.machine.copy_queue import Copy, CopyQueue, copy_of, result_of
 from sim.machine.exchange import Exchange
-from sim.machine.group import Group
+from sim.machine.group import Group, Members
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, NVME, SIDE, SerialLane, Spans, Stream
 from sim.machine.meter import Meter
 from sim.machine.price import Launch, Operation, Price
@@ -119,6 +119,7 @@ class SimulatedMachine(Machine):
         self._copies: list[tuple[float, int] | None] = []
         self._part_launches: list[tuple[float, int] | None] = []
         self._leader: Operation | None = None  # a whole expert of one token, in the serving precision, begins a group
+        self._members = Members()  # it, and who joins it
         self._used: list[Operation] = []  # the first `_n_used` have uses that no counter knows of yet
         self._n_used = 0
         self._gpu_memory: GpuMemory | None = None  # None: nothing is shared
@@ -216,6 +217,7 @@ class SimulatedMachine(Machine):
         self._alone_of.clear()
         self._grouped_experts.clear()
         self._leader = None
+        self._members.forget()
 
     def _operation(self, price: Price, launch: Launch) -> Operation:
         """A price with its launch, on GPU 0's stream."""
@@ -324,6 +326,8 @@ class SimulatedMachine(Machine):
 
     def _count_uses(self) -> None:
         """Hand uses over to the counters, in the order in which the operations were first met."""
+        if self._n_used:
+            self._members.tell()
         for at in range(self._n_used):
             operation: Operation = self._used[at]
             operation.launch.n += operation.n
@@ -471,11 +475,10 @@ class SimulatedMachine(Machine):
     # -- experts ----------------------------------------------------------------------------------------------------
 
     def run_turn(self, turn: Turn) -> bool:
-        group, stream, spans = self._group, self.stream, self.spans
-        last = group.last
+        group, stream, spans, members = self._group, self.stream, self.spans, self._members
         if not self._grouped or self.n_gpus > 1 or stream.n_pending:
             return False
-        if group.open and last is None:
+        if group.open and group.last is None:
             return False
         if stream.written_s > self.now_s:
             return False
@@ -485,21 +488,23 @@ class SimulatedMachine(Machine):
         now_s, free_s, launched_s = self.now_s, stream.free_s, group.launched_s
         waited_s, starved_s = stream.gaps_s[_H2D], stream.gaps_s[_HOST]
         fits = group.open
+        place = group.last.place if group.open and group.last is not None else -1
         for at in range(turn.n):
             arrived_s = turn.arrived_s[at]
-            if last is not None and fits and arrived_s <= launched_s:
-                last = last.next if last.next is not None else self._member(last)
+            if fits and arrived_s <= launched_s:
+                place += 1
             else:
-                last = self._leader if self._leader is not None else self._lead()
+                place = 0
                 launched_s = now_s
                 fits = True
                 group.waits = None
-            if last.n == 0:
-                self._note_use(last)
-            last.n += 1
+            if place >= members.n or members.n_used[place] == 0:
+                self._note_member(place)
+            members.n_used[place] += 1
+            costs = 8 * place
             host_s = now_s
-            now_s += last.all_s
-            start_s = host_s + last.first_s
+            now_s += members.costs_s[costs]  # all_s
+            start_s = host_s + members.costs_s[costs + 1]  # first_s
             if arrived_s > start_s:
                 start_s = arrived_s
                 if start_s > free_s:
@@ -510,16 +515,17 @@ class SimulatedMachine(Machine):
                 starved_s += start_s - free_s
             else:
                 start_s = free_s
-            free_s = start_s + last.duration_s
+            free_s = start_s + members.costs_s[costs + 2]  # duration_s
+            slowed_s, more_s = members.costs_s[costs + 4], members.costs_s[costs + 5]
             if start_s < copied_s:
-                free_s += last.slowed_s
-                stream.slowed_s += last.slowed_s
-            elif stream.remembers and (last.slowed_s > 0.0 or last.more_s > 0.0):
-                stream.note(start_s, free_s, last.slowed_s, last.more_s)
+                free_s += slowed_s
+                stream.slowed_s += slowed_s
+            elif stream.remembers and (slowed_s > 0.0 or more_s > 0.0):
+                stream.note(start_s, free_s, slowed_s, more_s)
             if spans is not None:
                 spans("host", "launch expert", turn.layer, turn.experts[at], 1, 0, host_s, now_s)
                 spans(stream.name, "expert", turn.layer, turn.experts[at], 1, 0, start_s, free_s)
-            last_s = now_s + last.tail_s
+            last_s = now_s + members.costs_s[costs + 3]  # tail_s
             if last_s > free_s:
                 # Kernels shorter than their launches: the stream starves between them.
                 starved_s += last_s - free_s
@@ -527,7 +533,8 @@ class SimulatedMachine(Machine):
             turn.ends_s[at] = free_s
         group.open = fits
         group.launched_s = launched_s
-        group.last = last
+        if turn.n:
+            group.last = members.operations[place]
         group.precision = self._precision
         self.now_s = now_s
         stream.free_s = free_s
@@ -555,7 +562,8 @@ class SimulatedMachine(Machine):
         copied_s = stream.copied_s
         now_s, free_s, link_s, launched_s = self.now_s, stream.free_s, queue.free_s, group.launched_s
         waited_s, starved_s = stream.gaps_s[_H2D], stream.gaps_s[_HOST]
-        last = group.last
+        members = self._members
+        place = -1
         joins = False
         n_copies = 0
         for layer in range(n):
@@ -601,17 +609,18 @@ class SimulatedMachine(Machine):
             joins = False
             for at in range(n_here + n_coming):
                 arrived_s = 0.0 if at < n_here else turn.arrived_s[at - n_here]
-                if last is not None and joins and arrived_s <= launched_s:
-                    last = last.next if last.next is not None else self._member(last)
+                if joins and arrived_s <= launched_s:
+                    place += 1
                 else:
-                    last = self._leader if self._leader is not None else self._lead()
+                    place = 0
                     launched_s = now_s
                     joins = True
-                if last.n == 0:
-                    self._note_use(last)
-                last.n += 1
-                start_s = now_s + last.first_s
-                now_s += last.all_s
+                if place >= members.n or members.n_used[place] == 0:
+                    self._note_member(place)
+                members.n_used[place] += 1
+                costs = 8 * place
+                start_s = now_s + members.costs_s[costs + 1]  # first_s
+                now_s += members.costs_s[costs]  # all_s
                 if arrived_s > start_s:
                     start_s = arrived_s
                     if start_s > free_s:
@@ -622,19 +631,21 @@ class SimulatedMachine(Machine):
                     starved_s += start_s - free_s
                 else:
                     start_s = free_s
-                free_s = start_s + last.duration_s
+                free_s = start_s + members.costs_s[costs + 2]  # duration_s
+                slowed_s, more_s = members.costs_s[costs + 4], members.costs_s[costs + 5]
                 if start_s < copied_s:
-                    free_s += last.slowed_s
-                    stream.slowed_s += last.slowed_s
-                elif stream.remembers and (last.slowed_s > 0.0 or last.more_s > 0.0):
-                    stream.note(start_s, free_s, last.slowed_s, last.more_s)
-                last_s = now_s + last.tail_s
+                    free_s += slowed_s
+                    stream.slowed_s += slowed_s
+                elif stream.remembers and (slowed_s > 0.0 or more_s > 0.0):
+                    stream.note(start_s, free_s, slowed_s, more_s)
+                last_s = now_s + members.costs_s[costs + 3]  # tail_s
                 if last_s > free_s:
                     starved_s += last_s - free_s
                     free_s = last_s
         group.open = joins
         group.launched_s = launched_s
-        group.last = last
+        if place >= 0:
+            group.last = members.operations[place]
         group.waits = None
         group.precision = self._precision
         self.now_s = now_s
@@ -877,7 +888,19 @@ class SimulatedMachine(Machine):
     def _member(self, last: Operation) -> Operation:
         """One that joins after `last`."""
         last.next = self._place(self.cost.launches.member, self.cost.member(last.slack_s, 1, self._precision, 1.0))
+        last.next.place = last.place + 1
         return last.next
+
+    def _note_member(self, place: int) -> None:
+        """A member of a group is used for the first time since counters were told, by its place."""
+        members = self._members
+        while place >= members.n:
+            if members.n == 0:
+                members.add(self._leader if self._leader is not None else self._lead())
+            else:
+                last: Operation = members.operations[members.n - 1]
+                members.add(last.next if last.next is not None else self._member(last))
+        self._note_use(members.operations[place])
 
     def _place(self, launch: Launch, priced: tuple[Price, float]) -> Operation:
         """A whole expert of one token by its place in a group: an operation of its own, which knows the next one."""
@@ -1035,20 +1058,24 @@ class SimulatedMachine(Machine):
         if turn.n_bytes != queue.last_bytes:
             return False
         now_s, free_s = self.now_s, queue.free_s
+        copy_s, launch_s, launched = queue.last_s, self._copy_launch_s, self.experts_launched
+        shares = queue.memory is not None
+        slows_until_s = self.stream.free_s if queue.n_slows else -1.0  # a kernel that is placed already
         for at in range(turn.n_here, turn.n):
             begun_s = now_s
-            now_s += self._copy_launch_s
+            now_s += launch_s
             start_s = now_s if now_s > free_s else free_s
-            if queue.memory is not None or (queue.n_slows and start_s < self.stream.free_s):
-                free_s = queue.runs_s(start_s, queue.last_s, turn.n_bytes)
+            if shares or start_s < slows_until_s:
+                free_s = queue.runs_s(start_s, copy_s, turn.n_bytes)
             else:
-                free_s = start_s + queue.last_s
+                free_s = start_s + copy_s
             turn.arrived_s[at] = free_s
-            self.experts_launched += 1.0
+            launched += 1.0
             if spans is not None:
                 spans("host", "launch copy", turn.layer, turn.experts[at], 0, turn.n_bytes, begun_s, now_s)
                 spans(queue.name, "demand", turn.layer, turn.experts[at], 0, turn.n_bytes, start_s, free_s)
         self.now_s = now_s
+        self.experts_launched = launched
         self.n_copy_launches += (turn.n - turn.n_here) * self._copy_calls
         if queue.n_slows and turn.n > turn.n_here:
             self.stream.copied_s = free_s

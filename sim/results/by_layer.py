@@ -55,7 +55,8 @@ def counted(n: Count, expert_bytes: int) -> dict[str, int]:
     together = {name: n(f"exchanged_{name}") for name in ("cold", "capacity", "evicted_unused")}
     missed = {name: n(f"miss_{name}") + together.get(name, 0) for name in MISSES}
     demanded = n("demand") + sum(together.values())
-    served = n("gpu") + n("ran_on_cpu")
+    on_gpu = n("gpu") + sum(together.values())
+    served = on_gpu + n("ran_on_cpu")
     found = {name: n(name) for name in FOUND if name not in ("hit", "miss")} | {"miss": sum(missed.values())}
     others = ("partial_hit", "late_hit", "miss", "cpu")
     found["hit"] = served - n("instead") - sum(found[name] for name in others)
@@ -65,7 +66,7 @@ def counted(n: Count, expert_bytes: int) -> dict[str, int]:
         *missed.values(),
         n("instead"),
         served,
-        n("gpu"),
+        on_gpu,
         n("ran_ahead"),
         n("part"),
         n("evict_piece") + n("held") + demanded + n("issued_whole") - n("cancel_whole"),
