@@ -16,6 +16,7 @@ from cli_help import moesim, simulated  # noqa: E402
 from tiny_moe import saved_moe  # noqa: E402
 
 import traces  # noqa: E402
+from traces.format.parts import Parts  # noqa: E402
 from traces.format.reader import Trace  # noqa: E402
 from traces.format.writer import TraceWriter  # noqa: E402
 from traces.record import recorder  # noqa: E402
@@ -275,6 +276,6 @@ def test_a_full_disk_is_one_line(model, tmp_path, capsys, monkeypatch):
     def spool(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(TraceWriter, "_spool_rows", spool)
+    monkeypatch.setattr(Parts, "add", spool)
     error = recorded(capsys, model, tmp_path / "t.safetensors", *RANDOM).error
     assert "No space left on device; mend that and continue with --resume" in error
