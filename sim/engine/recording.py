@@ -78,7 +78,7 @@ class Recording:
     """What is left of such a run. `tally`, `residency` and `view` say what its engine's would of a result.
 
     Attributes:
-        labels, stats: of its policy. scheduler_stats: of its scheduler.
+        settings, labels, stats: of its policy, as it resolved them. scheduler_stats: of its scheduler.
     """
 
     def __init__(
@@ -88,12 +88,13 @@ class Recording:
         tally: Tally,
         residency: Any,
         view: Any,
-        labels: tuple[str, ...],
+        settings: dict[str, Any],
+        labels: Sequence[str],
         stats: dict[str, float],
         scheduler_stats: dict[str, Any],
     ) -> None:
         self.tape, self.pieces, self.tally, self.residency, self.view = tape, pieces, tally, residency, view
-        self.labels, self.stats, self.scheduler_stats = labels, stats, scheduler_stats
+        self.settings, self.labels, self.stats, self.scheduler_stats = settings, labels, stats, scheduler_stats
 
     @classmethod
     def of(cls, tape: Tape, engine: Engine, scheduler_stats: dict[str, Any]) -> Recording:
@@ -101,7 +102,8 @@ class Recording:
         room, policy = engine.residency, engine.policy
         return cls(
             *(tape, engine.pieces, engine.tally, _Room(room.budget_bytes, room.peak_bytes)),
-            *(_Size(engine.view.expert_bytes), tuple(policy.labels), policy.stats(), scheduler_stats),
+            *(_Size(engine.view.expert_bytes), dict(policy.settings), tuple(policy.labels)),
+            *(policy.stats(), scheduler_stats),
         )
 
     def to_bytes(self) -> bytes:
@@ -121,6 +123,7 @@ class Recording:
             "room": [tape.budget_bytes, list(self.residency.budget_bytes), list(self.residency.peak_bytes)],
             "expert_bytes": self.view.expert_bytes,
             "mass": [self.tally.loss.mass_before, self.tally.loss.mass_kept],
+            "settings": self.settings,
             "labels": self.labels,
             "stats": self.stats,
             "scheduler_stats": self.scheduler_stats,
@@ -150,5 +153,6 @@ class Recording:
         tape.budget_bytes = budget_bytes
         tally = tally_of(counted.tolist(), *n_shape)
         tally.loss.mass_before, tally.loss.mass_kept = facts["mass"]
-        told = facts["labels"], facts["stats"], facts["scheduler_stats"]
-        return cls(tape, pieces, tally, _Room(*room), _Size(facts["expert_bytes"]), tuple(told[0]), *told[1:])
+        sizes = _Room(*room), _Size(facts["expert_bytes"])
+        said_by = [facts[name] for name in ("settings", "labels", "stats", "scheduler_stats")]
+        return cls(tape, pieces, tally, *sizes, *said_by)

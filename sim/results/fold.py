@@ -76,9 +76,10 @@ def fold(
     spec, policy, model, tally = setup.spec, setup.policy, setup.model, engine.tally
     if isinstance(engine, Recording):
         assert cost is not None
-        own_labels, stats = engine.labels, engine.stats
+        settings, own_labels, stats, engines = engine.settings, engine.labels, engine.stats, []
     else:
-        own_labels, stats, cost = policy.labels, {} if replicas else policy.stats(), cost or engine.cost
+        settings, own_labels, cost = policy.settings, policy.labels, cost or engine.cost
+        stats, engines = {} if replicas else policy.stats(), [one.engine for one in replicas] or [engine]
     log = setup.arrivals_file
     source = "back to back" if not setup.open_loop else log.name if log else spec.arrivals or "trace"
     loaded = None
@@ -112,7 +113,7 @@ def fold(
         name=title_of(setup),
         policy=policy.name,
         policy_file=None if file is None else PolicyFile(file.path.name, file.sha256),
-        params=dict(policy.settings),
+        params=dict(settings),
         hw=setup.hw.id,
         model=model.id,
         precision=spec.precision,
@@ -180,7 +181,7 @@ def fold(
         engine=setup.engine,
         version=__version__,
         draft=drafting(setup, clockwork, machine.h2d_bytes),
-        host_memory=host_memory(setup, [one.engine for one in replicas] or [engine], machine),
+        host_memory=host_memory(setup, engines, machine),
         contention=contention(machine, setup.hw, max(1, len(replicas))),
         kv=kv,
         scheduling=_scheduling(setup, clockwork),
