@@ -197,7 +197,21 @@ def without(name):
     return lambda pairs, tensors: (pairs.pop(name, None), tensors.pop(name, None))
 
 
+def bomb(_, tensors):
+    """Each block of the scores is what a constant makes of itself."""
+    packed = [lzma2(bytes(rows * 28)) for rows in (1024, 1024, 52)]
+    tensors["scores"] = np.frombuffer(b"".join(packed), "u1")
+    tensors["scores.blocks"][:, 0] = np.cumsum([len(one) for one in packed])
+
+
+def long_block(_, tensors):
+    """60 kB in one block of 28,672 bytes, as a sparse file could have gigabytes."""
+    set_block(tensors, "scores", bytes(60_000))
+
+
 BREACHES = [
+    (bomb, r"scores, got \d+ bytes for 58800: a squeezed tensor unpacks to at most 64 times its bytes"),
+    (long_block, r"scores.blocks, got a block of 60000 bytes: one of 1024 rows takes at most 28764"),
     (without("plain_sha256"), r"plain_sha256 and squeezed tensors, got one of them"),
     (pairs_of(plain_sha256="abc"), r"metadata plain_sha256, got 'abc': 64 hexadecimal digits"),
     (without("scores"), r"scores squeezed, got no tensor scores: a squeezed tensor has both"),
@@ -224,10 +238,22 @@ BREACHES = [
 
 @pytest.mark.parametrize(("edit", "message"), BREACHES)
 def test_what_does_not_fit_is_refused_when_it_is_opened(both, tmp_path, edit, message):
-    """M23, and what M3 to M7 say of it."""
+    """M23 and M26, and what M3 to M7 say of it."""
     with pytest.raises(BadInput, match=message) as caught:
         Trace(surgery(both[1], tmp_path / "b", edit))
     assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_that_is_too_good_to_squeeze_stays_plain(both, tmp_path):
+    """M26, by who writes it; noise stays plain, too, and takes less above its rows than M26 has room for."""
+    plain = surgery(both[0], tmp_path / "p", lambda _, t: t["token_ids"].fill(0))
+    with Trace(plain) as trace:
+        squeeze(trace, tmp_path / "s")
+    assert "token_ids.squeezed" not in read_file(tmp_path / "s")[0]
+    with Trace(tmp_path / "s") as trace:
+        assert trace.squeezed and check_trace(trace) == []
+    noise = np.random.default_rng(1).integers(0, 256, 1 << 20).astype("u1")
+    assert len(blocks.pack(noise)[0]) < blocks._most_packed(noise.size)
 
 
 def test_a_digest_that_is_another_traces_is_found_out(both, tmp_path):

@@ -21,6 +21,7 @@ from traces.format.layout import DTYPES, TENSORS, Array
 
 BLOCK_ROWS: Final = 1024
 MOST_BLOCK_BYTES: Final = 1 << 24  # of what a block unpacks to; blocks of wide rows have fewer of them
+MOST_TIMES: Final = 64  # a squeezed tensor's own bytes: what it unpacks to, so that a small file makes no huge trace
 KEPT_BYTES: Final = 1 << 26
 """Unpacked blocks of all traces that a process keeps. All of a bundled trace fits: a replay goes back and forth between
 requests, and would unpack a block anew at every turn."""
@@ -39,6 +40,12 @@ def can_be_squeezed(name: str, shape: tuple[int, ...], dtype: str) -> bool:
 def block_rows(row_bytes: int) -> int:
     """Rows of a block, each of so many bytes."""
     return max(1, min(BLOCK_ROWS, MOST_BLOCK_BYTES // max(1, row_bytes)))
+
+
+def _most_packed(raw_bytes: int) -> int:
+    """Bytes that a block of so many takes at most: LZMA2 keeps what does not shrink as it is, with 3 bytes for each
+    64 KiB or less."""
+    return raw_bytes + raw_bytes // 1024 + 64
 
 
 def pack(rows: Array) -> tuple[bytes, int]:
@@ -237,7 +244,8 @@ def _blocks(name: str, text: str, stored: Entry, table: Entry, mapped: NDArray[n
             f"{where}: {name}, got {text!r} squeezed: tensors of rows, at least one, of at most {MOST_BLOCK_BYTES} "
             f"bytes each; {_REMEDY}"
         )
-    rows = block_rows(math.prod(shape[1:]) * DTYPES[dtype].itemsize)
+    row_bytes = math.prod(shape[1:]) * DTYPES[dtype].itemsize
+    rows = block_rows(row_bytes)
     wanted = -(-shape[0] // rows)
     if (stored.dtype, len(stored.shape)) != ("U8", 1) or (table.dtype, table.shape) != ("I64", (wanted, 2)):
         raise BadInput(
@@ -250,5 +258,15 @@ def _blocks(name: str, text: str, stored: Entry, table: Entry, mapped: NDArray[n
         raise BadInput(
             f"{where}: {name}.blocks, got ends that do not go up to {stored.shape[0]}: each block ends behind the one "
             f"before, and the last with the tensor; {_REMEDY}"
+        )
+    if shape[0] * row_bytes > MOST_TIMES * stored.shape[0]:
+        raise BadInput(
+            f"{where}: {name}, got {stored.shape[0]} bytes for {shape[0] * row_bytes}: a squeezed tensor unpacks to at "
+            f"most {MOST_TIMES} times its bytes; {_REMEDY}"
+        )
+    if (longest := int(np.diff(ends, prepend=0).max())) > _most_packed(rows * row_bytes):
+        raise BadInput(
+            f"{where}: {name}.blocks, got a block of {longest} bytes: one of {rows} rows takes at most "
+            f"{_most_packed(rows * row_bytes)}; {_REMEDY}"
         )
     return Blocks(name, DTYPES[dtype], shape, rows, stored.start, stored.stop, ends, checks)

@@ -16,7 +16,8 @@ from traces.format.stored import StoredTrace
 from traces.format.structure import version_for
 
 WORTH = 7 / 8
-"""Of a tensor's plain bytes: one that its blocks leave above that stays plain, as it would cost more than it saves."""
+"""Of a tensor's plain bytes: one that its blocks leave above that stays plain, as it would cost more than it saves; so
+does one that unpacks to more than `blocks.MOST_TIMES` its blocks, which no reader takes."""
 Progress = Callable[[int, int], None]
 
 
@@ -63,7 +64,8 @@ def _add_blocks(parts: Parts, trace: StoredTrace, name: str, shape: tuple[int, .
         end += len(packed)
         lines.append((end, check))
         parts.add(name, np.frombuffer(packed, np.uint8))
-    if end > WORTH * math.prod(trace.plain_shape(name)) * stored.dtype.itemsize:
+    plain, unpacked = (math.prod(some) * stored.dtype.itemsize for some in (trace.plain_shape(name), shape))
+    if end > WORTH * plain or unpacked > blocks.MOST_TIMES * end:
         parts.forget(name)
         return False
     parts.add(f"{name}.blocks", np.array(lines, "<i8"))
