@@ -75,7 +75,7 @@ def fetch_fraction(cpu_s: float, copy_s: float, overlapped: bool) -> float:
 
 
 def n_fetched(n_missing: int, fraction: float) -> int:
-    """q: how many of the missing are fetched, so that link and CPU finish nearest together; a tie goes to the CPU.
+    """q: how many of the missing are fetched, so that the later of link and CPU is done soonest; a tie: the CPU's.
 
     In units of 2**-16, as the kernel counts.
     """

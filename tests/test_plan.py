@@ -277,10 +277,21 @@ def test_the_least_memory_is_the_least_that_reaches_the_goal(capsys: Any, trace:
     meets = table[table["tpot_mean_s"] <= 0.8]
     assert set(meets["cap_experts"]) == {one["experts"]}
     assert one["policy"] in set(meets["label"])
-    assert one["peak_vram_bytes"] == meets["peak_vram_bytes"].iloc[0]
+    assert one["peak_vram_bytes"] == one["vram_bytes"] == meets["peak_vram_bytes"].iloc[0]
     assert one["experts_by_the_bound"] <= one["experts"]
     assert found["answer"].startswith(f"least memory for tpot_s.mean <= 800 ms: {one['peak_vram_bytes'] / 1e9:.1f} GB")
     assert "it looks for the cap itself" in moesim(capsys, *words, "--experts", 3).error
+
+
+def test_the_vram_named_for_a_room_gives_that_room(trace: Path) -> None:
+    """Also under a policy that leaves some of it empty, as `fiddler` leaves an expert's for what passes through."""
+    words: dict[str, Any] = {"policy": "fiddler", "hw": "rtx3090", "trace": trace}
+    run = face.simulate(**words, experts=5)
+    needed = run.memory.needed_bytes
+    assert needed > run.peak_vram_bytes
+    for vram_bytes, room in ((needed, 5), (needed - 1, 4)):
+        there = face.simulate(**words, vram_bytes=vram_bytes)
+        assert there.expert_budget_bytes[0] // there.expert_bytes == room
 
 
 class TestMeasured:

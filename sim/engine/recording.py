@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 QUICK = 1  # of zlib's levels: tapes repeat themselves
 _RANGE = 8  # numbers of a range: its iteration, its request, and its own
-
-
 _SUMS = ("n_demand", "n_evicted", "demand_bytes", "n_executed")
 _PREFETCHES = ("n_issued", "n_cancelled", "n_dropped", "issued_bytes", "cancelled_bytes")
 _LOSSES = ("activations", "changed", "dropped", "lowered")
@@ -100,11 +98,9 @@ class Recording:
     def of(cls, tape: Tape, engine: Engine, scheduler_stats: dict[str, Any]) -> Recording:
         """Of a run that is over."""
         room, policy = engine.residency, engine.policy
-        return cls(
-            *(tape, engine.pieces, engine.tally, _Room(room.budget_bytes, room.peak_bytes)),
-            *(_Size(engine.view.expert_bytes), dict(policy.settings), tuple(policy.labels)),
-            *(policy.stats(), scheduler_stats),
-        )
+        kept, size = _Room(room.budget_bytes, room.peak_bytes), _Size(engine.view.expert_bytes)
+        settings, labels, stats = dict(policy.settings), tuple(policy.labels), policy.stats()
+        return cls(tape, engine.pieces, engine.tally, kept, size, settings, labels, stats, scheduler_stats)
 
     def to_bytes(self) -> bytes:
         """For `from_bytes` in a process that has the same trace, requests and pieces."""
@@ -153,6 +149,6 @@ class Recording:
         tape.budget_bytes = budget_bytes
         tally = tally_of(counted.tolist(), *n_shape)
         tally.loss.mass_before, tally.loss.mass_kept = facts["mass"]
-        sizes = _Room(*room), _Size(facts["expert_bytes"])
-        said_by = [facts[name] for name in ("settings", "labels", "stats", "scheduler_stats")]
-        return cls(tape, pieces, tally, *sizes, *said_by)
+        kept, size = _Room(*room), _Size(facts["expert_bytes"])
+        told = (facts[name] for name in ("settings", "labels", "stats", "scheduler_stats"))
+        return cls(tape, pieces, tally, kept, size, *told)

@@ -353,6 +353,11 @@ class Memory(msgspec.Struct, frozen=True):
         parts = self.dense_bytes + self.kv_cache_bytes + self.activation_bytes + self.reserve_bytes
         return parts + self.predictor_bytes + self.peak_expert_bytes + (self.draft_bytes or 0)
 
+    @property
+    def needed_bytes(self) -> int:
+        """What a card has to have for that room for experts, of which a policy may leave some empty."""
+        return self.peak_bytes - self.peak_expert_bytes + self.expert_budget_bytes
+
 
 class Drafting(msgspec.Struct, frozen=True):
     """Of a run with drafts (`--draft`): what its decode steps verified, and what they took.

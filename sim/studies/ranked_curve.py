@@ -120,8 +120,7 @@ def ranked_hits(setup: Setup, n_caches: int) -> tuple[dict[str, int], Hits]:
     model = setup.model
     n_experts, size = model.n_experts, model.n_experts * model.n_moe_layers // n_caches
     most = n_experts if setup.spec.together > 1 or any(r.prompt_len > 1 for r in setup.requests) else model.top_k
-    small = min(most, n_experts)
-    stacks = [RankedStack(size, small) for _ in range(n_caches)]
+    stacks = [RankedStack(size, most) for _ in range(n_caches)]
     asked = dict.fromkeys(PHASES, 0)
     hits: Hits = {phase: [[0] * (size + 1) for _ in stacks] for phase in PHASES}
 

@@ -49,6 +49,24 @@ def half_linear_module(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor
     return half_linear(x, module.weight, module.bias)
 
 
+def _products(rows: torch.Tensor, matrices: torch.Tensor, sizes: list[int], out: torch.Tensor) -> None:
+    """Write rows w^T into `out`, for matrices w of which each has the next so many rows."""
+    for x, y, w in zip(torch.split(rows, sizes), torch.split(out, sizes), matrices.unbind(), strict=True):
+        torch.mm(x, w.t(), out=y)
+
+
+def _gradients(
+    grad: torch.Tensor, rows: torch.Tensor, matrices: torch.Tensor, sizes: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of rows and matrices, given that of what `_products` wrote."""
+    d_rows, d_matrices = torch.empty_like(rows), torch.empty_like(matrices)
+    parts = (torch.split(each, sizes) for each in (grad, rows, d_rows))
+    for g, x, d_x, w, d_w in zip(*parts, matrices.unbind(), d_matrices.unbind(), strict=True):
+        torch.mm(g, w, out=d_x)
+        torch.mm(g.t(), x, out=d_w)
+    return d_rows, d_matrices
+
+
 class GatedExperts(torch.autograd.Function):
     """Sum of the chosen experts' outputs [N,h] for rows [N,h], ids and weights [N,k], up [E,2i,h] and down [E,h,i]."""
 
@@ -64,37 +82,23 @@ class GatedExperts(torch.autograd.Function):
         scale = weights.reshape(-1, 1).index_select(0, order)
         taken = rows.index_select(0, token)
         both = taken.new_empty(len(taken), up.shape[1])
-        for x, y, matrix in zip(torch.split(taken, sizes), torch.split(both, sizes), up.unbind(), strict=True):
-            torch.mm(x, matrix.t(), out=y)
+        _products(taken, up, sizes, both)
         gate, value = both.chunk(2, dim=-1)
         inner = F.silu(gate).mul_(value)
         scaled = inner * scale
         out = torch.empty_like(taken)
-        for x, y, matrix in zip(torch.split(scaled, sizes), torch.split(out, sizes), down.unbind(), strict=True):
-            torch.mm(x, matrix.t(), out=y)
-        ctx.save_for_backward(taken, both, inner, scaled, scale, order, token, up, down)
-        ctx.sizes, ctx.k = sizes, k
+        _products(scaled, down, sizes, out)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
+        ctx.save_for_backward(taken, both, inner, scaled, scale, back, token, up, down)
+        ctx.sizes, ctx.k = sizes, k
         return out.index_select(0, back).view(count, k, -1).sum(1)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        taken, both, inner, scaled, scale, order, token, up, down = ctx.saved_tensors
+        taken, both, inner, scaled, scale, back, token, up, down = ctx.saved_tensors
         sizes, k = ctx.sizes, ctx.k
-        out = grad.index_select(0, token)
-        d_scaled, d_down = torch.empty_like(scaled), torch.empty_like(down)
-        each = zip(
-            torch.split(out, sizes),
-            torch.split(scaled, sizes),
-            torch.split(d_scaled, sizes),
-            down.unbind(),
-            d_down.unbind(),
-            strict=True,
-        )
-        for g, x, y, matrix, d_matrix in each:
-            torch.mm(g, matrix, out=y)
-            torch.mm(g.t(), x, out=d_matrix)
+        d_scaled, d_down = _gradients(grad.index_select(0, token), scaled, down, sizes)
         d_scale = (d_scaled * inner).sum(-1)
         d_inner = d_scaled.mul_(scale)
         gate, value = both.chunk(2, dim=-1)
@@ -102,20 +106,7 @@ class GatedExperts(torch.autograd.Function):
         d_gate, d_value = d_both.chunk(2, dim=-1)
         torch.mul(d_inner, F.silu(gate), out=d_value)
         torch.mul(torch.ops.aten.silu_backward(d_inner, gate), value, out=d_gate)
-        d_taken, d_up = torch.empty_like(taken), torch.empty_like(up)
-        each = zip(
-            torch.split(d_both, sizes),
-            torch.split(taken, sizes),
-            torch.split(d_taken, sizes),
-            up.unbind(),
-            d_up.unbind(),
-            strict=True,
-        )
-        for g, x, y, matrix, d_matrix in each:
-            torch.mm(g, matrix, out=y)
-            torch.mm(g.t(), x, out=d_matrix)
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device=order.device)
+        d_taken, d_up = _gradients(d_both, taken, up, sizes)
         d_rows = d_taken.index_select(0, back).view(-1, k, taken.shape[1]).sum(1)
         return d_rows, None, d_scale.index_select(0, back).view(-1, k), d_up, d_down
 

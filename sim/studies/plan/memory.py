@@ -53,6 +53,7 @@ class Least(NamedTuple):
             "policy": self.policy,
             "experts": int(self.tried.value),
             "expert_bytes": int(self.tried.value) * self.result.expert_bytes,
+            "vram_bytes": self.result.memory.needed_bytes,
             "peak_vram_bytes": self.result.peak_vram_bytes,
             "hit_rate": self.result.hit_rate,
             "figures": [one.to_dict() for one in self.tried.readings],
@@ -86,7 +87,7 @@ class Frugal:
         least = self.found[0]
         told = ", ".join(reading_text(one) for one in least.tried.readings)
         experts = show_count(int(least.tried.value), "expert")
-        room = f"{show_bytes(least.result.peak_vram_bytes)} of VRAM ({experts} of room)"
+        room = f"{show_bytes(least.result.memory.needed_bytes)} of VRAM ({experts} of room)"
         return f"least memory for {goals}: {room}, with {least.policy} on {least.machine.name}: {told}"
 
     def lines(self) -> list[str]:
@@ -110,7 +111,7 @@ class Frugal:
                 cells.append(show_figure(told.goal.key, told.value))
                 cells.append("-" if less is None else show_figure(told.goal.key, less.value))
             floor = "-" if one.floor is None else f"{one.floor:,}"
-            vram = show_bytes(one.result.peak_vram_bytes)
+            vram = show_bytes(one.result.memory.needed_bytes)
             experts = f"{one.tried.value:,.0f}"
             shown.add_row(one.machine.name, one.policy, vram, experts, floor, *cells, show_frac(one.result.hit_rate))
         text = render(shown)
@@ -160,7 +161,7 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
             failing.append(level.machine.name)
         else:
             found.append(least)
-    found.sort(key=lambda one: (one.result.peak_vram_bytes, one.machine.cost))
+    found.sort(key=lambda one: (one.result.memory.needed_bytes, one.machine.cost))
     return Frugal(asked, found, replays, trace, failing)
 
 

@@ -184,7 +184,7 @@ def _told(lever: Lever, found: Found, policy: str) -> Remedy:
     value = found.tried.value
     need = lever.show(value)
     if lever.key == ROOM and found.tried.result is not None:
-        need += f" ({show_bytes(found.tried.result.peak_vram_bytes)} of VRAM)"
+        need += f" ({show_bytes(found.tried.result.memory.needed_bytes)} of VRAM)"
     if lever.key == LINK and (word := _link_word(value)):
         need += f" (as {word})"
     return Remedy(what, who, lever.now, value, found.how, (lever.name, now, need))
