@@ -54,7 +54,9 @@ def test_kernel_times_follow_from_the_scoreboard() -> None:
         assert times.replayed_s.value == pytest.approx(statistics.median(replayed), rel=0.005)
         assert times.replayed_s.low == pytest.approx(min(replayed), rel=0.005)
         assert max(replayed) <= (times.replayed_s.high or 0.0)
-        assert times.launched_s.value == pytest.approx(rest_s("quadro-rtx-6000"), rel=0.005)
+        # FreeToken's is its own: 39 calls of PyTorch in 143 us, the GPU busy in 44.7 of them (#338).
+        launched_s = 143e-6 / 39 if name == "freetoken" else rest_s("quadro-rtx-6000")
+        assert times.launched_s.value == pytest.approx(launched_s, rel=0.005)
 
 
 def test_kernel_times_of_imp_follow_from_its_dense_models() -> None:
