@@ -59,7 +59,8 @@ def test_comparisons(text: str, held: bool) -> None:
 
 def test_the_line_says_what_it_was() -> None:
     assert verdict("hit_rate >= 0.30") == (False, "not met: hit_rate >= 0.30: it is 0.25")
-    assert verdict("h2d_bytes<=5MB") == (True, "met: h2d_bytes <= 5MB: it is 4000000")
+    assert verdict("h2d_bytes<=5MB") == (True, "met: h2d_bytes <= 5MB: it is 4.00 MB (4000000)")
+    assert verdict("hit_rate >= 30%") == (False, "not met: hit_rate >= 30%: it is 25 % (0.25)")
     assert verdict("tpot_s.p95 < 1") == (False, "not met: tpot_s.p95 < 1: it is null here")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,24 @@ def test_the_vram_named_for_a_room_gives_that_room(trace: Path) -> None:
         assert there.expert_budget_bytes[0] // there.expert_bytes == room
 
 
+def test_no_memory_is_enough_so_it_says_what_would_be(capsys: Any, trace: Path) -> None:
+    """As a plan of the same goal says it; a goal that nothing reaches is not given a way out."""
+    words = ("plan", "--trace", trace, "--hw", "rtx3090", "--policy", "lcp", "--workers", 1, "--json")
+    goal = ("--goal", "tpot_s.mean <= 450ms")
+    least = moesim(capsys, *words, *goal, "--least-memory")
+    assert least.code == 1
+    said = json.loads(least.out)
+    told = {one["what"]: one for one in said["remedies"]["rtx3090"]}
+    assert list(told.values()) == json.loads(moesim(capsys, *words, *goal).out)["remedies"]["rtx3090"]
+    answer = said["answer"]
+    assert answer.startswith("rtx3090 does not reach tpot_s.mean <= 450 ms with all its memory; alone it would take: ")
+    assert f"room for experts {told['vram']['need']:.0f} experts (" in answer
+    assert f"precision {told['precision']['need']}: tpot_s.mean " in answer
+    hopeless = ("--goal", "tpot_s.mean <= 1us", "--least-memory")
+    assert json.loads(moesim(capsys, *words, *hopeless).out)["answer"].endswith("with all its memory")
+    assert json.loads(moesim(capsys, *words, *goal, "--least-memory", "--quick").out)["remedies"] == {}
+
+
 class TestMeasured:
     """A measurement beside prediction and bound."""
 
@@ -323,6 +342,30 @@ class TestMeasured:
         found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{bound.tpot_s * 0.99}s").json
         assert "faster than any lossless policy can be there" in found["answer"]
         assert "precision" in {one["what"] for one in found["explanations"]}
+
+    @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 1.3, 2.0])
+    def test_what_explains_it_comes_nearer(self, capsys: Any, trace: Path, share: float) -> None:
+        """Each explanation is what a run of it says, and nearer to what was measured than the prediction is."""
+        now_s = tpot_s(policy="lcp", hw="rtx3090", trace=trace)
+        found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{share * now_s}s").json
+        told = found["explanations"]
+        assert bool(told) is (share != 0.99)  # within the noise there is nothing to explain
+        for one in told:
+            assert abs(one["tpot_s"] - share * now_s) < abs(1 - share) * now_s
+            changed = {one["what"]: one["value"]}
+            if one["what"] == "experts":
+                changed = {"experts": int(one["value"]), "set": {"hw.vram_bytes": 1e13}}
+            elif "." in one["what"]:
+                changed = {"set": changed}
+            assert tpot_s(policy="lcp", hw="rtx3090", trace=trace, **changed) == one["tpot_s"]
+
+    def test_the_nearest_precision_is_named(self, capsys: Any, trace: Path) -> None:
+        """Not one of so few bits that it is far faster than what was measured."""
+        at = {name: tpot_s(policy="lcp", hw="rtx3090", trace=trace, precision=name) for name in ("fp8", "mxfp4")}
+        for name, seconds in at.items():
+            found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{seconds * 0.97}s").json
+            (one,) = (one for one in found["explanations"] if one["what"] == "precision")
+            assert one["tpot_s"] == seconds, name
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -97,12 +97,12 @@ def plot(data: Any, name: str) -> Any:
 
 
 class TestRun:
-    def test_first_line_is_the_verdict_of_the_run(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_page_begins_with_the_verdict_of_the_run(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
         said = moesim(capsys, "report", kept[0])
         assert said.code == 0
         page = (kept[0].with_name("a.html")).read_text(encoding="utf-8")
         first = next(text for text in Texts(page.split("<header>")[1]).texts)
-        assert said.out.splitlines()[0] == first
+        assert said.out.splitlines()[1] == first  # after where it was written
         result = json.loads((kept[0] / "result.json").read_text(encoding="utf-8"))
         assert first.startswith("fine_moe experts=50 on rtx3090" if "experts=50 on" in first else "fine_moe on rtx3090")
         assert show_seconds(result["tpot_s"]["mean"]) in first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import re
@@ -53,6 +55,19 @@ window.addEventListener("load", () => {
   (parent === window ? window : parent).postMessage(JSON.stringify(told), "*");
 });
 window.addEventListener("message", (event) => { document.body.dataset.told = event.data; });
+"""
+
+CAMERA = """
+const blobs = {}, saved = [], made = URL.createObjectURL;
+URL.createObjectURL = (blob) => { const url = made.call(URL, blob); blobs[url] = blob; return url; };
+HTMLAnchorElement.prototype.click = function () {
+  const one = [this.download, ""];
+  saved.push(one);
+  blobs[this.href].text().then((svg) => { one[1] = svg; document.body.dataset.told = JSON.stringify(saved); });
+};
+window.addEventListener("load", () => {
+  for (const one of document.querySelectorAll('.plot [data-title^="Download"]')) one.click();
+});
 """
 
 
@@ -128,6 +143,24 @@ def test_narrow_windows_keys_and_names(name: str, width: int, pages: dict[str, P
     assert moved[0] > first[0]
     assert zoomed[1] - zoomed[0] < moved[1] - moved[0]
     assert back != zoomed
+
+
+def test_the_camera_saves_each_plot_as_svg(pages: dict[str, Path], tmp_path: Path) -> None:
+    """Under the page's own policy, which here lets in one more script by its digest."""
+    text = pages["r"].read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(CAMERA.encode()).digest()).decode()
+    text = text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    inside = tmp_path / "camera.html"
+    inside.write_text(text.replace("</body>", f"<script>{CAMERA}</script></body>"), encoding="utf-8")
+    dom, logged = dumped(inside, tmp_path / "profile")
+    assert logged == []
+    (told,) = re.findall(r'data-told="([^"]*)"', dom)
+    saved = json.loads(html.unescape(told))
+    names = re.findall(r'id="plot-([^"]*)"', dom)
+    assert sorted(name for name, _ in saved) == sorted(f"{name}.svg" for name in names)
+    for _, svg in saved:
+        assert svg.startswith("<svg")
+        assert svg.count("<path") > 1
 
 
 def test_a_sweep_is_asked_in_the_page(

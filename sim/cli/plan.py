@@ -184,7 +184,7 @@ def _print(found: Planned) -> None:
         say(line)
     say()
     say(machines_table(found), nl=False)
-    if text := remedy_table(found):
+    if text := remedy_table(found.remedies):
         say()
         say(text, nl=False)
     if lines := [line for line in (dearer_line(found), *not_run(found)) if line]:

@@ -50,7 +50,8 @@ IMAGES = (".svg", ".png")
 def command(
     paths: tuple[Path, ...], out: Path | None, plot: str | None, first: int | None, iterations: int, as_json: bool
 ) -> None:
-    """Write PATHs as one page that opens in any browser, offline, and needs no other file.
+    """Write PATHs as one page that opens in any browser, offline, and needs no other file; figures for a paper are
+    saved from it, or written with -o FILE.svg.
 
     PATH is a run's folder (`simulate --out`), several of them, a sweep's folder (`moesim sweep --out`), what
     `--json` of run, compare, sweep, plan, saturate or validate printed, or the NAME.yaml that `calibrate` wrote.
@@ -77,8 +78,9 @@ def command(
         text = html_of(page)
         with replacing(out) as part:
             part.write_text(text, encoding="utf-8", newline="\n")
+    how = "" if out.suffix.lower() in IMAGES else "; the camera above each of its plots saves that as SVG"
+    say(f"written: {out}{how}")
     say(page.verdict)
-    say(f"written: {out}")
 
 
 def _beside(path: Path) -> Path:

@@ -27,7 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Replay a routing trace under a policy on a described GPU (same as `simulate`)."),
     "calibrate": ("calibrate", "Measure this machine and write its hardware profile."),
     "validate": ("validate", "Simulate and really run: how far the prediction is from the truth, and where."),
-    "report": ("report", "One HTML page of a run, comparison, sweep, plan, validation or calibration."),
+    "report": ("report", "One HTML page, or figures for a paper, of runs, a comparison, sweep, plan or validation."),
     "compare": ("compare", "Rank several policies on the same trace, GPU and memory."),
     "sweep": ("sweep", "Replay a grid of runs: policies, GPUs, budgets and what else varies, as one table."),
     "plan": ("plan", "Find the cheapest GPU and policy that reach a goal, and what the others lack."),

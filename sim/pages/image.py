@@ -27,18 +27,20 @@ def write_image(page: Page, name: str | None, out: Path) -> None:
         if not plots:
             hint = "this page has none that is drawn without choosing; save it from the page"
         raise BadInput(f"--plot, got {name or 'none'}: an image shows one plot of the page; {hint}")
-    data = _drawn(plots[name], out.suffix.lower().removeprefix("."))
+    data = _drawn(plots[name], out)
     with replacing(out) as part:
         part.write_bytes(data)
 
 
-def _drawn(plot: Plot, form: str) -> bytes:
+def _drawn(plot: Plot, out: Path) -> bytes:
+    form = out.suffix.lower().removeprefix(".")
+    way_out = f"write {out.with_suffix('.html')}, where the camera above each plot saves it as SVG"
     try:
         import kaleido
     except ImportError:
         raise BadInput(
-            "images need the extra `images`, which is not installed; pip install 'moe-offload-sim[images]', or "
-            "write FILE.html and save the plot from there"
+            f"-o, got {str(out)!r}: images need the extra `images`, which is not installed; {way_out}, or pip install "
+            "'moe-offload-sim[images]'"
         ) from None
     figure = figure_of(plot)
     options = {"format": form, "width": WIDTH, "height": plot.height, "scale": 2 if form == "png" else 1}
@@ -47,8 +49,8 @@ def _drawn(plot: Plot, form: str) -> bytes:
     except Exception as error:
         if "chrome" in f"{type(error).__name__} {error}".lower() or isinstance(error, FileNotFoundError):
             raise BadInput(
-                "images are drawn by Chrome or Chromium, and none was found; install one (BROWSER_PATH names it), or "
-                "write FILE.html and save the plot from there"
+                f"-o, got {str(out)!r}: images are drawn by Chrome or Chromium, and none was found; {way_out}, or "
+                "install one (BROWSER_PATH names it)"
             ) from None
         raise
     return _settled(data) if form == "svg" else data

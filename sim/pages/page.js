@@ -43,11 +43,12 @@
     return found;
   };
 
-  const CONFIG = { responsive: true, displaylogo: false, toImageButtonOptions: { format: "svg" }, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
   const draw = (box, traces, layout) => {
+    const image = { format: "svg", filename: box.id.replace(/^plot-/, "") };
     try {
       const width = box.clientWidth;
-      Plotly.react(box, traces.map(shownTrace), shownLayout(layout, width), { ...CONFIG, displayModeBar: width < 520 ? false : "hover" });
+      Plotly.react(box, traces.map(shownTrace), shownLayout(layout, width), { ...CONFIG, toImageButtonOptions: image, displayModeBar: width < 520 ? false : "hover" });
     } catch (error) {
       box.textContent = "This plot could not be drawn.";
       console.error(error);

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.results.figure import ALIASES, figures, parse_figure
+from sim.results.figure import ALIASES, figures, parse_figure, show_figure
 
 _FORM = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>[^\s<>=][^<>=]*)")
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
@@ -55,6 +55,8 @@ class Judged(NamedTuple):
         """What is said of it."""
         expected = self.expected
         found = "null here" if self.value is None else repr(self.value)
+        if self.value is not None and not expected.text[-1].isdigit():  # written with a unit
+            found = f"{show_figure(expected.key, self.value)} ({found})"
         met = "met" if self.held else "not met"
         return f"{met}: {expected.key} {expected.sign} {expected.text}: it is {found}"
 

@@ -11,16 +11,16 @@ import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.files import bundled
-from sim.base.units import parse_seconds, show_count, show_frac, show_seconds
+from sim.base.units import parse_seconds, show_bytes, show_count, show_frac, show_seconds
 from sim.profiles.stack import PACKAGE as STACKS
 from sim.results.expectations import Expectation
 from sim.studies.plan.candidate import Candidate
 from sim.studies.plan.goal import Goal, Reading, readings
 from sim.studies.plan.ladder import few_of
-from sim.studies.plan.lever import ROOM, ByReplay, levers_of, search
+from sim.studies.plan.lever import LINK, ROOM, ByReplay, levers_of, search
 from sim.studies.plan.limits import rule_out
 from sim.studies.plan.plan import Asked, candidates_of, facts_of
-from sim.studies.plan.remedy import remedies_of
+from sim.studies.plan.remedy import link_word, lower_precisions
 from sim.studies.plan.replays import Replays
 from sim.studies.pool import n_cores
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _RATE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(?:tok|tokens|t)\s*/\s*s\s*")
 KEY = "tpot_s.mean"
 LITTLE_FRAC = 0.02
-"""A prediction that another stack moves by less explains nothing."""
+"""A prediction that comes nearer to the measurement by less explains nothing."""
 
 
 def time_of(text: str) -> float:
@@ -45,16 +45,16 @@ def time_of(text: str) -> float:
 
 
 class Explanation(NamedTuple):
-    """One figure that, changed alone, gives the prediction that was measured, or comes nearer to it.
+    """One figure with which, changed alone, the prediction is what was measured, or nearer to it.
 
     Attributes:
         said: for people, the figure, its value, and what would explain the measurement. tpot_s: the prediction then.
     """
 
     what: str
-    now: float | str | None
-    value: float | str | None
-    tpot_s: float | None
+    now: float | str
+    value: float | str
+    tpot_s: float
     said: tuple[str, str, str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Judged:
         shown = table("would explain it", "in the profile", "on your machine", "predicted then")
         prose(shown, 1, 2)
         for one in self.explanations:
-            shown.add_row(*one.said, "-" if one.tpot_s is None else show_seconds(one.tpot_s))
+            shown.add_row(*one.said, show_seconds(one.tpot_s))
         return render(shown)
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,7 +179,10 @@ def judge(asked: Asked, text: str, progress: Progress, note: Callable[[str], Non
         raise BadInput(result)
     (predicted,) = readings([goal], result)
     bound_s = one.bounds[0].value if one.bounds else None
-    found = list(_slower(one, goal, replays) if predicted.met else _faster(one, goal, replays))
+    slower, now_s = predicted.met, predicted.value
+    found = list(_levers(one, goal, replays, slower))
+    found += _stacks(one, replays) if slower else _precision(one, measured_s, replays)
+    found = [told for told in found if _nearer(told.tpot_s, measured_s, now_s)]
     return Judged(measured_s, one, result, predicted, bound_s, trace, found, replays)
 
 
@@ -188,8 +191,8 @@ def _with_goal(asked: Asked, goal: Goal) -> Asked:
     return replace(asked, goals=[goal], prices=None, invert=False)
 
 
-def _slower(one: Candidate, goal: Goal, replays: Replays) -> Iterator[Explanation]:
-    """Less of what the profile promises: how little gives the time that was measured; and other stacks."""
+def _levers(one: Candidate, goal: Goal, replays: Replays, slower: bool) -> Iterator[Explanation]:
+    """How little, or how much, of what the profile promises gives the time that was measured."""
     from sim.run import prepare
 
     probe = ByReplay([goal], replays, few_of([goal], replays), one.asked.n_layers)
@@ -199,30 +202,48 @@ def _slower(one: Candidate, goal: Goal, replays: Replays) -> Iterator[Explanatio
     finally:
         setup.close()
     for lever in levers:
-        if lever.now <= 1 or probe.few(lever, max(1.0, lever.least)).met:
+        low, high = (max(1.0, lever.least), lever.now) if slower else (lever.now, lever.most)
+        if low >= high or (slower and probe.few(lever, low).met):
             continue
-        found = search(lever, probe, max(1.0, lever.least), lever.now)
-        if found.reached and found.tried.value < lever.now:
-            value, result = found.tried.value, found.tried.result
-            said = lever.show(value)
-            if lever.key == ROOM and result is not None:
-                said += f", {show_frac(result.hit_rate)} hits"
-            said_ = (lever.name, lever.show(lever.now), said)
-            yield Explanation(lever.key, lever.now, value, found.tried.readings[0].value, said_)
-    before = replays.of([one.spec], one.asked.n_layers, "stacks")[0]
+        value, told, result = search(lever, probe, low, high).tried
+        if not told or result is None:
+            continue
+        said = lever.show(value)
+        if lever.key == ROOM:
+            said += f" ({show_bytes(result.memory.needed_bytes)} of VRAM), {show_frac(result.hit_rate)} hits"
+        elif lever.key == LINK and (word := link_word(value)):
+            said += f" (as {word})"
+        yield Explanation(lever.key, lever.now, value, told[0].value, (lever.name, lever.show(lever.now), said))
+
+
+def _stacks(one: Candidate, replays: Replays) -> Iterator[Explanation]:
+    """Every other one."""
     for name in bundled(STACKS, ".yaml"):
-        (answer,) = replays.of([msgspec.structs.replace(one.spec, stack=name)], one.asked.n_layers, "stacks")
-        if isinstance(answer, str) or isinstance(before, str):
-            continue
-        at_s, was_s = answer.tpot_s.mean, before.tpot_s.mean
-        if at_s is not None and was_s is not None and at_s > was_s * (1 + LITTLE_FRAC):
+        if name != one.spec.stack and (at_s := _time_s(one, replays, stack=name)) is not None:
             yield Explanation("stack", one.spec.stack, name, at_s, ("stack", one.spec.stack, name))
 
 
-def _faster(one: Candidate, goal: Goal, replays: Replays) -> Iterator[Explanation]:
-    """More than the profile promises: what would have to be true, as of a goal."""
-    found, runs, whole, requests = remedies_of(one.spec, one.label, (goal,), "replayed", one.asked.cpu)
-    replays.add(runs, whole, requests)
-    for told in found:
-        if told.need is not None:
-            yield Explanation(told.what, told.now, told.need, None, told.said)
+def _precision(one: Candidate, measured_s: float, replays: Replays) -> Iterator[Explanation]:
+    """That of fewer bits which is predicted nearest to what was measured."""
+    tried: list[tuple[float, str]] = []
+    for name in lower_precisions(one.spec):
+        at_s = _time_s(one, replays, precision=name)
+        if at_s is None:
+            continue
+        tried.append((at_s, name))
+        if at_s <= measured_s:
+            break  # fewer bits are faster still
+    if tried:
+        at_s, name = min(tried, key=lambda told: abs(told[0] - measured_s))
+        yield Explanation("precision", one.spec.precision, name, at_s, ("precision", one.spec.precision, name))
+
+
+def _time_s(one: Candidate, replays: Replays, **changed: Any) -> float | None:
+    """What is predicted with that changed alone; None where it does not run."""
+    (answer,) = replays.of([msgspec.structs.replace(one.spec, **changed)], one.asked.n_layers, "what would explain it")
+    return None if isinstance(answer, str) else answer.tpot_s.mean
+
+
+def _nearer(at_s: float, measured_s: float, now_s: float) -> bool:
+    """Whether that is nearer to what was measured than the prediction, by more than a little."""
+    return abs(at_s - measured_s) < abs(now_s - measured_s) - LITTLE_FRAC * min(now_s, measured_s)

@@ -10,13 +10,14 @@ from sim.base.errors import BadInput
 from sim.base.units import show_bytes, show_count, show_frac
 from sim.results.figure import show_figure
 from sim.setup.spec import CAPS
-from sim.studies.plan.candidate import MISSES, OPEN, Candidate, Machine
+from sim.studies.plan.candidate import MISSES, OPEN, SCREENED, Candidate, Machine
 from sim.studies.plan.ladder import RUNGS, few_of, levels_of, screen
 from sim.studies.plan.lever import ByBound, ByReplay, Lever, Tried, room_lever, search
 from sim.studies.plan.limits import rule_out
 from sim.studies.plan.plan import Asked, candidates_of, facts_of
+from sim.studies.plan.remedy import BOUND, Remedy, remedies
 from sim.studies.plan.replays import Replays
-from sim.studies.plan.text import goals_text, reading_text
+from sim.studies.plan.text import goals_text, reading_text, remedy_table
 from sim.studies.pool import n_cores
 from sim.studies.sweep.values import option_of
 
@@ -64,13 +65,18 @@ class Least(NamedTuple):
 
 @dataclass
 class Frugal:
-    """The answer: machines by how much memory they need; those that cannot reach the goals with all of theirs."""
+    """The answer: machines by how much memory they need; those that cannot reach the goals with all of theirs.
+
+    Attributes:
+        remedies: by machine that cannot, what would have to be true.
+    """
 
     asked: Asked
     found: list[Least]
     replays: Replays
     trace: str
     failing: list[str] = field(default_factory=list)
+    remedies: dict[str, list[Remedy]] = field(default_factory=dict)
 
     @property
     def reached(self) -> bool:
@@ -81,14 +87,25 @@ class Frugal:
         """The first line."""
         goals = goals_text(self.asked.goals)
         if not self.found:
-            return (
-                f"no machine reaches {goals} with all its memory: {', '.join(self.failing)}; leave --least-memory out"
-            )
+            return self._no_answer(goals)
         least = self.found[0]
         told = ", ".join(reading_text(one) for one in least.tried.readings)
         experts = show_count(int(least.tried.value), "expert")
         room = f"{show_bytes(least.result.memory.needed_bytes)} of VRAM ({experts} of room)"
         return f"least memory for {goals}: {room}, with {least.policy} on {least.machine.name}: {told}"
+
+    def _no_answer(self, goals: str) -> str:
+        """What would do on the first machine with more bandwidth or memory, or fewer bits."""
+        several = f"none of {', '.join(self.failing)} reaches" if len(self.failing) > 1 else ""
+        text = f"{several or f'{self.failing[0]} does not reach'} {goals} with all its memory"
+        for name, found in self.remedies.items():
+            if some := [one for one in found if one.need is not None]:
+                where = f" on {name}" if several else ""
+                least = " at the least" if any(one.how == BOUND for one in some) else ""
+                return f"{text}; alone it would take{where}{least}: " + ", or ".join(
+                    f"{figure} {need}" for figure, _, need in (one.said for one in some if one.what != "hit_rate")
+                )
+        return text
 
     def lines(self) -> list[str]:
         """How it was found."""
@@ -114,8 +131,11 @@ class Frugal:
             vram = show_bytes(one.result.memory.needed_bytes)
             experts = f"{one.tried.value:,.0f}"
             shown.add_row(one.machine.name, one.policy, vram, experts, floor, *cells, show_frac(one.result.hit_rate))
-        text = render(shown)
-        return text + (f"not with all their memory: {', '.join(self.failing)}\n" if self.failing and self.found else "")
+        parts = [render(shown)] if self.found else []
+        if parts and self.failing:
+            parts[0] += f"not with all their memory: {', '.join(self.failing)}\n"
+        parts += [text] if (text := remedy_table(self.remedies)) else []
+        return "\n".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -127,6 +147,7 @@ class Frugal:
             "trace": self.trace,
             "machines": [one.to_dict() for one in self.found],
             "failing": self.failing,
+            "remedies": {name: [one.to_dict() for one in some] for name, some in self.remedies.items()},
             "work": {"replays": self.replays.n_runs, "whole_replays": self.replays.share},
         }
 
@@ -152,17 +173,20 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)
     n_requests, trace, loaded = facts_of(ready[0])
-    rule_out(asked.goals, candidates, asked.workers or n_cores(), progress, asked.pool, asked.records)
+    workers = asked.workers or n_cores()
+    rule_out(asked.goals, candidates, workers, progress, asked.pool, asked.records)
     replays = asked.replays(n_requests, progress, loaded)
-    found, failing = [], []
+    found, failing, lost = [], [], []
     for level in levels_of(candidates):
         least = _on(asked, level.candidates, replays)
         if least is None:
             failing.append(level.machine.name)
+            lost += level.candidates
         else:
             found.append(least)
     found.sort(key=lambda one: (one.result.memory.needed_bytes, one.machine.cost))
-    return Frugal(asked, found, replays, trace, failing)
+    told = remedies(asked, lost, replays, workers, progress) if asked.invert else {}
+    return Frugal(asked, found, replays, trace, failing, told)
 
 
 def _on(asked: Asked, own: list[Candidate], replays: Replays) -> Least | None:
@@ -172,7 +196,10 @@ def _on(asked: Asked, own: list[Candidate], replays: Replays) -> Least | None:
     if not live:
         return None
     screen(asked.goals, live, replays, n or replays.n_requests)
-    live = [one for one in live if one.state == OPEN and (not one.few or one.margin_frac >= -RUNGS[-1].slack_frac)]
+    for one in live:
+        if one.state == OPEN and one.few and one.margin_frac < -RUNGS[-1].slack_frac:
+            one.state = SCREENED
+    live = [one for one in live if one.state == OPEN]
     live.sort(key=lambda one: (-one.margin_frac, one.label))
     if not live:
         return None

@@ -185,7 +185,7 @@ def _told(lever: Lever, found: Found, policy: str) -> Remedy:
     need = lever.show(value)
     if lever.key == ROOM and found.tried.result is not None:
         need += f" ({show_bytes(found.tried.result.memory.needed_bytes)} of VRAM)"
-    if lever.key == LINK and (word := _link_word(value)):
+    if lever.key == LINK and (word := link_word(value)):
         need += f" (as {word})"
     return Remedy(what, who, lever.now, value, found.how, (lever.name, now, need))
 
@@ -194,7 +194,7 @@ def _figures(tried: Tried) -> str:
     return ", ".join(f"{one.goal.key} {show_figure(one.goal.key, one.value)}" for one in tried.readings)
 
 
-def _link_word(bytes_per_s: float) -> str:
+def link_word(bytes_per_s: float) -> str:
     """The slowest link of `moesim hw --links` whose large copies are that fast."""
     from sim.profiles.pcie import LINKS, bandwidth, bus_of
 
@@ -210,11 +210,16 @@ def _hit_rate(probe: Probe, lever: Lever, result: Result, policy: str) -> Remedy
     return Remedy("hit_rate", policy, now, result.hit_rate, REPLAYED, ("hit rate", show_frac(now), need))
 
 
-def _precision(spec: RunSpec, policy: str, probe: Probe) -> list[Remedy]:
-    """The most bits with which the goals are reached."""
+def lower_precisions(spec: RunSpec) -> list[str]:
+    """Those of fewer bits, of the same kind as a run's, the most bits first."""
     own = BITS_PER_PARAM[spec.precision]
     kind = next((names for names in (PLAIN, MIXES, BLOCKS) if spec.precision in names), PLAIN)  # a file's like
-    lower = sorted((name for name in kind if BITS_PER_PARAM[name] < own), key=lambda name: -BITS_PER_PARAM[name])
+    return sorted((name for name in kind if BITS_PER_PARAM[name] < own), key=lambda name: -BITS_PER_PARAM[name])
+
+
+def _precision(spec: RunSpec, policy: str, probe: Probe) -> list[Remedy]:
+    """The most bits with which the goals are reached."""
+    lower = lower_precisions(spec)
     if not lower:
         return []
     who = policy if probe.how == REPLAYED else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sim.base.units import show_bytes, show_count, show_rate
@@ -11,7 +11,7 @@ from sim.results.text import BOUND_IS_OF
 from sim.setup.spec import CAPS
 from sim.studies.plan.candidate import DEARER, EXCLUDED, MISSES, NOT_RUN, REACHES, Candidate, Machine
 from sim.studies.plan.goal import Goal, Reading
-from sim.studies.plan.remedy import BOUND
+from sim.studies.plan.remedy import BOUND, Remedy
 
 if TYPE_CHECKING:
     from sim.setup.spec import RunSpec
@@ -263,26 +263,26 @@ def not_run(planned: Planned) -> list[str]:
     return [*lines, *([f"not run: {show_count(left, 'candidate')} more; --json says why"] if left else [])]
 
 
-def remedy_table(planned: Planned) -> str:
-    """What would have to be true of the machines that fail, one figure changed at a time."""
+def remedy_table(remedies: Mapping[str, Sequence[Remedy]]) -> str:
+    """What would have to be true of the machines that fail, by their names, one figure changed at a time."""
     from sim.base.tables import prose, render, table
 
     shown = table("to reach it", "changed alone", "is", "would have to be", "found by")
     prose(shown, 1, 2, 3, 4)
     lost = []
-    for name, found in planned.remedies.items():
+    for name, found in remedies.items():
         if all(one.need is None for one in found):
             lost.append(name)
             continue
         for at, one in enumerate(found):
             shown.add_row("" if at else name, *one.said, one.found_by)
     text = render(shown) if shown.row_count else ""
-    told = [one for found in planned.remedies.values() for one in found if one.need is not None]
+    told = [one for found in remedies.values() for one in found if one.need is not None]
     if any(one.how == BOUND for one in told):
         text += "the bound: needed whatever the policy, and perhaps not enough for any\n"
     if any(one.what == "precision" for one in told):
         text += "precision: routing is taken as it is, quality is not looked at\n"
     if lost:
-        figures = dict.fromkeys(one.said[0] for name in lost for one in planned.remedies[name])
+        figures = dict.fromkeys(one.said[0] for name in lost for one in remedies[name])
         text += f"no change of one figure alone would do ({', '.join(figures)}): {', '.join(lost)}\n"
     return text
