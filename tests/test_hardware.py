@@ -169,6 +169,20 @@ def test_aliases() -> None:
             assert alias not in IDS
 
 
+def test_an_alias_of_two_profiles_names_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a copy of a profile under another id, which keeps the aliases."""
+    copy = tmp_path / "my3090.yaml"
+    copy.write_text(bundled(GPUS, ".yaml")["rtx3090"].read_text().replace("id: rtx3090", "id: my3090"))
+
+    def with_copy(package: str, suffix: str) -> dict[str, Path]:
+        return bundled(package, suffix) | ({"my3090": copy} if package == GPUS else {})
+
+    monkeypatch.setattr("sim.profiles.find.bundled", with_copy)
+    assert (load_hardware("my3090").id, load_hardware("rtx3090").id) == ("my3090", "rtx3090")
+    with pytest.raises(BadInput, match="'3090': an alias of rtx3090 and my3090; name one by its id"):
+        load_hardware("3090")
+
+
 def test_citation(rtx3090: Hardware) -> None:
     text = rtx3090.citation(rtx3090.gpu.memory_bandwidth_bytes_per_s)
     assert "device-benchmarks" in text

@@ -24,7 +24,7 @@ def find(package: str, what: str, name_or_path: str) -> Path:
     """Return the file meant by an id (`rtx3090`), a spelling of it (`RTX-3090`), an alias or a path.
 
     Raises:
-        BadInput: no such name or file.
+        BadInput: no such name or file, or an alias that several files have.
     """
     files = bundled(package, ".yaml")
     if name_or_path in files:
@@ -39,10 +39,14 @@ def find(package: str, what: str, name_or_path: str) -> Path:
     if _plain(name_or_path) in plain:
         return plain[_plain(name_or_path)]
     # Aliases stand inside the files, so this last resort parses them all: about 0.1 s, and only for an alias or a typo.
-    names = aliases(package)
-    by_plain = {_plain(name): file for name, file in names.items()}
-    if _plain(name_or_path) in by_plain:
-        return by_plain[_plain(name_or_path)]
+    meant = [file for file in files.values() if _plain(name_or_path) in map(_plain, _aliases(file))]
+    if len(meant) > 1:
+        both = " and ".join(file.stem for file in meant)
+        raise BadInput(
+            f"{what}, got {name_or_path!r}: an alias of {both}; name one by its id, or take the alias out of a file"
+        )
+    if meant:
+        return meant[0]
     if S_ISREG(mode_of(path)):
         raise BadInput(f"{what}, got {name_or_path!r}: a file of yours ends in .yaml, .yml or .json; rename it")
     raise BadInput(f"{what}, got {name_or_path!r}: unknown; {did_you_mean(name_or_path, files)}")
@@ -60,10 +64,14 @@ def aliases(package: str) -> dict[str, Path]:
     files = bundled(package, ".yaml")
     found = dict(files)
     for file in files.values():
-        data = read_yaml(file)
-        for name in [*data.get("aliases", []), *([data["hf_id"]] if data.get("hf_id") else [])]:
-            found.setdefault(str(name), file)
+        for name in _aliases(file):
+            found.setdefault(name, file)
     return found
+
+
+def _aliases(file: Path) -> list[str]:
+    data = read_yaml(file)
+    return [str(name) for name in (*data.get("aliases", []), data.get("hf_id")) if name]
 
 
 def read(path: Path, what: str) -> dict[str, Any]:
