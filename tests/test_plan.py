@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -443,6 +444,34 @@ class TestTheFolder:
         ran.clear()
         assert moesim(capsys, *self.asked(trace, "--out", out, "--resume")).json == whole
         assert ran == []
+
+    def test_a_damaged_record_is_none(self, capsys: Any, trace: Path, tmp_path: Path, ran: list[RunSpec]) -> None:
+        """One that is JSON still, too: a digit that changed would be an answer, a name that is gone a traceback."""
+        out = tmp_path / "out"
+        words = ("plan", "--goal", "tpot_s.mean <= 1h", "--every", "--policy", "lru", "--experts", "28,40")
+        words = (*words, "--hw", "rtx3090,a6000", "--trace", trace, "--workers", 1, "--json", "--out", out)
+        whole = moesim(capsys, *words).json
+        kept = {path: path.read_text() for kind in ("points", "limits", "remedies") for path in (out / kind).iterdir()}
+        n_whole = len(ran)
+        assert len(kept) > 3
+        ways = (
+            lambda text: re.sub(r"(\d)\.(\d)", r"\g<2>1.\1", text),
+            lambda text: json.dumps({name: json.loads(text)[name] for name in ("id", "schema")}),
+            lambda text: text.replace("{", "[", 1),
+        )
+        for nth, (path, text) in enumerate(kept.items()):
+            path.write_text(ways[nth % len(ways)](text))
+            assert path.read_text() != text
+        ran.clear()
+        assert moesim(capsys, *words, "--resume").json == whole
+        assert len(ran) == n_whole
+        assert {path: path.read_text() for path in kept} == kept
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"version": null}', json.dumps({"version": "long " * 1000})])
+    def test_a_folder_of_something_else(self, capsys: Any, trace: Path, tmp_path: Path, text: str) -> None:
+        (tmp_path / "plan.json").write_text(text)
+        error = moesim(capsys, *self.asked(trace, "--out", tmp_path, "--resume")).error
+        assert error.endswith("its plan.json is not one of a plan; name a new folder\n")
 
     def test_another_question_uses_what_is_there(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
         words = ("--out", tmp_path / "out")

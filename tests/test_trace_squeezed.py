@@ -187,6 +187,11 @@ def test_a_damaged_block_is_named_in_one_line(both, tmp_path, capsys, edit, mess
         main(["traces", "check", str(path)])
     error = capsys.readouterr().err
     assert error.startswith("error: ") and "Traceback" not in error
+    with Trace(path) as trace:
+        for write in (squeeze, unsqueeze):
+            with pytest.raises(BadInput, match=message):
+                write(trace, tmp_path / "again")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def pairs_of(**told):

@@ -27,7 +27,8 @@ def squeeze(trace: StoredTrace, out: Path, progress: Progress | None = None) -> 
     Raises:
         BadInput: a packed code with bits behind the last one, which a squeezed file has no room for.
     """
-    parts, told = Parts(out), {"plain_sha256": plain_sha256(trace)}
+    told = {"plain_sha256": plain_sha256(trace)}
+    parts = Parts(out)
     try:
         for done, name in enumerate(trace.entries):
             if progress:
@@ -74,7 +75,8 @@ def _add_blocks(parts: Parts, trace: StoredTrace, name: str, shape: tuple[int, .
 
 def unsqueeze(trace: StoredTrace, out: Path, progress: Progress | None = None) -> Path:
     """Write the plain file of a trace, squeezed or not. Raises BadInput where a block is damaged, or it is another."""
-    parts, digest = Parts(out), trace.sha256
+    digest = trace.sha256
+    parts = Parts(out)
     try:
         for done, name in enumerate(trace.entries):
             if progress:

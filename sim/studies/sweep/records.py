@@ -26,6 +26,8 @@ LAYERED, LIMITS, REMEDIES = (
 FILES = frozenset({MANIFEST, TABLE, "hits.parquet", POINTS, BOUNDS})
 PLAN_FILES = frozenset({PLAN, POINTS, LAYERED, LIMITS, REMEDIES})
 MAX_RECORD_BYTES = 64 * 1024 * 1024
+_VERSION_CHARACTERS = 40
+_SEAL = ', "sha256": "'
 
 
 class Records:
@@ -68,6 +70,8 @@ class Records:
         if PLAN in present:
             manifest = _read(self.folder / PLAN)
             version = None if manifest is None else manifest.get("version")
+            if not isinstance(version, str) or len(version) > _VERSION_CHARACTERS:
+                raise BadInput(f"{said}: its {PLAN} is not one of a plan; name a new folder")
             if version != __version__:
                 raise BadInput(f"{said}: it holds runs of version {version}, this is {__version__}; name a new folder")
             if not resume:
@@ -124,10 +128,10 @@ class Records:
         return True
 
     def get(self, kind: str, id_: str) -> dict[str, Any] | None:
-        """A record, None where there is none that can be read."""
+        """A record, None where there is none as it was written: a damaged one is found again by a run."""
         found = self._known.get((kind, id_))
         if found is None and self.folder is not None:
-            found = _read(self.folder / kind / f"{id_}.json")
+            found = _read(self.folder / kind / f"{id_}.json", sealed=True)
             if found is None or found.get("id") != id_ or found.get("schema") != SCHEMA:
                 return None
         return found
@@ -135,7 +139,7 @@ class Records:
     def put(self, kind: str, id_: str, record: dict[str, Any]) -> None:
         """Keep a record; one that says so itself (`kept`: false) is not written."""
         if self.folder is not None and record.get("kept", True):
-            self._write(self.folder / kind / f"{id_}.json", to_json(record) + "\n")
+            self._write(self.folder / kind / f"{id_}.json", _sealed(to_json(record)))
         else:
             self._known[kind, id_] = record
 
@@ -164,11 +168,24 @@ def _digest(ids: Sequence[str]) -> str:
     return hashlib.sha256("\n".join([__version__, *ids]).encode()).hexdigest()
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _sealed(text: str) -> str:
+    """JSON of a record with one more name, the digest of all before it."""
+    return f'{text[:-1]}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}"}}\n'
+
+
+def _is_sealed(written: bytes) -> bool:
+    record, seal, digest = written.rpartition(_SEAL.encode())
+    return bool(seal) and digest == hashlib.sha256(record + b"}").hexdigest().encode() + b'"}\n'
+
+
+def _read(path: Path, sealed: bool = False) -> dict[str, Any] | None:
     try:
         if path.stat().st_size > MAX_RECORD_BYTES:
             return None
-        data = json.loads(path.read_bytes())
+        written = path.read_bytes()
+        if sealed and not _is_sealed(written):
+            return None
+        data = json.loads(written)
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
