@@ -243,6 +243,8 @@ class TestMistakes:
             ({"requests": "4"}, BadInput, r"requests: Expected `int \| null`, got `str`"),
             ({"requests": 0}, BadInput, r"--requests, got 0: at least 1; leave it out for all of the split"),
             ({"policy": "lfo"}, BadInput, r"policy, got 'lfo': no such policy; did you mean 'lfu'\?"),
+            ({"policy": "lru scope=layer"}, BadInput, r"write 'lru', and --set scope=layer \(from Python set="),
+            ({"policy": "lro scope=layer"}, BadInput, r"got 'lro scope=layer': no such policy"),
             ({"policy": object}, BadInput, r"policy, got <class 'object'>: a policy is a class derived from"),
             ({"policy": 7}, BadInput, r"policy, got 7: a policy is a class derived from"),
             ({"set": {"scop": "layer"}}, BadInput, r"parameter lru.scop: no such parameter; did you mean 'scope'\?"),

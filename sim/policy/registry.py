@@ -114,6 +114,12 @@ def find(name: str) -> type[Policy]:
             raise BadInput(why)
     if ("/" in name or name in (".", "..")) and Path(name).is_dir():
         raise BadInput(f"policy, got {name!r}: a folder; name the file in it, as in --policy ./mine.py")
+    first, _, rest = name.partition(" ")
+    if "=" in rest and first in (*known, *aliases):
+        raise BadInput(
+            f"policy, got {name!r}: one run takes a policy's parameters by themselves; write {first!r}, and "
+            f"{' '.join(f'--set {one}' for one in rest.split())} (from Python set={{...}})"
+        )
     raise BadInput(f"policy, got {name!r}: no such policy; {did_you_mean(name, [*known, *aliases])}")
 
 

@@ -138,9 +138,9 @@ def recorded(
 def new_timeline(path: Path, force: bool) -> Iterator[Document]:
     """A document that takes its place when all went well. Raises BadInput where it may not."""
     if path.is_dir():
-        raise BadInput(f"--timeline, got {str(path)!r}: it is a folder; name a file in it")
+        raise BadInput(f"timeline, got {str(path)!r}: it is a folder; name a file in it")
     if path.exists() and not force:
-        raise BadInput(f"--timeline, got {str(path)!r}: it exists; replace it with --force, or name another file")
+        raise BadInput(f"timeline, got {str(path)!r}: it exists; replace it with --force, or name another file")
     with replacing(path) as part, Document(part) as document:
         yield document
 
