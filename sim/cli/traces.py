@@ -106,7 +106,7 @@ def _list() -> None:
 @click.option("--all", "every", is_flag=True, help="Statistics of all rows and the checksum, however large the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def show(trace: str, every: bool, as_json: bool) -> None:
-    """Header, sizes and statistics of TRACE, a bundled name or a file.
+    """Header, sizes and statistics of TRACE, bundled or a file.
 
     Of a long trace the statistics are those of a sample of its requests; how many tokens it holds is printed.
     """
