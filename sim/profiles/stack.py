@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -112,9 +113,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def without_newer(self) -> dict[str, Any]:
         """Its fields, less those that stacks did not always have where they say nothing: a run keeps its `run_id`."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
-        for field in msgspec.structs.fields(self):
-            if field.name in NEWER and getattr(self, field.name) == field.default:
-                del fields[field.name]
+        for name, default in _newer().items():
+            if getattr(self, name) == default:
+                del fields[name]
         return fields
 
     def of(self, model: str) -> Stack:
@@ -150,6 +151,12 @@ NEWER = (
     "kernels_of",
 )
 """Fields that stacks did not always have: at their default they say nothing."""
+
+
+@cache
+def _newer() -> dict[str, Any]:
+    """`NEWER` with what each says when it says nothing."""
+    return {field.name: field.default for field in msgspec.structs.fields(Stack) if field.name in NEWER}
 
 
 def stack_names() -> dict[str, Path]:

@@ -149,16 +149,21 @@ def _drawn(n: int, rows: int) -> NDArray[np.int64]:
 
 def expanded(means: NDArray[np.float64], n: int) -> Interval:
     """The percentile interval of figures of resampled units, widened for few of them."""
-    ordered = np.sort(means)
-    return quantile(ordered, _tail(n)), quantile(ordered, 1 - _tail(n))
+    low, high = quantiles(means, (_tail(n), 1 - _tail(n)))
+    return low, high
 
 
-def quantile(ordered: NDArray[np.float64], share: float) -> float:
-    """`np.quantile`, to the bit, of what is in order already: a fifth of its time."""
-    at = (len(ordered) - 1) * share
-    low = math.floor(at)
-    a, b = ordered[low : low + 2].tolist() if low + 1 < len(ordered) else (float(ordered[low]),) * 2
-    above = at - low
+def quantiles(figures: NDArray[np.float64], shares: Sequence[float]) -> list[float]:
+    """`np.quantile`, to the bit: who stands at a few places is found in a tenth of the time that order takes."""
+    last = len(figures) - 1
+    places = [(math.floor(last * share), last * share) for share in shares]
+    asked = sorted({at for low, _ in places for at in (low, min(low + 1, last))})
+    found = dict(zip(asked, np.partition(figures, asked)[asked].tolist(), strict=True))
+    return [_between(found[low], found[min(low + 1, last)], at - low) for low, at in places]
+
+
+def _between(a: float, b: float, above: float) -> float:
+    """As NumPy has it."""
     return a + (b - a) * above if above < 0.5 else b - (b - a) * (1 - above)
 
 
