@@ -18,6 +18,7 @@ from sim.results.contention import contention
 from sim.results.drafting import drafting
 from sim.results.host_memory import host_memory
 from sim.results.kv_use import kv_use
+from sim.results.layer_sizes import sizes_by_layer
 from sim.results.load import load, unstable
 from sim.results.provenance import provenance
 from sim.results.record import Result
@@ -107,6 +108,14 @@ def fold(
     if overrides(policy, "learn") and {r.first_row for r in setup.store} & {r.first_row for r in setup.requests}:
         labels.append("scored on requests it may have learned from")
     labels += sorted(f"beyond the calibrated range: {what}" for what in cost.measured.beyond)
+    sizes, size = model.expert_bytes_by_layer(spec.precision), engine.view.expert_bytes
+    differ = min(sizes) != max(sizes) and machine.measured is not True
+    layers, unlike = [], None
+    if by_layer or differ:
+        layers = layer_rows(tally.by_expert, machine.waiting, clockwork, size, drive=setup.tier is not None)
+    if differ:
+        decode_s = clockwork.phases[DECODE].time_s if spec.gpus == 1 and setup.tier is None else 0.0
+        unlike = sizes_by_layer(sizes, size, layers, decode_s, cost)
     return Result(
         schema=SCHEMA,
         run_id=setup.run_id,
@@ -165,7 +174,7 @@ def fold(
         peak_vram_bytes=memory.peak_bytes,
         peak_host_bytes=setup.host_bytes + (0 if kv is None else kv.peak_swapped_bytes),
         memory=memory,
-        expert_bytes=engine.view.expert_bytes,
+        expert_bytes=size,
         expert_budget_bytes=list(engine.residency.budget_bytes),
         peak_expert_bytes=list(engine.residency.peak_bytes),
         bound=None,
@@ -187,11 +196,8 @@ def fold(
         scheduling=_scheduling(setup, clockwork),
         router=setup.router.name if replicas else None,
         replicas=by_replica,
-        by_layer=layer_rows(
-            tally.by_expert, machine.waiting, clockwork, engine.view.expert_bytes, drive=setup.tier is not None
-        )
-        if by_layer
-        else [],
+        sizes_by_layer=unlike,
+        by_layer=layers if by_layer else [],
     )
 
 

@@ -32,6 +32,7 @@ from sim.results.schema import (
     ServedRates,
     Shape,
     Share,
+    SizesByLayer,
     SloAttainment,
     Statistic,
     Timed,
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
 
 WHERE_THERE = (
     *("host_memory", "kv", "scheduling", "router", "replicas", "real", "device", "measured", "prediction", "weights"),
-    *("batching", "prefill_chunk", "mixed_hit_rates", "draft", "contention"),
+    *("batching", "prefill_chunk", "mixed_hit_rates", "draft", "contention", "sizes_by_layer"),
 )
-"""Keys of runs in which shared memory slowed something, with a drive below host memory or a pool of pages, with a
-batching that was asked for, or whose scheduler has something to say, of several replicas, and of real runs; others have
-none of them."""
+"""Keys of runs in which shared memory slowed something, of files whose layers hold experts of unlike size, with a drive
+below host memory or a pool of pages, with a batching that was asked for, or whose scheduler has something to say, of
+several replicas, and of real runs; others have none of them."""
 FURTHER_DOWN = ("mixed", "draft_bytes", "nvme")
 """Of runs in which prompts and decode tokens ran together, of those with a draft model, and of a drive's reads that
 were slowed."""
@@ -167,6 +168,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     mixed_hit_rates: HitRates | None = None  # of iterations with prompts and decode tokens, where there were any
     draft: Drafting | None = None  # of a run with drafts; the JSON of others has no such key
     contention: Contention | None = None  # of a run in which something was slowed by what ran beside it
+    sizes_by_layer: SizesByLayer | None = None  # of a precision that gives layers experts of unlike size
     host_memory: HostMemory | None = None  # of a run with a drive below it
     kv: KvUse | None = None  # of a run with a pool of pages; the JSON of others has no such key
     scheduling: Scheduling | None = None  # of a scheduler other than the default

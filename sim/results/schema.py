@@ -167,6 +167,22 @@ class Contention(msgspec.Struct, frozen=True):
         return {name: one for name, one in msgspec.structs.asdict(self).items() if one is not None}
 
 
+class SizesByLayer(msgspec.Struct, frozen=True):
+    """Of a file whose layers hold experts of unlike size: what it leaves out to take all for their mean, in decode.
+
+    least_bytes, most_bytes: of an expert. h2d_frac, cpu_frac, gpu_frac: how many more bytes would be copied, read for
+    experts on the CPU and on GPUs; None where none are. tpot_frac: how much longer decode would take, to first order;
+    None with several GPUs or a drive.
+    """
+
+    least_bytes: int
+    most_bytes: int
+    h2d_frac: float | None
+    cpu_frac: float | None
+    gpu_frac: float | None
+    tpot_frac: float | None
+
+
 class Found(msgspec.Struct, frozen=True):
     """Experts that were asked of host memory: found there, found while they were being read, or read from the drive.
 

@@ -10,7 +10,6 @@ from msgspec import structs
 from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
 from sim.engine.counts import CLASSES
-from sim.profiles.gguf import MIXES
 from sim.results.by_layer_text import lines
 from sim.results.load_text import under_load
 from sim.results.scheduler_text import scheduler_line
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sim.results.record import Result
-    from sim.results.schema import Lengths, Phased, Timed
+    from sim.results.schema import Lengths, Phased, SizesByLayer, Timed
 
 TOP_FIGURES = 3
 _LANE = {lane.resource: lane for lane in WAITED_FOR.values()}
@@ -372,13 +371,16 @@ def _memory(result: Result) -> Table:
     budget, peak = sum(result.expert_budget_bytes), sum(result.peak_expert_bytes)
     n_whole = sum(n_bytes // size for n_bytes in result.expert_budget_bytes)
     n_all = shape.layers * shape.experts
-    mean = " (a mean: layers differ)" if result.precision in MIXES else ""
+    unlike = result.sizes_by_layer
+    mean = "" if unlike is None else " (a mean: layers differ)"
     where = f" over {result.gpus} GPUs" if result.gpus > 1 else ""
     rows.add_row(
         "expert budget",
         f"{show_bytes(budget)}{where}: {n_whole:,} of {n_all:,} whole experts of "
         f"{show_bytes(size)}{mean}; {show_bytes(budget - peak)} never used",
     )
+    if unlike is not None:
+        rows.add_row("expert sizes", _unlike(unlike))
     peak_vram = f"{show_bytes(result.peak_vram_bytes)} of {show_bytes(memory.vram_bytes)}"
     items = (
         ("experts", memory.peak_expert_bytes),
@@ -394,6 +396,24 @@ def _memory(result: Result) -> Table:
     each = " in each replica; the lines above are of one, its peak of the fullest" if result.replicas else ""
     rows.add_row("host memory", f"{show_bytes(result.peak_host_bytes)} of experts{each}")
     return rows
+
+
+def _unlike(sizes: SizesByLayer) -> str:
+    """What it leaves out to take experts of unlike size for their mean; shares that round to nothing are not told."""
+    lanes = (
+        (sizes.h2d_frac, "copy {} more", "copy {} less"),
+        (sizes.cpu_frac, "read {} more for experts on the CPU", "read {} less for experts on the CPU"),
+        (sizes.gpu_frac, "read {} more for experts on the GPU", "read {} less for experts on the GPU"),
+        (sizes.tpot_frac, "take about {} longer", "take about {} less time"),
+    )
+    parts = [
+        (more if frac > 0.0 else less).format(show_frac(abs(frac)))
+        for frac, more, less in lanes
+        if frac is not None and show_frac(abs(frac)) != show_frac(0.0)
+    ]
+    span = f"{show_bytes(sizes.least_bytes)} to {show_bytes(sizes.most_bytes)}; told apart, decode would "
+    changes = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "move and take as much"
+    return span + changes
 
 
 def _grounds(result: Result) -> Table:
