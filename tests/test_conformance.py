@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time  # noqa: F401 - the mutants below live in a module that imports a clock
+from functools import cache
 
 import numpy as np
 import pytest
@@ -43,11 +44,17 @@ def worlds():
         world.__exit__(None, None, None)
 
 
+@pytest.fixture(scope="module")
+def judged(worlds):
+    """The verdict of a check on a policy, worked out once for all tests of a process."""
+    return cache(lambda kind, check: judge(check, worlds(kind)))
+
+
 @pytest.mark.parametrize(("kind", "check"), GRID, ids=[f"{kind.name}-{name_of(check)}" for kind, check in GRID])
-def test_policy_keeps_the_rule(kind, check, worlds, request):
+def test_policy_keeps_the_rule(kind, check, judged, request):
     if reason := KNOWN_FAILURES.get((kind.name, name_of(check))):
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-    verdict = judge(check, worlds(kind))
+    verdict = judged(kind, check)
     assert verdict.verdict in (PASS, SKIP), verdict.reason
     assert verdict.verdict == PASS or verdict.reason
 
@@ -61,13 +68,13 @@ def test_no_check_and_no_policy_is_lost():
     assert all((check.__doc__ or "").endswith(".") for check in CHECKS)
 
 
-def test_rules_say_something_about_most(worlds):
-    applies = sum(judge(check, worlds(kind)).verdict == PASS for kind, check in GRID)
+def test_rules_say_something_about_most(judged):
+    applies = sum(judged(kind, check).verdict == PASS for kind, check in GRID)
     assert applies == N_APPLY
 
 
-def test_few_rules_skip_a_plain_cache(worlds):
-    skipped = {name_of(check) for check in CHECKS if judge(check, worlds(Lru)).verdict == SKIP}
+def test_few_rules_skip_a_plain_cache(judged):
+    skipped = {name_of(check) for check in CHECKS if judged(Lru, check).verdict == SKIP}
     assert skipped == {"executes_what_it_assigned"}
 
 
