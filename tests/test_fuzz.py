@@ -78,7 +78,10 @@ class Bench:
         from sim.policy.registry import policies
         from sim.profiles.hardware import load_hardware
         from sim.profiles.stack import load_stack
+        from traces.format.container import read_file
+        from traces.format.layout import DTYPES
         from traces.format.reader import Trace
+        from traces.format.squeeze import squeeze
         from traces.format.writer import Layout
 
         self.sound, self.work = folder / "sound", folder / "work"
@@ -98,12 +101,19 @@ class Bench:
                 ),
             ),
             ("experts", (), None),
+            ("squeezed", ALL - {"arrivals"}, None),
         ):
             path = tiny_trace(self.sound / f"{name}.safetensors", levels=levels, store=store, n_requests=6, outputs=4)
-            with Trace(path) as trace:
-                arrays = {tensor: trace.stored(tensor).copy() for tensor in trace.entries}
-            text = path.read_bytes()
-            pairs = json.loads(text[8 : 8 + int.from_bytes(text[:8], "little")])["__metadata__"]
+            if name == "squeezed":
+                with Trace(path) as plain:
+                    path = squeeze(plain, self.sound / "in_blocks.safetensors")
+                with Trace(path) as trace:
+                    assert trace.squeezed, "else no case reads a block"
+            pairs, entries, data = read_file(path)
+            arrays = {
+                tensor: data[entry.start : entry.stop].view(DTYPES[entry.dtype]).reshape(entry.shape).copy()
+                for tensor, entry in entries.items()
+            }
             self.traces.append((path, pairs, arrays))
         self.data: dict[str, dict[str, Any]] = {
             "hw": json.loads(msgspec.json.encode(load_hardware("rtx3090"))),
@@ -141,7 +151,7 @@ def case(bench: Bench, number: int) -> tuple[dict[str, Any], tuple[str, ...], by
             (36, 6, 8, 6, 12, 6, 14, 6, 6),
         )[0]
     )
-    path, pairs, arrays = rng.choices(bench.traces, (5, 3, 3, 1))[0]
+    path, pairs, arrays = rng.choices(bench.traces, (5, 3, 3, 1, 4))[0]
     if "trace" in broken:
         (bench.work / "broken.safetensors").write_bytes(spoil_trace(pairs, arrays, rng))
         path = bench.work / "broken.safetensors"
