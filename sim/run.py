@@ -26,7 +26,7 @@ from sim.machine.cost import Cost
 from sim.machine.protocol import Machine
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides as implements
-from sim.policy.blame import PUZZLED, blamed, located, sound_number
+from sim.policy.mistakes import PUZZLED, blamed, located, sound_number
 from sim.policy.pieces import Pieces
 from sim.policy.registry import find
 from sim.results.fold import fold as fold
@@ -36,7 +36,7 @@ from sim.setup.prepare import prepare as prepare
 from sim.setup.replicas import setups_of
 from sim.setup.setup import Setup as Setup
 from sim.setup.third_tier import WARM
-from sim.workload.drafts import Drafted
+from sim.workload.draft_steps import Drafted
 from sim.workload.future import Future
 from sim.workload.gate import Arrays
 from sim.workload.learn_split import StoreSplit

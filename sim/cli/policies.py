@@ -29,7 +29,7 @@ MOST_OF_A_SEED = 2.0**62
 @click.option("--api", is_flag=True, help="Print all that a policy can implement, see and decide (to write one).")
 def command(name: str | None, as_json: bool, api: bool) -> None:
     """List policies, or show one with its parameters: a name, an alias, or a file (./mine.py[:Class])."""
-    from sim.policy.blame import check_traits
+    from sim.policy.mistakes import check_traits
     from sim.policy.registry import find, policies, unusable
 
     if api:

@@ -29,7 +29,7 @@ from sim.engine.victims import Victims
 from sim.machine.lanes import H2D
 from sim.machine.protocol import DEMAND, NO_TICKETS, SPECULATIVE, Machine
 from sim.policy.api import overrides
-from sim.policy.blame import located
+from sim.policy.mistakes import located
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket, ends_at
 from sim.policy.wishes import Wishes

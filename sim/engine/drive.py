@@ -11,7 +11,7 @@ from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
 from sim.machine.protocol import Machine
 from sim.workload.batching import Batching
-from sim.workload.drafts import Drafted
+from sim.workload.draft_steps import Drafted
 from sim.workload.iterations import DECODE, MIXED, PHASES, PREFILL, Feed, Iteration, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory
 

@@ -19,7 +19,6 @@ from sim.engine.service import Service
 from sim.engine.victims import victims_of
 from sim.machine.protocol import Machine
 from sim.policy.api import answers_anew, overrides
-from sim.policy.blame import PUZZLED, located, seconds, wrong
 from sim.policy.decisions import (
     Cancel,
     DropQueue,
@@ -38,6 +37,7 @@ from sim.policy.decisions import (
     Wait,
     WriteBack,
 )
+from sim.policy.mistakes import PUZZLED, located, seconds, wrong
 from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket, all_tickets
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from sim.machine.cost import Cost
     from sim.policy.api import Decisions, Policy
-    from sim.workload.drafts import Drafts
+    from sim.workload.draft_steps import Drafts
     from sim.workload.future import Future
     from sim.workload.gate import Arrays
 

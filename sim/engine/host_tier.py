@@ -16,7 +16,7 @@ from sim.engine.residency import DEMANDED, PLACED, Residency
 from sim.engine.victims import victims_of
 from sim.machine.protocol import DEMAND, SPECULATIVE, Machine
 from sim.policy.api import answers_anew, overrides
-from sim.policy.blame import blamed
+from sim.policy.mistakes import blamed
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.tickets import Ticket
 from sim.policy.view import View

@@ -10,7 +10,7 @@ from sim.base.errors import IllegalDecision, did_you_mean
 from sim.engine.counts import DROPPED, SUBSTITUTED
 from sim.machine.protocol import Machine
 from sim.policy.api import Assignment
-from sim.policy.blame import located
+from sim.policy.mistakes import located
 from sim.profiles.geometry import BITS_PER_PARAM
 from sim.workload.gate import Gate
 

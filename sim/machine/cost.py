@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from sim.machine.copy_prices import CopyPrices
 from sim.machine.figures import Figures
 from sim.machine.group import beyond_s, left_s
+from sim.machine.kernel_rates import rooflines
 from sim.machine.launches import Launches
 from sim.machine.measured import SIX_DIGITS, Measured
 from sim.machine.price import Price, kernels_of
 from sim.machine.roofline import Attention
-from sim.machine.rooflines import rooflines
 from sim.machine.several import ALONE, TENSOR, Several
 from sim.machine.sharing import Sharing
 from sim.profiles.cpu_products import expert_flops_frac

@@ -19,7 +19,7 @@ from sim.engine.engine import Engine
 from sim.machine.cost import Cost
 from sim.policy.api import Policy
 from sim.policy.api import overrides as implements
-from sim.policy.blame import blamed
+from sim.policy.mistakes import blamed
 from sim.real.devices.open import open_lanes
 from sim.real.machine.machine import RealMachine
 from sim.real.machine.routing import Routing

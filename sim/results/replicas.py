@@ -12,7 +12,7 @@ from sim.machine.waiting import Waiting
 from sim.results import metrics
 from sim.results.load import Moments
 from sim.results.schema import Replica
-from sim.workload.drafts import Drafted
+from sim.workload.draft_steps import Drafted
 from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sim.profiles.models import load_model
 from sim.setup.memory import Demand, kv_token_bytes
 from sim.setup.profile import experts_s
 from sim.workload.draft import REJECTED, Draft, parse_draft, read_accepted
-from sim.workload.drafts import Drafts
+from sim.workload.draft_steps import Drafts
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range
 
 if TYPE_CHECKING:

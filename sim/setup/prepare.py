@@ -12,7 +12,7 @@ from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.machine.copy_prices import crowded
 from sim.machine.several import DATA, GPU0, TENSOR, Several
 from sim.machine.sharing import ON, needs_events
-from sim.policy.blame import blamed, check_traits
+from sim.policy.mistakes import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import without_file
 from sim.policy.registry import find

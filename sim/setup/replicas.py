@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
-from sim.policy.blame import blamed
+from sim.policy.mistakes import blamed
 
 if TYPE_CHECKING:
     from sim.setup.setup import Setup

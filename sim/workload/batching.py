@@ -15,7 +15,7 @@ from sim.workload.kv_memory import KvMemory
 from sim.workload.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from sim.workload.drafts import Drafts
+    from sim.workload.draft_steps import Drafts
 
 STATIC, CONTINUOUS = "static", "continuous"
 KINDS = (CONTINUOUS, STATIC)

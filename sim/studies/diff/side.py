@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sim import __version__
 from sim.base.errors import MoesimError
 from sim.engine.drive import Clockwork, Loop, drive
-from sim.policy.blame import blamed
+from sim.policy.mistakes import blamed
 from sim.results.figure import figures
 from sim.results.keep import Keep
 from sim.run import Outcome, assemble, execute, fold, prepare
