@@ -9,8 +9,9 @@ expert of the layers before is computed on the CPU. There llama.cpp also keeps a
 norms, a shared expert); here that stays on the GPU, in time and in memory, and results say so (label `dense layers on
 the GPU`). Dense layers of a model count as being in front. Without a number it is what Ollama does by itself.
 
-Not modelled: the one layer that automatic placement may split by matrix, and the merging of neighbouring used experts
-into one copy (some microseconds each).
+Not modelled: the one layer that automatic placement may split by matrix; files whose layers differ in size, of which
+one layer more or fewer may fit (docs/formats.md); the merging of neighbouring used experts into one copy (some
+microseconds each).
 Memory-mapped weights are pageable: choose that with `--set stack.pinned=false`. A model's shared experts run on the GPU
 beside the CPU's routed ones, where llama.cpp runs them after.
 

@@ -79,6 +79,11 @@ def test_several_links_are_not_added_up_and_alike_layers_have_nothing_to_say() -
     assert two.sizes_by_layer is not None
     assert two.sizes_by_layer.h2d_frac is not None
     assert two.sizes_by_layer.tpot_frac is None
+    served = moesim.simulate(
+        policy="lru", precision="q4_k_m", cache_frac=0.5, replicas=2, arrivals="closed:2", **{**MACHINE, "requests": 2}
+    )
+    assert served.sizes_by_layer is not None
+    assert served.sizes_by_layer.tpot_frac is not None
     for precision in ("q4_k", "gguf-q8_0"):  # one block type, and a file that mixes types but not by layer
         alike = moesim.simulate(policy="lru", precision=precision, cache_frac=0.5, **MACHINE)
         assert alike.sizes_by_layer is None

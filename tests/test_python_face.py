@@ -291,3 +291,20 @@ def test_three_lines_are_enough(page: str) -> None:
     result = moesim.simulate(policy="lfu", hw="rtx3090", requests=4)
     assert done.stdout == f"{result.tpot_s.mean} {result.hit_rate}\n"
     assert isinstance(result, Result)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"policy": "./" + "x" * 5000},
+        {"trace": "x" * 5000},
+        {"arrivals": "x" * 5000},
+        {"policy": "static_cache", "set": {"profile": "x" * 5000}},
+    ],
+    ids=["policy", "trace", "arrivals", "profile"],
+)
+def test_a_name_too_long_for_a_file_is_bad_input(named: dict[str, Any]) -> None:
+    """The operating system refuses to look for it, which is no reason for a traceback."""
+    spec: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 1, **named}
+    with pytest.raises(BadInput, match="xxxx"):
+        moesim.simulate(**spec)

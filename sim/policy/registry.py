@@ -11,10 +11,12 @@ import pkgutil
 import re
 from functools import cache
 from pathlib import Path
+from stat import S_ISDIR
 from typing import cast
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.own_file import failure, is_file
+from sim.base.paths import mode_of
 from sim.policy.api import Policy
 from sim.policy.policy_file import NO_POLICY, given, load, policies_in, without_file
 
@@ -112,7 +114,7 @@ def find(name: str) -> type[Policy]:
     for other, why in unusable().items():
         if _plain(name) == _plain(other):
             raise BadInput(why)
-    if ("/" in name or name in (".", "..")) and Path(name).is_dir():
+    if ("/" in name or name in (".", "..")) and S_ISDIR(mode_of(Path(name))):
         raise BadInput(f"policy, got {name!r}: a folder; name the file in it, as in --policy ./mine.py")
     first, _, rest = name.partition(" ")
     if "=" in rest and first in (*known, *aliases):

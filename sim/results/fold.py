@@ -115,7 +115,7 @@ def fold(
         layers = layer_rows(tally.by_expert, machine.waiting, clockwork, size, drive=setup.tier is not None)
     if differ:
         decode_s = clockwork.phases[DECODE].time_s if spec.gpus == 1 and setup.tier is None else 0.0
-        unlike = sizes_by_layer(sizes, size, layers, decode_s, cost)
+        unlike = sizes_by_layer(sizes, size, layers, decode_s, engines[0].cost if engines else cost)
     return Result(
         schema=SCHEMA,
         run_id=setup.run_id,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
+from sim.base.paths import mode_of
 from sim.profiles.models import load_model, model_names
 from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
 
@@ -87,7 +88,7 @@ def fits_for(model: str, shape: tuple[int, int, int]) -> list[str]:
 
 def drawn_anew(name: str) -> bool:
     """Whether opening this trace draws it."""
-    if name in bundled_traces() or Path(name).exists():
+    if name in bundled_traces() or mode_of(Path(name)):
         return False
     from traces.synth.drawn import drawn_path
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from sim.base.errors import BadInput
+from sim.base.paths import mode_of
 from traces.convert.csv_long import rows
 from traces.convert.fields import has_keys, starts_object
 from traces.convert.text import field, head_of, records, shown, whole
@@ -62,7 +63,7 @@ def arrivals(source: str, n: int, seed: int = 0, rate_scale: float = 1.0) -> lis
         raise BadInput(f"--rate-scale, got {rate_scale}: a positive number, 2 for twice the load; correct it")
     if match := _PROCESS.match(source):
         return _process(match[1], match[2], match[3], n, seed, rate_scale)
-    if _LIKE_A_PROCESS.match(source) and not Path(source).exists():
+    if _LIKE_A_PROCESS.match(source) and not mode_of(Path(source)):
         raise BadInput(
             f"--arrivals, got {shown(source)}: neither poisson:RATE, gamma:RATE,CV, closed:CLIENTS, none, nor a file "
             "that is there; correct it"
