@@ -15,7 +15,7 @@ cdef class Group:
 @cython.final
 cdef class Members:
     cdef list operations
-    cdef int n
+    cdef int n, n_met
     cdef double[::1] costs_s
     cdef long long[::1] n_used
     @cython.locals(at=int)

@@ -48,12 +48,13 @@ class Members:
     """What whole experts of one token cost by their place in a group, as numbers: for loops over many of them.
 
     `costs_s`: of place i, from 8 i on, `all_s`, `first_s`, `duration_s`, `tail_s`, `slowed_s` and
-    `more_s` of its operation. `n_used`: uses that the operation does not know of yet.
+    `more_s` of its operation. `n_used`: uses that the operation does not know of yet, of the first `n_met` places.
     """
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.n = 0
+        self.n_met = 0
         self.costs_s = floats(64)
         self.n_used = ints(8)
 
@@ -74,11 +75,11 @@ class Members:
 
     def tell(self) -> None:
         """Tell the operations of their uses."""
-        for place in range(self.n):
-            if self.n_used[place]:
-                operation: Operation = self.operations[place]
-                operation.n += self.n_used[place]
-                self.n_used[place] = 0
+        for place in range(self.n_met):
+            operation: Operation = self.operations[place]
+            operation.n += self.n_used[place]
+            self.n_used[place] = 0
+        self.n_met = 0
 
     def forget(self) -> None:
         """Begin anew; only where all uses have been told."""

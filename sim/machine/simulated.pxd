@@ -76,9 +76,10 @@ cdef class SimulatedMachine(Machine):
     cpdef double to_gate(self, int layer) except? -1.0
     @cython.locals(host_s=double)
     cpdef sync(self, Ticket ticket)
-    @cython.locals(stream=Stream, group=Group, members=Members, place=int, costs=int, now_s=double, free_s=double,
-                   slowed_s=double, more_s=double, launched_s=double, waited_s=double, starved_s=double, fits=bint, at=int,
-                   arrived_s=double, host_s=double, start_s=double, last_s=double, copied_s=double)
+    @cython.locals(stream=Stream, group=Group, members=Members, place=cython.Py_ssize_t, costs=cython.Py_ssize_t, told=bint,
+                   ran=bint, begins=bint, n=cython.Py_ssize_t, at=cython.Py_ssize_t, now_s=double, free_s=double,
+                   slowed_s=double, more_s=double, launched_s=double, waited_s=double, starved_s=double, arrived_s=double,
+                   host_s=double, start_s=double, end_s=double, last_s=double, copied_s=double)
     cpdef bint run_turn(self, Turn turn) except -1
     @cython.locals(stream=Stream, queue=CopyQueue, group=Group, members=Members, operation=Operation, place=int,
                    costs=int, slowed_s=double, more_s=double, now_s=double,
@@ -125,7 +126,7 @@ cdef class SimulatedMachine(Machine):
     @cython.locals(queue=CopyQueue, now_s=double, start_s=double)
     cpdef bint demand(self, Piece piece, double ready_s) except -1
     @cython.locals(queue=CopyQueue, now_s=double, free_s=double, copy_s=double, launch_s=double, launched=double, shares=bint,
-                   slows_until_s=double, begun_s=double, start_s=double, at=int)
+                   told=bint, slows_until_s=double, begun_s=double, start_s=double, at=cython.Py_ssize_t)
     cpdef bint demand_turn(self, Turn turn) except -1
     @cython.locals(launch_s=double, calls=int, index=int, known=tuple)
     cdef double _enqueue(self, Piece piece)

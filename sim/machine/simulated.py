@@ -478,62 +478,79 @@ class SimulatedMachine(Machine):
         group, stream, spans, members = self._group, self.stream, self.spans, self._members
         if not self._grouped or self.n_gpus > 1 or stream.n_pending:
             return False
-        if group.open and group.last is None:
-            return False
+        place = -1
+        launched_s = -1.0  # no copy has arrived before that
+        if group.open:
+            if group.last is None or group.last.place >= members.n_met:
+                return False
+            place = group.last.place
+            launched_s = group.launched_s
         if stream.written_s > self.now_s:
             return False
         if stream.owed_s > 0.0:
             stream.pay()
         copied_s = stream.copied_s
-        now_s, free_s, launched_s = self.now_s, stream.free_s, group.launched_s
+        now_s, free_s = self.now_s, stream.free_s
         waited_s, starved_s = stream.gaps_s[_H2D], stream.gaps_s[_HOST]
-        fits = group.open
-        place = group.last.place if group.open and group.last is not None else -1
-        for at in range(turn.n):
-            arrived_s = turn.arrived_s[at]
-            if fits and arrived_s <= launched_s:
-                place += 1
-            else:
-                place = 0
-                launched_s = now_s
-                fits = True
-                group.waits = None
-            if place >= members.n or members.n_used[place] == 0:
-                self._note_member(place)
-            members.n_used[place] += 1
-            costs = 8 * place
-            host_s = now_s
-            now_s += members.costs_s[costs]  # all_s
-            start_s = host_s + members.costs_s[costs + 1]  # first_s
-            if arrived_s > start_s:
-                start_s = arrived_s
-                if start_s > free_s:
-                    waited_s += start_s - free_s
+        told = spans is not None or stream.remembers
+        begins = ran = False
+        n, at = turn.n, 0
+        while at < n:
+            # This loop makes no call, so a processor keeps its sums at hand.
+            while at < n:
+                arrived_s = turn.arrived_s[at]
+                place = place + 1 if arrived_s <= launched_s else 0
+                if place >= members.n_met:
+                    break  # to be noted
+                if place == 0:
+                    launched_s = now_s
+                    begins = True
+                members.n_used[place] += 1
+                costs = 8 * place
+                host_s = now_s
+                now_s += members.costs_s[costs]  # all_s
+                start_s = host_s + members.costs_s[costs + 1]  # first_s
+                if arrived_s > start_s:
+                    start_s = arrived_s
+                    if start_s > free_s:
+                        waited_s += start_s - free_s
+                    else:
+                        start_s = free_s
+                elif start_s > free_s:
+                    starved_s += start_s - free_s
                 else:
                     start_s = free_s
-            elif start_s > free_s:
-                starved_s += start_s - free_s
-            else:
-                start_s = free_s
-            free_s = start_s + members.costs_s[costs + 2]  # duration_s
-            slowed_s, more_s = members.costs_s[costs + 4], members.costs_s[costs + 5]
-            if start_s < copied_s:
-                free_s += slowed_s
-                stream.slowed_s += slowed_s
-            elif stream.remembers and (slowed_s > 0.0 or more_s > 0.0):
-                stream.note(start_s, free_s, slowed_s, more_s)
-            if spans is not None:
-                spans("host", "launch expert", turn.layer, turn.experts[at], 1, 0, host_s, now_s)
-                spans(stream.name, "expert", turn.layer, turn.experts[at], 1, 0, start_s, free_s)
-            last_s = now_s + members.costs_s[costs + 3]  # tail_s
-            if last_s > free_s:
-                # Kernels shorter than their launches: the stream starves between them.
-                starved_s += last_s - free_s
-                free_s = last_s
-            turn.ends_s[at] = free_s
-        group.open = fits
-        group.launched_s = launched_s
-        if turn.n:
+                free_s = start_s + members.costs_s[costs + 2]  # duration_s
+                if start_s < copied_s:
+                    free_s += members.costs_s[costs + 4]  # slowed_s
+                    stream.slowed_s += members.costs_s[costs + 4]
+                end_s = free_s
+                last_s = now_s + members.costs_s[costs + 3]  # tail_s
+                if last_s > free_s:
+                    # Kernels shorter than their launches: the stream starves between them.
+                    starved_s += last_s - free_s
+                    free_s = last_s
+                turn.ends_s[at] = free_s
+                at += 1
+                if told:
+                    ran = True
+                    break
+            if ran:
+                ran = False
+                slowed_s, more_s = members.costs_s[costs + 4], members.costs_s[costs + 5]
+                if stream.remembers and start_s >= copied_s and (slowed_s > 0.0 or more_s > 0.0):
+                    stream.note(start_s, end_s, slowed_s, more_s)
+                if spans is not None:
+                    spans("host", "launch expert", turn.layer, turn.experts[at - 1], 1, 0, host_s, now_s)
+                    spans(stream.name, "expert", turn.layer, turn.experts[at - 1], 1, 0, start_s, end_s)
+            elif at < n:
+                self._note_member(place)
+                place -= 1
+        if begins:
+            group.waits = None
+        if n:
+            group.open = True
+            group.launched_s = launched_s
             group.last = members.operations[place]
         group.precision = self._precision
         self.now_s = now_s
@@ -615,7 +632,7 @@ class SimulatedMachine(Machine):
                     place = 0
                     launched_s = now_s
                     joins = True
-                if place >= members.n or members.n_used[place] == 0:
+                if place == members.n_met:
                     self._note_member(place)
                 members.n_used[place] += 1
                 costs = 8 * place
@@ -901,6 +918,7 @@ class SimulatedMachine(Machine):
                 last: Operation = members.operations[members.n - 1]
                 members.add(last.next if last.next is not None else self._member(last))
         self._note_use(members.operations[place])
+        members.n_met = place + 1
 
     def _place(self, launch: Launch, priced: tuple[Price, float]) -> Operation:
         """A whole expert of one token by its place in a group: an operation of its own, which knows the next one."""
@@ -1061,19 +1079,34 @@ class SimulatedMachine(Machine):
         copy_s, launch_s, launched = queue.last_s, self._copy_launch_s, self.experts_launched
         shares = queue.memory is not None
         slows_until_s = self.stream.free_s if queue.n_slows else -1.0  # a kernel that is placed already
-        for at in range(turn.n_here, turn.n):
-            begun_s = now_s
-            now_s += launch_s
-            start_s = now_s if now_s > free_s else free_s
-            if shares or start_s < slows_until_s:
-                free_s = queue.runs_s(start_s, copy_s, turn.n_bytes)
-            else:
+        told = spans is not None or shares
+        at = turn.n_here
+        while at < turn.n:
+            while not told and at < turn.n:  # no call, as in `run_turn`
+                start_s = now_s + launch_s
+                if start_s < free_s:
+                    start_s = free_s
+                if start_s < slows_until_s:
+                    break
+                now_s += launch_s
                 free_s = start_s + copy_s
-            turn.arrived_s[at] = free_s
-            launched += 1.0
-            if spans is not None:
-                spans("host", "launch copy", turn.layer, turn.experts[at], 0, turn.n_bytes, begun_s, now_s)
-                spans(queue.name, "demand", turn.layer, turn.experts[at], 0, turn.n_bytes, start_s, free_s)
+                turn.arrived_s[at] = free_s
+                launched += 1.0
+                at += 1
+            if at < turn.n:
+                begun_s = now_s
+                now_s += launch_s
+                start_s = now_s if now_s > free_s else free_s
+                if shares or start_s < slows_until_s:
+                    free_s = queue.runs_s(start_s, copy_s, turn.n_bytes)
+                else:
+                    free_s = start_s + copy_s
+                turn.arrived_s[at] = free_s
+                launched += 1.0
+                if spans is not None:
+                    spans("host", "launch copy", turn.layer, turn.experts[at], 0, turn.n_bytes, begun_s, now_s)
+                    spans(queue.name, "demand", turn.layer, turn.experts[at], 0, turn.n_bytes, start_s, free_s)
+                at += 1
         self.now_s = now_s
         self.experts_launched = launched
         self.n_copy_launches += (turn.n - turn.n_here) * self._copy_calls
