@@ -6,10 +6,13 @@ from array import array
 from collections.abc import MutableSequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 Numbers = TypeVar("Numbers", bound=MutableSequence[Any])
 
 COMPILED = not __file__.endswith(".py")
 """Whether this process runs the compiled modules; all of them are, or none (`sim.base.compiled`)."""
+LINE_BYTES = 64
 
 
 def floats(n: int, value: float = 0.0) -> MutableSequence[float]:
@@ -25,6 +28,19 @@ def ints(n: int, value: int = 0) -> MutableSequence[int]:
 def places(n: int) -> MutableSequence[int]:
     """`n` whole numbers of 32 bits, for what is walked through: half as large is sooner at hand."""
     return array("i", [0]) * n if COMPILED else [0] * n
+
+
+def records(n: int, kind: type, fields: list[tuple[str, str]]) -> Any:
+    """`n` records that begin with zeros: structs of `fields` (names and numpy's types), or objects of `kind`.
+
+    Structs begin at a line of the cache, so that one of 64 bytes lies in one.
+    """
+    if not COMPILED:
+        return [kind() for _ in range(n)]
+    layout = np.dtype(fields, align=True)
+    room = np.zeros(n * layout.itemsize + LINE_BYTES, dtype=np.uint8)
+    first = -room.__array_interface__["data"][0] % LINE_BYTES
+    return room[first : first + n * layout.itemsize].view(layout)
 
 
 def longer_floats(old: MutableSequence[float], n: int, value: float = 0.0) -> MutableSequence[float]:

@@ -5,13 +5,13 @@ Totals of a run (`sim.engine.counts`) are the sums over phases and experts; docs
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
 from typing import TYPE_CHECKING
 
 from sim.base.flat import ints
 from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
+    from sim.engine.residency import Residency
     from sim.policy.pieces import Piece
 
 # Columns. The first seven are `counts.CLASSES`, but what ran on the GPU stands in the place of hits, which are what is
@@ -67,7 +67,7 @@ GPU, EXCHANGED = 0, FATE_BYTES + 4
 HELD, ISSUED_WHOLE, CANCEL_WHOLE = range(EXCHANGED + 3, EXCHANGED + 6)
 # Machine integers where this is compiled.
 (_MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE) = (3, 7, 8, 9, 10)
-_EVICT_PIECE, _HELD = EVICT_PIECE, HELD
+_EVICT_PIECE, _HELD, _AGAIN = EVICT_PIECE, HELD, EXCHANGED + 1
 
 
 class ByExpert:
@@ -87,26 +87,35 @@ class ByExpert:
         self.pass_n = 1  # the one that runs, or ran last
         self.spoken = n_layers  # the last layer of which the gate has spoken in it
         self.predicts = False  # whether the policy has ever asked for a prefetch
-        # By expert: the pass in which it (or a piece of it) left last, and for which it was predicted last.
-        self.left_in = ints(self.n_rows)
-        self.wanted_for = ints(self.n_rows)
+        self.wanted_for = ints(self.n_rows)  # by expert, the pass for which it was predicted last
         self.predicted_for = ints(n_layers)  # by layer, the pass for which any expert was
 
-    def begin(self, phase: int, here: MutableSequence[int]) -> None:
-        """A pass of a phase begins, by its number in `PHASES`; `here` says by index what is resident."""
+    def begin(self, phase: int, residency: Residency) -> None:
+        """A pass of a phase begins, by its number in `PHASES`."""
         first = phase * self.n_rows
         if first != self.first:
-            self.hold(here, -1)
+            self.end(residency)
             self.first = first
-            self.hold(here, 1)
+            self._hold(residency, 1)
         self.pass_n += 1
         self.spoken = -1
 
-    def hold(self, here: MutableSequence[int], sign: int) -> None:
+    def end(self, residency: Residency) -> None:
+        """The phase is over: take what was counted by row."""
+        self._hold(residency, -1)
+        again = self.first + _AGAIN * self.stride
+        soon = again + self.stride
+        for row in range(self.n_rows):
+            self.n[self.first + row] += residency.rows[row].n_ran  # the first column: who ran
+            self.n[again + row] += residency.rows[row].n_again
+            self.n[soon + row] += residency.rows[row].n_soon
+            residency.rows[row].n_ran = residency.rows[row].n_again = residency.rows[row].n_soon = 0
+
+    def _hold(self, residency: Residency, sign: int) -> None:
         """What is there when a phase begins (1) or ends (-1)."""
         column = _HELD * self.stride + self.first
         for row in range(self.n_rows):
-            self.n[column + row] += sign * here[row]
+            self.n[column + row] += sign * residency.here[row]
 
     def total(self, column: int, phase: int, row: int) -> int:
         """A count of an expert in a phase (its number in `PHASES`)."""
@@ -133,9 +142,8 @@ class ByExpert:
         for at in range(len(COLUMNS) * self.stride):
             self.n[at] += other.n[at]
 
-    def why(self, layer: int, row: int) -> int:
-        """Why an expert of which nothing is there or coming is missing, when its gate asks."""
-        left = self.left_in[row]
+    def why(self, layer: int, row: int, left: int) -> int:
+        """Why an expert of which nothing is there or coming is missing, when its gate asks, by when it left last."""
         if left == self.pass_n:
             return _EVICTED_UNUSED
         if self.predicts and self.wanted_for[row] == self.pass_n:
@@ -158,7 +166,3 @@ class ByExpert:
         """A piece is taken off what is resident."""
         if not piece.serving:
             self.n[_EVICT_PIECE * self.stride + self.first + piece.layer * self.n_experts + piece.expert] += 1
-
-    def gone(self, piece: Piece) -> None:
-        """And it had been there, or its copy had begun."""
-        self.left_in[piece.layer * self.n_experts + piece.expert] = self.pass_n

@@ -154,16 +154,16 @@ class Copies:
             self._tell_of(piece, "evict")
         self.tally.n_evicted += 1
         self.by_expert.evicted(piece)
-        if self.residency.origin[index] == 1 and not self.residency.used[index]:
+        if self.residency.rows[index].origin == 1 and not self.residency.rows[index].used:
             if self._never_came(piece):
                 return
             self.prefetched.gone(piece)
-        self.by_expert.gone(piece)
+        self.residency.rows[piece.layer * self.residency.pieces.n_experts + piece.expert].left_in = self.by_expert.pass_n
         if self.residency.busy[index] is None and not self.residency.read_back:
-            if self.residency.busy_s[index] <= now_s:  # nothing reads it: nearly always so
+            if self.residency.rows[index].busy_s <= now_s:  # nothing reads it: nearly always so
                 self.rooms.clean_bytes[piece.gpu] += piece.n_bytes
             else:
-                self.rooms.give(piece.gpu, piece.n_bytes, self.residency.busy_s[index], NO_TICKETS, now_s)
+                self.rooms.give(piece.gpu, piece.n_bytes, self.residency.rows[index].busy_s, NO_TICKETS, now_s)
         else:
             self._give_after(piece, now_s)
         if self.tells_evicted:
@@ -185,7 +185,7 @@ class Copies:
         copied: Ticket | None = residency.read_back.pop(index, None)
         if copied is not None:
             readers = (*readers, copied)
-        busy_s = residency.busy_s[index] if busy is None else 0.0
+        busy_s = residency.rows[index].busy_s if busy is None else 0.0
         self.rooms.give(piece.gpu, piece.n_bytes, busy_s, readers, now_s)
 
     def _tell_of(self, piece: Piece, why: str) -> None:
@@ -204,7 +204,7 @@ class Copies:
                 rule = "a policy with the trait 'cpu' uses that lane otherwise"
             raise IllegalDecision(f"WriteBack of {piece}: {rule}; leave it out")
         busy: Ticket | None = residency.busy[index]
-        busy_s = residency.busy_s[index] if busy is None else 0.0
+        busy_s = residency.rows[index].busy_s if busy is None else 0.0
         ticket = self.machine.copy_back(piece, busy_s, after if busy is None else (busy, *after))
         residency.read_back[index] = ticket
         self.quiet_s = 0.0  # one link more to look at
@@ -406,7 +406,7 @@ class Copies:
         arrival: Ticket | None = self.residency.arrival[piece.index]
         if arrival is not None:
             return self.machine.ended(arrival)
-        return self.residency.arrived_s[piece.index] <= self.machine.now()
+        return self.residency.rows[piece.index].arrived_s <= self.machine.now()
 
     def pump(self) -> None:
         """Hand queued prefetches to the copy engines, as many to each link as the policy's depth allows."""
@@ -461,7 +461,7 @@ class Copies:
         if self.queue.remove(piece):
             return
         residency, index = self.residency, piece.index
-        if not residency.holds(piece) or residency.origin[index] != _PREFETCHED or residency.used[index]:
+        if not residency.holds(piece) or residency.rows[index].origin != _PREFETCHED or residency.rows[index].used:
             return
         arrival: Ticket | None = residency.arrival[index]
         if arrival is not None and self.machine.cancel(arrival):

@@ -328,7 +328,7 @@ class Loop:
         engine = self.engine
         self.machine.drain()
         engine.tally.prefetch.finish()
-        engine.tally.by_expert.hold(engine.residency.flags(), -1)
+        engine.tally.by_expert.end(engine.residency)
         self.clockwork.scheduler_stats = self.batching.scheduler.stats()
 
 

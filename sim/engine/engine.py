@@ -96,7 +96,7 @@ class Engine:
         self.arrays = arrays
         self.future = future
         self.tally = Tally(pieces.n_layers, pieces.n_experts)
-        residency.count_in(self.tally.by_expert.n, self.tally.by_expert.left_in)
+        residency.count_in(self.tally.by_expert.n)
         self.pending = PendingExperts(pieces.n_experts)
         self.copies = Copies(policy, machine, residency, self.pending, self.tally, log)
         self.layer = Layer(policy, machine, residency, self.pending, self.copies, self.tally, log)
@@ -300,7 +300,7 @@ class Engine:
         policy, view = self.policy, self.view
         view.phase = iteration.phase
         self.counts = self.tally.hits[iteration.counted]
-        self.tally.by_expert.begin(iteration.number, self.residency.flags())
+        self.tally.by_expert.begin(iteration.number, self.residency)
         self.arrays.begin(iteration)
         self.machine.begin(iteration)
         if self.on_request_start:

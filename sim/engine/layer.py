@@ -79,8 +79,8 @@ class Layer:
             kind = _MISS
             if residency.here[index]:
                 kind = _HIT
-                prefetched = residency.origin[index] == 1
-                if prefetched or residency.arrived_s[index] > now_s or residency.arrival[index] is not None:
+                prefetched = residency.rows[index].origin == 1
+                if prefetched or residency.rows[index].arrived_s > now_s or residency.arrival[index] is not None:
                     kind = self._arrived(index, counts)
             elif residency.n_parts or self.tally.prefetch.n_issued:
                 kind = self._classify_parts(index, counts)
@@ -108,7 +108,7 @@ class Layer:
     def _note(self, layer: int, expert: int, kind: int) -> None:
         """Write down how the gate found an expert; of a miss, why it was one."""
         index = layer * self.n_experts + expert
-        column = self.by_expert.why(layer, index) if kind == _MISS else kind
+        column = self.by_expert.why(layer, index, self.residency.rows[index].left_in) if kind == _MISS else kind
         self.kinds[expert] = kind
         self.columns[expert] = column
         if column:  # hits are what is left of what ran
@@ -119,13 +119,13 @@ class Layer:
         residency = self.residency
         arrival: Ticket | None = residency.arrival[index]
         if arrival is None:
-            there = residency.arrived_s[index] <= self.machine.now()
+            there = residency.rows[index].arrived_s <= self.machine.now()
         else:
             there = self.machine.ended(arrival)
         if not there:
             self.tally.prefetch.asked_while_late(self.pieces.all[index])
             return LATE
-        if residency.origin[index] == 1 and not residency.used[index]:
+        if residency.rows[index].origin == 1 and not residency.rows[index].used:
             counts.prefetched += 1
         return HIT
 
@@ -163,7 +163,7 @@ class Layer:
                 if not self.copies.arrived(part):
                     return LATE
         for part in enough:
-            if residency.origin[part.index] == PREFETCHED and not residency.used[part.index]:
+            if residency.rows[part.index].origin == PREFETCHED and not residency.rows[part.index].used:
                 counts.prefetched += 1
                 break
         return HIT
@@ -267,7 +267,7 @@ class Layer:
         residency = self.residency
         index = piece.index
         arrival: Ticket | None = residency.arrival[index]
-        arrived_s = residency.arrived_s[index]
+        arrived_s = residency.rows[index].arrived_s
         if arrival is None and residency.told:
             arrival = residency.told_of(index)
             if arrival is not None:
@@ -285,10 +285,10 @@ class Layer:
             residency.ticketed = True
         if residency.ticketed:
             residency.busy[index] = ticket
-        residency.busy_s[index] = ends_s
-        if not residency.used[index]:
-            residency.used[index] = 1
-            if residency.origin[index] == 1:
+        residency.rows[index].busy_s = ends_s
+        if not residency.rows[index].used:
+            residency.rows[index].used = 1
+            if residency.rows[index].origin == 1:
                 self.tally.prefetch.used(self.pieces.all[index])
         victims = self.copies.victims
         if victims is not None and victims.touches:
@@ -305,8 +305,8 @@ class Layer:
             if arrival is not None:
                 arrivals.append(arrival)
             else:
-                if residency.arrived_s[one.index] > arrived_s:
-                    arrived_s = residency.arrived_s[one.index]
+                if residency.rows[one.index].arrived_s > arrived_s:
+                    arrived_s = residency.rows[one.index].arrived_s
         if arrivals:
             after = (*arrivals, *after) if after else tuple(arrivals)
         ticket = self._settled(self.machine.expert(piece, n_tokens, arrived_s, after, slices))

@@ -5,18 +5,22 @@ from sim.policy.tickets cimport Ticket, ends_at
 
 cdef int _H2D
 
+cdef struct known:  # a `Row`
+    double arrived_s, busy_s
+    long long came, left_in, n_ran, n_again, n_soon
+    int origin, used
+
 @cython.final
 cdef class Residency:
     cdef readonly Pieces pieces
     cdef readonly int n_gpus, n_known, n_parts
     cdef readonly bint divided
     cdef public long long[::1] budget_bytes, used_bytes, peak_bytes, layer_budget, layer_used
-    cdef object _flags
-    cdef unsigned char[::1] here, origin, used
+    cdef object _flags, _rows
+    cdef unsigned char[::1] here
+    cdef known[::1] rows
     cdef long long n_came
-    cdef long long[::1] came
     cdef bint ticketed
-    cdef double[::1] arrived_s, busy_s
     cdef readonly list arrival, busy
     cdef readonly dict read_back, room_after
     cdef readonly dict told
@@ -44,11 +48,11 @@ cdef class Residency:
     cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
     @cython.locals(index=int, gpu=int, mine=list, at=int)
     cpdef remove(self, Piece piece)
-    cdef long long[::1] counts, left_in
-    cpdef count_in(self, long long[::1] counts, long long[::1] left_in)
-    @cython.locals(index=int, at=int, counted=int, left=cython.longlong, n_came=cython.longlong)
-    cpdef void come(self, Turn turn, int start, int stop, bint ran, int column, int stride, long long pass_n) noexcept
-    @cython.locals(index=int, at=int)
+    cdef long long[::1] counts
+    cpdef count_in(self, long long[::1] counts)
+    @cython.locals(index=cython.Py_ssize_t, at=cython.Py_ssize_t, left=cython.longlong, n_came=cython.longlong)
+    cpdef void come(self, Turn turn, int start, int stop, bint ran, int column, long long pass_n) noexcept
+    @cython.locals(index=cython.Py_ssize_t, at=cython.Py_ssize_t)
     cpdef void leave(self, Turn turn, int start, int stop, long long pass_n) noexcept
     cdef _grow(self)
 

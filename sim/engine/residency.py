@@ -9,7 +9,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 from sim.base.errors import IllegalDecision
-from sim.base.flat import floats, ints, longer_floats, longer_ints
+from sim.base.flat import ints, records
 from sim.base.lanes import H2D
 from sim.machine.turn import Turn
 from sim.policy.pieces import Piece, Pieces
@@ -18,6 +18,27 @@ from sim.policy.tickets import Ticket, ends_at
 DEMANDED, PREFETCHED, PLACED = 0, 1, 2  # why a piece came
 ORIGINS = ("demand", "prefetch", "initial")
 _H2D = H2D  # a machine integer where this is compiled
+ROW = [
+    *((name, "f8") for name in ("arrived_s", "busy_s")),
+    *((name, "i8") for name in ("came", "left_in", "n_ran", "n_again", "n_soon")),
+    *((name, "i4") for name in ("origin", "used")),
+]
+
+
+class Row:
+    """What is known of a piece, in one line of a processor's cache where this is compiled.
+
+    `origin`: why it came. `used`: whether it has been computed with since. `came`: the how manieth of all that came it
+    was, last. `left_in`: of a whole expert, the pass in which it (or a piece of it) left last. `n_ran`, `n_again` and
+    `n_soon`: since counts were told (`count_in`), how often it was computed where it lay, and how often it was
+    exchanged, having left in an earlier pass and in the same.
+    """
+
+    __slots__ = tuple(name for name, _ in ROW)
+
+    def __init__(self) -> None:
+        self.arrived_s = self.busy_s = 0.0
+        self.came = self.left_in = self.n_ran = self.n_again = self.n_soon = self.origin = self.used = 0
 
 
 class Residency:
@@ -50,10 +71,8 @@ class Residency:
         self.n_known = n
         self._flags = bytearray(n)
         self.here = self._flags
-        self.origin = bytearray(n)
-        self.used = bytearray(n)
-        self.arrived_s = floats(n)
-        self.busy_s = floats(n)
+        self._rows = records(n, Row, ROW)
+        self.rows = self._rows
         self.arrival: list[Ticket | None] = [None] * n
         self.busy: list[Ticket | None] = [None] * n
         self.ticketed = False  # whether there has been any ticket among these
@@ -64,15 +83,11 @@ class Residency:
         # Those, by the `Piece.index` of their expert; None where there has never been one.
         self._parts: list[list[Piece] | None] = [None] * (pieces.n_layers * pieces.n_experts)
         self.n_came = 0  # ever
-        self.came = ints(n)  # the how manieth of them each piece was, last
-        # Of `ByExpert`: counts, and when each whole expert left last.
-        self.counts = ints(0)
-        self.left_in = ints(0)
+        self.counts = ints(0)  # of `ByExpert`
 
-    def count_in(self, counts: MutableSequence[int], left_in: MutableSequence[int]) -> None:
-        """Where to count what comes and leaves in turns."""
+    def count_in(self, counts: MutableSequence[int]) -> None:
+        """Where to count what comes in turns."""
         self.counts = counts
-        self.left_in = left_in
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -110,23 +125,23 @@ class Residency:
 
     def resident_pieces(self) -> list[Piece]:
         """Resident pieces, oldest first."""
-        found = [(self.came[index], index) for index in range(self.n_known) if self.here[index]]
+        found = [(self.rows[index].came, index) for index in range(self.n_known) if self.here[index]]
         found.sort()
         return [self.pieces.all[index] for _, index in found]
 
     def arrival_of(self, index: int) -> Ticket | None:
         """The ticket of a resident piece's copy; None for what was there from the start."""
         ticket: Ticket | None = self.arrival[index]
-        if ticket is None and self.origin[index] != 2:  # not placed
+        if ticket is None and self.rows[index].origin != 2:  # not placed
             ticket = self.told_of(index)
             if ticket is None:
-                ticket = self.told[index] = ends_at(self.arrived_s[index], _H2D)
+                ticket = self.told[index] = ends_at(self.rows[index].arrived_s, _H2D)
         return ticket
 
     def told_of(self, index: int) -> Ticket | None:
         """The ticket that a policy was given of a resident piece's copy which has none: others may wait for it, too."""
         ticket: Ticket | None = self.told.get(index)
-        if ticket is not None and ticket.end_s == self.arrived_s[index]:  # else it is of an earlier copy
+        if ticket is not None and ticket.end_s == self.rows[index].arrived_s:  # else it is of an earlier copy
             return ticket
         return None
 
@@ -213,16 +228,16 @@ class Residency:
         if used_bytes > self.peak_bytes[gpu]:
             self.peak_bytes[gpu] = used_bytes
         self.here[index] = 1
-        self.origin[index] = origin
-        self.used[index] = 0
+        self.rows[index].origin = origin
+        self.rows[index].used = 0
         if arrival is not None:
             self.ticketed = True
         if self.ticketed:
             self.arrival[index] = arrival
             self.busy[index] = arrival
-        self.arrived_s[index] = arrived_s
-        self.busy_s[index] = arrived_s
-        self.came[index] = self.n_came
+        self.rows[index].arrived_s = arrived_s
+        self.rows[index].busy_s = arrived_s
+        self.rows[index].came = self.n_came
         self.n_came += 1
         if not piece.serving:
             self.n_parts += 1
@@ -260,11 +275,11 @@ class Residency:
                 at += 1
             del mine[at]
 
-    def come(self, turn: Turn, start: int, stop: int, ran: bool, column: int, stride: int, pass_n: int) -> None:
+    def come(self, turn: Turn, start: int, stop: int, ran: bool, column: int, pass_n: int) -> None:
         """`add` of experts of a turn that have been demanded, into room that is there on the only GPU.
 
-        Each is counted in a column: of those who never left; `stride` on, of those who left in a pass before this one,
-        `pass_n`; twice that, in it. Without a stride all are counted together.
+        Each is counted in a column; in pass `pass_n` only those who never left, of the others their rows say more. A
+        pass of 0: all are counted together.
 
         Args:
             ran: they have been computed, too.
@@ -273,20 +288,22 @@ class Residency:
         for at in range(start, stop):
             index = turn.first + turn.experts[at]
             self.here[index] = 1
-            self.origin[index] = 0  # demanded
-            self.used[index] = ran
-            self.came[index] = n_came
+            self.rows[index].origin = 0  # demanded
+            self.rows[index].used = ran
+            self.rows[index].came = n_came
             n_came += 1
-            counted = column + index
-            left = self.left_in[index]
-            if left:
-                counted += stride if left < pass_n else 2 * stride
-            self.counts[counted] += 1
             if self.ticketed:
                 self.arrival[index] = None
                 self.busy[index] = None
-            self.arrived_s[index] = turn.arrived_s[at]
-            self.busy_s[index] = turn.ends_s[at] if ran else turn.arrived_s[at]
+            self.rows[index].arrived_s = turn.arrived_s[at]
+            self.rows[index].busy_s = turn.ends_s[at] if ran else turn.arrived_s[at]
+            left = self.rows[index].left_in if pass_n else 0
+            if left == 0:
+                self.counts[column + index] += 1
+            elif left < pass_n:
+                self.rows[index].n_again += 1
+            else:
+                self.rows[index].n_soon += 1
         self.n_came = n_came
         self.used_bytes[0] += (stop - start) * turn.n_bytes
         if self.divided:
@@ -299,7 +316,7 @@ class Residency:
         for at in range(start, stop):
             index = turn.leaving[at]
             self.here[index] = 0
-            self.left_in[index] = pass_n
+            self.rows[index].left_in = pass_n
         self.used_bytes[0] -= (stop - start) * turn.n_bytes
         if self.divided:  # a layer's experts make room for each other
             self.layer_used[turn.layer] -= (stop - start) * turn.n_bytes
@@ -310,11 +327,10 @@ class Residency:
         more = n - self.n_known
         self._flags = self._flags + bytearray(more)
         self.here = self._flags
-        self.origin = bytearray(self.origin) + bytearray(more)
-        self.used = bytearray(self.used) + bytearray(more)
-        self.arrived_s = longer_floats(self.arrived_s, n)
-        self.busy_s = longer_floats(self.busy_s, n)
-        self.came = longer_ints(self.came, n)
+        rows = records(n, Row, ROW)
+        rows[: self.n_known] = self._rows
+        self._rows = rows
+        self.rows = rows
         self.arrival.extend([None] * more)
         self.busy.extend([None] * more)
         self.n_known = n

@@ -53,7 +53,7 @@ cdef class Service:
                    expert=int)
     cdef bint _exchange(self, int n_missing) except -1
     @cython.locals(residency=Residency, order=InTurn, turn=Turn, by_expert=ByExpert, together=bint, at=int,
-                   pass_n=cython.longlong, stride=int, column=int)
+                   pass_n=cython.longlong, column=int)
     cdef _replace_and_run(self, int n_missing, bint to_count)
     @cython.locals(residency=Residency, order=InTurn, turn=Turn, by_expert=ByExpert, pass_n=cython.longlong, column=int)
     cdef _replace(self, int n_missing)
@@ -63,5 +63,5 @@ cdef class Service:
     cdef _replace_in_turn(self, int n_new, int column, long long pass_n)
     @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, victims=Victims, at=int, expert=int, index=int)
     cdef bint _run_together(self) except -1
-    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, ran=int, at=int, expert=int, index=int)
+    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, at=cython.Py_ssize_t, expert=cython.Py_ssize_t, index=cython.Py_ssize_t)
     cdef _ran(self, int start, int stop)

@@ -110,7 +110,7 @@ class Service:
             expert = pending.order[at]
             index = turn.first + expert
             here = residency.here[index]
-            arrived_s = residency.arrived_s[index]
+            arrived_s = residency.rows[index].arrived_s
             # Asked last, and written into both lists, of which one grows: no processor foresees who is there.
             late = arrived_s > now_s
             if (late or residency.ticketed) and here and (late or residency.arrival[index] is not None):
@@ -201,7 +201,7 @@ class Service:
         by_expert, turn = self.by_expert, self.turn
         for at in range(n_missing):
             index = turn.first + self.missing[at]
-            by_expert.more(by_expert.why(turn.layer, index), index, 1)
+            by_expert.more(by_expert.why(turn.layer, index, self.residency.rows[index].left_in), index, 1)
 
     def _serve_mixed(self) -> None:
         """`serve` where experts may run in a lower precision, or have been begun."""
@@ -287,9 +287,9 @@ class Service:
                 if expert < 0 or expert >= self.n_experts or not self.pending.tokens[expert]:
                     break
                 n_staying += 1
-            if residency.busy_s[index] > now_s or (residency.ticketed and residency.busy[index] is not None):
+            if residency.rows[index].busy_s > now_s or (residency.ticketed and residency.busy[index] is not None):
                 return False
-            if residency.origin[index] == 1 and not residency.used[index]:  # a prefetch that was of no use
+            if residency.rows[index].origin == 1 and not residency.rows[index].used:  # a prefetch that was of no use
                 return False
             turn.leaving[n_leaving] = index
             n_leaving += 1
@@ -311,10 +311,9 @@ class Service:
         if to_count and not together:
             self._count_missing(n_missing)
         pass_n = by_expert.pass_n
-        stride = by_expert.stride if together else 0
         column = by_expert.first + (_EXCHANGED if together else _DEMAND) * by_expert.stride
         residency.leave(turn, 0, turn.n_leaving, pass_n)
-        residency.come(turn, turn.n_here, turn.n, True, column, stride, pass_n)
+        residency.come(turn, turn.n_here, turn.n, True, column, pass_n if together else 0)
         order.exchange(turn, self.stays)
         self._count_exchanged(n_missing)
         self._ran(0, turn.n_here)
@@ -330,7 +329,7 @@ class Service:
         column = by_expert.first + _DEMAND * by_expert.stride
         if self.log is None:
             residency.leave(turn, 0, turn.n_leaving, pass_n)
-            residency.come(turn, turn.n_here, turn.n, False, column, 0, pass_n)
+            residency.come(turn, turn.n_here, turn.n, False, column, 0)
             order.exchange(turn, self.stays)
         else:
             if order.touches:
@@ -361,7 +360,7 @@ class Service:
                 order.leave(turn, left, left + 1)
                 gone: Piece = self.pieces.all[turn.leaving[left]]
                 self.log("evict", gone.layer, gone.expert)
-            residency.come(turn, at, at + 1, False, column, 0, pass_n)
+            residency.come(turn, at, at + 1, False, column, 0)
             order.come(turn, at, at + 1)
             self.log("fetch", turn.layer, turn.experts[at])
 
@@ -375,7 +374,7 @@ class Service:
             index = turn.first + expert
             if pending.tokens[expert] != 1 or (residency.ticketed and residency.arrival[index] is not None):
                 return False
-            turn.arrived_s[at] = residency.arrived_s[index]
+            turn.arrived_s[at] = residency.rows[index].arrived_s
         if not self.machine.run_turn(turn):
             return False
         self._ran(0, turn.n)
@@ -387,17 +386,16 @@ class Service:
     def _ran(self, start: int, stop: int) -> None:
         """All of the turn has been computed; write down of these what each was found with."""
         turn, residency, pending = self.turn, self.residency, self.pending
-        ran = self.by_expert.first  # the first column: who ran
         for at in range(start, stop):
             expert = turn.experts[at]
             index = turn.first + expert
             if residency.ticketed:
                 residency.busy[index] = None
-            residency.busy_s[index] = turn.ends_s[at]
-            self.counts[ran + index] += 1
-            if not residency.used[index]:
-                residency.used[index] = 1
-                if residency.origin[index] == 1:  # prefetched
+            residency.rows[index].busy_s = turn.ends_s[at]
+            residency.rows[index].n_ran += 1
+            if not residency.rows[index].used:
+                residency.rows[index].used = 1
+                if residency.rows[index].origin == 1:  # prefetched
                     self.tally.prefetch.used(self.pieces.all[index])
         for at in range(turn.n):
             pending.tokens[turn.experts[at]] = 0

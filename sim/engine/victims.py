@@ -284,7 +284,7 @@ class Ranked(Victims):
 
     def _bar(self, index: int) -> int:
         bar: int = self.bars[index]
-        if bar == 0 and self.spares_unused and self.residency.origin[index] == 1 and not self.residency.used[index]:
+        if bar == 0 and self.spares_unused and self.residency.rows[index].origin == 1 and not self.residency.rows[index].used:
             return 1
         return bar
 
@@ -303,7 +303,7 @@ class Ranked(Victims):
         found = np.flatnonzero(there)
         bars = np.asarray(self.bars)[found]
         if self.spares_unused:
-            unused = [residency.origin[at] == PREFETCHED and not residency.used[at] for at in found.tolist()]
+            unused = [residency.rows[at].origin == PREFETCHED and not residency.rows[at].used for at in found.tolist()]
             bars = np.maximum(bars, np.where(unused, NOT_FOR_PREFETCH, FREE))
         for allowed in (bars == FREE,) if speculative else (bars <= NOT_FOR_PREFETCH, bars == LAST):
             among = found[allowed]
