@@ -13,7 +13,7 @@ cdef class ByExpert:
     cdef readonly long long[::1] n
     cdef long long[::1] wanted_for, predicted_for
     cpdef begin(self, int phase, Residency residency)
-    @cython.locals(again=int, soon=int, row=int)
+    @cython.locals(again=int, row=int)
     cpdef end(self, Residency residency)
     @cython.locals(column=int, row=int)
     cdef void _hold(self, Residency residency, int sign) noexcept

@@ -104,12 +104,10 @@ class ByExpert:
         """The phase is over: take what was counted by row."""
         self._hold(residency, -1)
         again = self.first + _AGAIN * self.stride
-        soon = again + self.stride
         for row in range(self.n_rows):
             self.n[self.first + row] += residency.rows[row].n_ran  # the first column: who ran
             self.n[again + row] += residency.rows[row].n_again
-            self.n[soon + row] += residency.rows[row].n_soon
-            residency.rows[row].n_ran = residency.rows[row].n_again = residency.rows[row].n_soon = 0
+            residency.rows[row].n_ran = residency.rows[row].n_again = 0
 
     def _hold(self, residency: Residency, sign: int) -> None:
         """What is there when a phase begins (1) or ends (-1)."""

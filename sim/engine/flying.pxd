@@ -1,6 +1,15 @@
 cimport cython
-from sim.engine.victims cimport Ring
 from sim.policy.tickets cimport Ticket
+
+@cython.final
+cdef class Ring:
+    cdef int n_rings
+    cdef int[::1] next, prev
+    cpdef grow(self, int n)
+    @cython.locals(at=int, last=int)
+    cdef void append(self, int index, int ring) noexcept
+    @cython.locals(at=int, before=int, after=int)
+    cdef void unlink(self, int index) noexcept
 
 @cython.final
 cdef class Flying:

@@ -4,9 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.base.flat import ints, longer_ints
-from sim.engine.victims import Ring
+from sim.base.flat import ints, longer_ints, longer_places, places
 from sim.policy.tickets import Ticket
+
+
+class Ring:
+    """Pieces between their neighbours, in rings that each begin and end at a place of their own, before all pieces'."""
+
+    def __init__(self, n_rings: int) -> None:
+        self.n_rings = n_rings
+        self.next = places(n_rings)
+        self.prev = places(n_rings)
+        for ring in range(n_rings):
+            self.next[ring] = self.prev[ring] = ring
+
+    def grow(self, n: int) -> None:
+        """Make places for `n` pieces."""
+        self.next = longer_places(self.next, self.n_rings + n)
+        self.prev = longer_places(self.prev, self.n_rings + n)
+
+    def append(self, index: int, ring: int) -> None:
+        """A piece comes last."""
+        at = index + self.n_rings
+        last = self.prev[ring]
+        self.next[last] = at
+        self.prev[at] = last
+        self.next[at] = ring
+        self.prev[ring] = at
+
+    def unlink(self, index: int) -> None:
+        """A piece leaves its ring."""
+        at = index + self.n_rings
+        before = self.prev[at]
+        after = self.next[at]
+        self.next[before] = after
+        self.prev[after] = before
 
 
 class Flying:

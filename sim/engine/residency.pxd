@@ -7,8 +7,8 @@ cdef int _H2D
 
 cdef struct known:  # a `Row`
     double arrived_s, busy_s
-    long long came, left_in, n_ran, n_again, n_soon
-    int origin, used
+    long long came, left_in, n_ran, n_again
+    int origin, used, prev, next
 
 @cython.final
 cdef class Residency:
@@ -51,7 +51,7 @@ cdef class Residency:
     cdef long long[::1] counts
     cpdef count_in(self, long long[::1] counts)
     @cython.locals(index=cython.Py_ssize_t, at=cython.Py_ssize_t, left=cython.longlong, n_came=cython.longlong)
-    cpdef void come(self, Turn turn, int start, int stop, bint ran, int column, long long pass_n) noexcept
+    cpdef void come(self, Turn turn, int start, int stop, bint ran, int column, int twice, long long pass_n) noexcept
     @cython.locals(index=cython.Py_ssize_t, at=cython.Py_ssize_t)
     cpdef void leave(self, Turn turn, int start, int stop, long long pass_n) noexcept
     cdef _grow(self)

@@ -20,8 +20,8 @@ ORIGINS = ("demand", "prefetch", "initial")
 _H2D = H2D  # a machine integer where this is compiled
 ROW = [
     *((name, "f8") for name in ("arrived_s", "busy_s")),
-    *((name, "i8") for name in ("came", "left_in", "n_ran", "n_again", "n_soon")),
-    *((name, "i4") for name in ("origin", "used")),
+    *((name, "i8") for name in ("came", "left_in", "n_ran", "n_again")),
+    *((name, "i4") for name in ("origin", "used", "prev", "next")),
 ]
 
 
@@ -29,16 +29,17 @@ class Row:
     """What is known of a piece, in one line of a processor's cache where this is compiled.
 
     `origin`: why it came. `used`: whether it has been computed with since. `came`: the how manieth of all that came it
-    was, last. `left_in`: of a whole expert, the pass in which it (or a piece of it) left last. `n_ran`, `n_again` and
-    `n_soon`: since counts were told (`count_in`), how often it was computed where it lay, and how often it was
-    exchanged, having left in an earlier pass and in the same.
+    was, last. `left_in`: of a whole expert, the pass in which it (or a piece of it) left last. `n_ran`, `n_again`: since
+    `ByExpert` took them, how often it was computed where it lay, and exchanged having left in an earlier pass. `prev`,
+    `next`: its neighbours in a `Line`.
     """
 
     __slots__ = tuple(name for name, _ in ROW)
 
     def __init__(self) -> None:
         self.arrived_s = self.busy_s = 0.0
-        self.came = self.left_in = self.n_ran = self.n_again = self.n_soon = self.origin = self.used = 0
+        self.came = self.left_in = self.n_ran = self.n_again = self.origin = self.used = 0
+        self.prev = self.next = 0
 
 
 class Residency:
@@ -275,11 +276,12 @@ class Residency:
                 at += 1
             del mine[at]
 
-    def come(self, turn: Turn, start: int, stop: int, ran: bool, column: int, pass_n: int) -> None:
+    def come(self, turn: Turn, start: int, stop: int, ran: bool, column: int, twice: int, pass_n: int) -> None:
         """`add` of experts of a turn that have been demanded, into room that is there on the only GPU.
 
-        Each is counted in a column; in pass `pass_n` only those who never left, of the others their rows say more. A
-        pass of 0: all are counted together.
+        Each is counted in a column: of those who never left, by their rows of those who left in a pass before this one,
+        `pass_n`, and `twice` the way from column to column further on of those who left in it. A pass of 0: all are
+        counted together.
 
         Args:
             ran: they have been computed, too.
@@ -303,7 +305,7 @@ class Residency:
             elif left < pass_n:
                 self.rows[index].n_again += 1
             else:
-                self.rows[index].n_soon += 1
+                self.counts[column + twice + index] += 1
         self.n_came = n_came
         self.used_bytes[0] += (stop - start) * turn.n_bytes
         if self.divided:

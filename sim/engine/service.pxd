@@ -5,7 +5,7 @@ from sim.engine.counts cimport HitCounts, Tally
 from sim.engine.layer cimport Layer
 from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
-from sim.engine.victims cimport InTurn, Ring, Victims
+from sim.engine.victims cimport InTurn, Victims
 from sim.machine.protocol cimport Machine
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
@@ -23,7 +23,7 @@ cdef class Service:
     cdef readonly Copies copies
     cdef readonly Layer layer
     cdef readonly Tally tally
-    cdef bint tells_accessed, ordered, single
+    cdef bint tells_accessed, ordered, single, in_a_row
     cdef double now_s
     cdef int n_experts, n_whole, n_missing, n_known, stays
     cdef object _accessed
@@ -48,8 +48,8 @@ cdef class Service:
     cdef _serve_mixed(self)
     @cython.locals(copies=Copies, turn=Turn, queued=bint, n_later=int, at=int, expert=int, piece=Piece)
     cdef int _demand_each(self, int n_missing) except -1
-    @cython.locals(residency=Residency, order=InTurn, ring=Ring, turn=Turn, n_bytes=cython.longlong, free_bytes=cython.longlong,
-                   n_rings=int, lane=int, next_place=int, now_s=double, n_leaving=int, n_staying=int, at=int, index=int,
+    @cython.locals(residency=Residency, order=InTurn, turn=Turn, n_bytes=cython.longlong, free_bytes=cython.longlong,
+                   now_s=double, n_leaving=int, n_staying=int, at=int, index=int,
                    expert=int)
     cdef bint _exchange(self, int n_missing) except -1
     @cython.locals(residency=Residency, order=InTurn, turn=Turn, by_expert=ByExpert, together=bint, at=int,

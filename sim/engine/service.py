@@ -64,7 +64,8 @@ class Service:
         self.order: InTurn | None = None  # by which experts are exchanged together
         self.ordered = False  # whether the turn's experts have been put last in it
         self.n_missing = 0
-        self.stays = -1  # the place in the order's ring behind all who leave, where they are the first in it
+        self.in_a_row = False  # whether all who leave are the first in the order, and `stays` what is behind them
+        self.stays = 0
         self.single = False  # whether each expert is known to be for one token
         self.now_s = 0.0  # when the layer was looked at
         self.n_known = 0  # how many of the turn's first experts are, and are there at `turn.arrived_s`
@@ -266,10 +267,7 @@ class Service:
             return False
         n_bytes = turn.n_bytes
         free_bytes = residency.room_of(turn.layer)
-        ring = order.ring
-        n_rings = ring.n_rings
-        lane = turn.layer if order.per_layer else 0  # the ring of this cache
-        next_place = ring.next[lane]
+        index = order.line.first[turn.layer if order.per_layer else 0]  # of this cache
         now_s = self.now_s
         n_leaving = 0
         n_staying = 0  # of those who were looked at
@@ -279,26 +277,27 @@ class Service:
                 free_bytes -= n_bytes
                 continue
             while True:
-                index = next_place - n_rings
                 if index < 0 or index >= self.n_whole:
                     return False
-                next_place = ring.next[next_place]
                 expert = index - turn.first
                 if expert < 0 or expert >= self.n_experts or not self.pending.tokens[expert]:
                     break
                 n_staying += 1
+                index = residency.rows[index].next
             if residency.rows[index].busy_s > now_s or (residency.ticketed and residency.busy[index] is not None):
                 return False
             if residency.rows[index].origin == 1 and not residency.rows[index].used:  # a prefetch that was of no use
                 return False
             turn.leaving[n_leaving] = index
             n_leaving += 1
+            index = residency.rows[index].next
         turn.n = turn.n_here + n_missing
         turn.n_leaving = n_leaving
         if not self.machine.demand_turn(turn):
             turn.n = turn.n_here
             return False
-        self.stays = -1 if n_staying else next_place
+        self.in_a_row = n_staying == 0
+        self.stays = index
         if self.single:
             self.n_known = turn.n
         return True
@@ -313,8 +312,8 @@ class Service:
         pass_n = by_expert.pass_n
         column = by_expert.first + (_EXCHANGED if together else _DEMAND) * by_expert.stride
         residency.leave(turn, 0, turn.n_leaving, pass_n)
-        residency.come(turn, turn.n_here, turn.n, True, column, pass_n if together else 0)
-        order.exchange(turn, self.stays)
+        residency.come(turn, turn.n_here, turn.n, True, column, 2 * by_expert.stride, pass_n if together else 0)
+        order.exchange(turn, self.in_a_row, self.stays)
         self._count_exchanged(n_missing)
         self._ran(0, turn.n_here)
         if not together:
@@ -329,8 +328,8 @@ class Service:
         column = by_expert.first + _DEMAND * by_expert.stride
         if self.log is None:
             residency.leave(turn, 0, turn.n_leaving, pass_n)
-            residency.come(turn, turn.n_here, turn.n, False, column, 0)
-            order.exchange(turn, self.stays)
+            residency.come(turn, turn.n_here, turn.n, False, column, 0, 0)
+            order.exchange(turn, self.in_a_row, self.stays)
         else:
             if order.touches:
                 order.touch(turn, 0, turn.n_here)
@@ -360,7 +359,7 @@ class Service:
                 order.leave(turn, left, left + 1)
                 gone: Piece = self.pieces.all[turn.leaving[left]]
                 self.log("evict", gone.layer, gone.expert)
-            residency.come(turn, at, at + 1, False, column, 0)
+            residency.come(turn, at, at + 1, False, column, 0, 0)
             order.come(turn, at, at + 1)
             self.log("fetch", turn.layer, turn.experts[at])
 

@@ -14,37 +14,36 @@ cdef class Victims:
     cpdef int victim(self, Piece piece, bint speculative) except -2
 
 @cython.final
-cdef class Ring:
-    cdef int n_rings
-    cdef int[::1] next, prev
-    cpdef grow(self, int n)
-    @cython.locals(at=int, last=int)
-    cdef void append(self, int index, int ring) noexcept
-    @cython.locals(before=int, last=int, i=int, at=int)
-    cdef void extend(self, Turn turn, int start, int stop, int ring) noexcept
-    @cython.locals(at=int, before=int, after=int)
+cdef class Line:
+    cdef Residency residency
+    cdef int[::1] first, last
+    @cython.locals(residency=Residency, last=int)
+    cdef void append(self, int index, int line) noexcept
+    @cython.locals(at=cython.Py_ssize_t)
+    cdef void extend(self, Turn turn, int start, int stop, int line) noexcept
+    @cython.locals(residency=Residency, before=int, after=int)
     cdef void unlink(self, int index) noexcept
+    cdef void cut(self, int line, int stays) noexcept
 
 cdef class InTurn(Victims):
     cdef Residency residency
     cdef PendingExperts pending
     cdef bint per_layer
-    cdef int n_known, n_whole, n_experts
-    cdef Ring ring
-    cdef _grow(self)
+    cdef int n_lines, n_whole, n_experts
+    cdef Line line
     @cython.locals(piece=Piece)
     cdef int _cache(self, int index) noexcept
     cpdef placed(self, int index)
     cpdef void touched(self, int index) noexcept
     cpdef void left(self, int index) noexcept
-    @cython.locals(ring=Ring, first=int, at=int)
+    @cython.locals(line=Line, first=int, at=int)
     cpdef void touch(self, Turn turn, int start, int stop) noexcept
     cpdef void come(self, Turn turn, int start, int stop) noexcept
     @cython.locals(at=int)
     cpdef void leave(self, Turn turn, int start, int stop) noexcept
-    @cython.locals(ring=Ring, first=int, lane=int, start=int, at=int)
-    cdef void exchange(self, Turn turn, int stays) noexcept
-    @cython.locals(at=int, first=int, index=int, whole=int)
+    @cython.locals(line=Line, first=int, cache=int, start=int, at=int)
+    cdef void exchange(self, Turn turn, bint in_a_row, int stays) noexcept
+    @cython.locals(first=int, index=int, whole=int)
     cpdef int victim(self, Piece piece, bint speculative) except -2
     @cython.locals(piece=Piece)
     cdef int _whole(self, int index) noexcept

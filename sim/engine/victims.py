@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.base.errors import IllegalDecision
-from sim.base.flat import COMPILED, ints, longer_places, places
+from sim.base.flat import COMPILED, ints, places
 from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import PREFETCHED, Residency
 from sim.machine.turn import Turn
@@ -46,49 +46,57 @@ class Victims:
         return -1
 
 
-class Ring:
-    """Pieces between their neighbours, in rings that each begin and end at a place of their own, before all pieces'."""
+class Line:
+    """Pieces in the order in which they are to leave, a line for each cache; each knows its neighbours (`Row`).
 
-    def __init__(self, n_rings: int) -> None:
-        self.n_rings = n_rings
-        self.next = places(n_rings)
-        self.prev = places(n_rings)
-        for ring in range(n_rings):
-            self.next[ring] = self.prev[ring] = ring
+    `first` and `last`, by line; -1 - i is no piece, but where line i begins and ends.
+    """
 
-    def grow(self, n: int) -> None:
-        """Make places for `n` pieces."""
-        self.next = longer_places(self.next, self.n_rings + n)
-        self.prev = longer_places(self.prev, self.n_rings + n)
+    def __init__(self, residency: Residency, n_lines: int) -> None:
+        self.residency = residency
+        self.first = places(n_lines)
+        self.last = places(n_lines)
+        for line in range(n_lines):
+            self.first[line] = self.last[line] = -1 - line
 
-    def append(self, index: int, ring: int) -> None:
+    def append(self, index: int, line: int) -> None:
         """A piece comes last."""
-        at = index + self.n_rings
-        last = self.prev[ring]
-        self.next[last] = at
-        self.prev[at] = last
-        self.next[at] = ring
-        self.prev[ring] = at
+        residency = self.residency
+        last = self.last[line]
+        residency.rows[index].prev = last
+        residency.rows[index].next = -1 - line
+        self.last[line] = index
+        if last >= 0:
+            residency.rows[last].next = index
+        else:
+            self.first[line] = index
 
-    def extend(self, turn: Turn, start: int, stop: int, ring: int) -> None:
+    def extend(self, turn: Turn, start: int, stop: int, line: int) -> None:
         """Experts of a turn come last, one after the other."""
-        before = self.n_rings + turn.first
-        last = self.prev[ring]
-        for i in range(start, stop):
-            at = before + turn.experts[i]
-            self.next[last] = at
-            self.prev[at] = last
-            last = at
-        self.next[last] = ring
-        self.prev[ring] = last
+        for at in range(start, stop):
+            self.append(turn.first + turn.experts[at], line)
 
     def unlink(self, index: int) -> None:
-        """A piece leaves its ring."""
-        at = index + self.n_rings
-        before = self.prev[at]
-        after = self.next[at]
-        self.next[before] = after
-        self.prev[after] = before
+        """A piece leaves its line."""
+        residency = self.residency
+        before = residency.rows[index].prev
+        after = residency.rows[index].next
+        if before >= 0:
+            residency.rows[before].next = after
+        else:
+            self.first[-1 - before] = after
+        if after >= 0:
+            residency.rows[after].prev = before
+        else:
+            self.last[-1 - after] = before
+
+    def cut(self, line: int, stays: int) -> None:
+        """All before a place leave their line."""
+        self.first[line] = stays
+        if stays >= 0:
+            self.residency.rows[stays].prev = -1 - line
+        else:
+            self.last[line] = stays
 
 
 class InTurn(Victims):
@@ -102,79 +110,70 @@ class InTurn(Victims):
         pieces = residency.pieces
         self.n_whole = pieces.n_layers * pieces.n_experts
         self.n_experts = pieces.n_experts
-        self.ring = Ring(pieces.n_gpus * (pieces.n_layers if per_layer else 1))  # one per cache
-        self.n_known = 0
-        self._grow()
-
-    def _grow(self) -> None:
-        self.n_known = self.residency.n_known
-        self.ring.grow(self.n_known)
+        self.n_lines = pieces.n_gpus * (pieces.n_layers if per_layer else 1)  # one per cache
+        self.line = Line(residency, self.n_lines)
 
     def _cache(self, index: int) -> int:
-        """The ring of a piece: all of its GPU, or its layer of it."""
-        if self.ring.n_rings == 1:
+        """The line of a piece: all of its GPU, or its layer of it."""
+        if self.n_lines == 1:
             return 0
         piece: Piece = self.residency.pieces.all[index]
         return piece.gpu * self.residency.pieces.n_layers + piece.layer if self.per_layer else piece.gpu
 
     def placed(self, index: int) -> None:
-        if index >= self.n_known:
-            self._grow()
-        self.ring.append(index, self._cache(index))
+        self.line.append(index, self._cache(index))
 
     def touched(self, index: int) -> None:
-        self.ring.unlink(index)
-        self.ring.append(index, self._cache(index))
+        self.line.unlink(index)
+        self.line.append(index, self._cache(index))
 
     def left(self, index: int) -> None:
-        self.ring.unlink(index)
+        self.line.unlink(index)
 
     def touch(self, turn: Turn, start: int, stop: int) -> None:
-        ring, first = self.ring, turn.first
+        line, first = self.line, turn.first
         for at in range(start, stop):
-            ring.unlink(first + turn.experts[at])
-        ring.extend(turn, start, stop, turn.layer if self.per_layer else 0)
+            line.unlink(first + turn.experts[at])
+        line.extend(turn, start, stop, turn.layer if self.per_layer else 0)
 
     def come(self, turn: Turn, start: int, stop: int) -> None:
         """Experts of a turn, on the only GPU, have taken their room."""
-        self.ring.extend(turn, start, stop, turn.layer if self.per_layer else 0)
+        self.line.extend(turn, start, stop, turn.layer if self.per_layer else 0)
 
     def leave(self, turn: Turn, start: int, stop: int) -> None:
         """Pieces that make room for a turn's have given it up."""
         for at in range(start, stop):
-            self.ring.unlink(turn.leaving[at])
+            self.line.unlink(turn.leaving[at])
 
-    def exchange(self, turn: Turn, stays: int) -> None:
+    def exchange(self, turn: Turn, in_a_row: bool, stays: int) -> None:
         """`leave`, `touch` of who was here, where it says anything, and `come`, all of a turn.
 
         Args:
-            stays: the place in the ring behind all who leave, where they are the first in it; else -1.
+            in_a_row: all who leave are the first in the line. stays: who is there behind them.
         """
-        ring, first = self.ring, turn.first
-        lane = turn.layer if self.per_layer else 0
-        if stays >= 0:
-            ring.next[lane] = stays
-            ring.prev[stays] = lane
+        line, first = self.line, turn.first
+        cache = turn.layer if self.per_layer else 0
+        if in_a_row:
+            line.cut(cache, stays)
         else:
             self.leave(turn, 0, turn.n_leaving)
         start = turn.n_here
         if self.touches:
             for at in range(start):
-                ring.unlink(first + turn.experts[at])
+                line.unlink(first + turn.experts[at])
             start = 0
-        ring.extend(turn, start, turn.n, lane)
+        line.extend(turn, start, turn.n, cache)
 
     def victim(self, piece: Piece, speculative: bool) -> int:
-        at = self.ring.next[self._cache(piece.index)]
+        index = self.line.first[self._cache(piece.index)]
         first = self.pending.layer * self.n_experts  # of the layer whose experts are pending
-        while at >= self.ring.n_rings:
-            index = at - self.ring.n_rings
+        while index >= 0:
             if not self.pending.n_left:
                 return index
             whole = index if index < self.n_whole else self._whole(index)
             if not (first <= whole < first + self.n_experts and self.pending.tokens[whole - first]):
                 return index
-            at = self.ring.next[at]
+            index = self.residency.rows[index].next
         return -1
 
     def _whole(self, index: int) -> int:
