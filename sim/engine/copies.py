@@ -154,11 +154,13 @@ class Copies:
             self._tell_of(piece, "evict")
         self.tally.n_evicted += 1
         self.by_expert.evicted(piece)
-        if self.residency.rows[index].origin == 1 and not self.residency.rows[index].used:
+        if self.residency.rows[index].unused:
             if self._never_came(piece):
                 return
             self.prefetched.gone(piece)
-        self.residency.rows[piece.layer * self.residency.pieces.n_experts + piece.expert].left_in = self.by_expert.pass_n
+        self.residency.rows[
+            piece.layer * self.residency.pieces.n_experts + piece.expert
+        ].left_in = self.by_expert.pass_n
         if self.residency.busy[index] is None and not self.residency.read_back:
             if self.residency.rows[index].busy_s <= now_s:  # nothing reads it: nearly always so
                 self.rooms.clean_bytes[piece.gpu] += piece.n_bytes
@@ -461,7 +463,7 @@ class Copies:
         if self.queue.remove(piece):
             return
         residency, index = self.residency, piece.index
-        if not residency.holds(piece) or residency.rows[index].origin != _PREFETCHED or residency.rows[index].used:
+        if not residency.holds(piece) or not residency.rows[index].unused:
             return
         arrival: Ticket | None = residency.arrival[index]
         if arrival is not None and self.machine.cancel(arrival):

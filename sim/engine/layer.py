@@ -11,7 +11,7 @@ from sim.engine.by_expert import GPU, INSTEAD, PART, RAN_AHEAD, RAN_ON_CPU
 from sim.engine.copies import Copies, Log
 from sim.engine.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts, Tally
 from sim.engine.pending_experts import PendingExperts
-from sim.engine.residency import PREFETCHED, Residency, side_by_side, tiling
+from sim.engine.residency import Residency, side_by_side, tiling
 from sim.machine.protocol import NO_TICKETS, Machine
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket, ends_at
@@ -125,7 +125,7 @@ class Layer:
         if not there:
             self.tally.prefetch.asked_while_late(self.pieces.all[index])
             return LATE
-        if residency.rows[index].origin == 1 and not residency.rows[index].used:
+        if residency.rows[index].unused:
             counts.prefetched += 1
         return HIT
 
@@ -163,7 +163,7 @@ class Layer:
                 if not self.copies.arrived(part):
                     return LATE
         for part in enough:
-            if residency.rows[part.index].origin == PREFETCHED and not residency.rows[part.index].used:
+            if residency.rows[part.index].unused:
                 counts.prefetched += 1
                 break
         return HIT
@@ -286,10 +286,9 @@ class Layer:
         if residency.ticketed:
             residency.busy[index] = ticket
         residency.rows[index].busy_s = ends_s
-        if not residency.rows[index].used:
-            residency.rows[index].used = 1
-            if residency.rows[index].origin == 1:
-                self.tally.prefetch.used(self.pieces.all[index])
+        if residency.rows[index].unused:
+            residency.rows[index].unused = 0
+            self.tally.prefetch.used(self.pieces.all[index])
         victims = self.copies.victims
         if victims is not None and victims.touches:
             victims.touched(index)

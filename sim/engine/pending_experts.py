@@ -23,6 +23,7 @@ class PendingExperts:
         self.asked = ints(n_experts)
         self.n = 0  # experts in `order`, of which `n_left` have not run
         self.n_left = 0
+        self.n_tokens = 0  # behind all of them
 
     def begin(self) -> None:
         """Nothing is asked for yet."""
@@ -31,6 +32,7 @@ class PendingExperts:
                 self.tokens[self.order[at]] = 0
         self.n = 0
         self.n_left = 0
+        self.n_tokens = 0
 
     def add(self, expert: int, n_tokens: int) -> None:
         """The gate asks for one more expert."""
@@ -38,6 +40,7 @@ class PendingExperts:
         self.asked[self.n] = n_tokens
         self.n += 1
         self.n_left += 1
+        self.n_tokens += n_tokens
         self.tokens[expert] = n_tokens
 
     def add_row(self, block: Block, at: int, n: int) -> None:
@@ -49,6 +52,7 @@ class PendingExperts:
             self.tokens[expert] = 1
         self.n = n
         self.n_left = n
+        self.n_tokens = n
 
     def settle(self, expert: int) -> None:
         """An expert has run."""

@@ -8,7 +8,7 @@ cdef int _H2D
 cdef struct known:  # a `Row`
     double arrived_s, busy_s
     long long came, left_in, n_ran, n_again
-    int origin, used, prev, next
+    int origin, unused, prev, next
 
 @cython.final
 cdef class Residency:

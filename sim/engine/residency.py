@@ -21,14 +21,14 @@ _H2D = H2D  # a machine integer where this is compiled
 ROW = [
     *((name, "f8") for name in ("arrived_s", "busy_s")),
     *((name, "i8") for name in ("came", "left_in", "n_ran", "n_again")),
-    *((name, "i4") for name in ("origin", "used", "prev", "next")),
+    *((name, "i4") for name in ("origin", "unused", "prev", "next")),
 ]
 
 
 class Row:
     """What is known of a piece, in one line of a processor's cache where this is compiled.
 
-    `origin`: why it came. `used`: whether it has been computed with since. `came`: the how manieth of all that came it
+    `origin`: why it came. `unused`: whether that was a prefetch, and it has not been computed with since. `came`: the how manieth of all that came it
     was, last. `left_in`: of a whole expert, the pass in which it (or a piece of it) left last. `n_ran`, `n_again`: since
     `ByExpert` took them, how often it was computed where it lay, and exchanged having left in an earlier pass. `prev`,
     `next`: its neighbours in a `Line`.
@@ -38,7 +38,7 @@ class Row:
 
     def __init__(self) -> None:
         self.arrived_s = self.busy_s = 0.0
-        self.came = self.left_in = self.n_ran = self.n_again = self.origin = self.used = 0
+        self.came = self.left_in = self.n_ran = self.n_again = self.origin = self.unused = 0
         self.prev = self.next = 0
 
 
@@ -230,7 +230,7 @@ class Residency:
             self.peak_bytes[gpu] = used_bytes
         self.here[index] = 1
         self.rows[index].origin = origin
-        self.rows[index].used = 0
+        self.rows[index].unused = origin == 1
         if arrival is not None:
             self.ticketed = True
         if self.ticketed:
@@ -291,7 +291,7 @@ class Residency:
             index = turn.first + turn.experts[at]
             self.here[index] = 1
             self.rows[index].origin = 0  # demanded
-            self.rows[index].used = ran
+            self.rows[index].unused = 0
             self.rows[index].came = n_came
             n_came += 1
             if self.ticketed:

@@ -35,8 +35,8 @@ cdef class Service:
     cpdef take_hooks(self)
     @cython.locals(at=int)
     cpdef serve_chosen(self, HitCounts counts, double now_s)
-    @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, n_here=int, n_missing=int, n_tokens=int,
-                   n_lacking=int, at=int, expert=int, index=int, here=int, arrived_s=double, late=bint)
+    @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, n_here=cython.Py_ssize_t, n_missing=cython.Py_ssize_t,
+                   n_tokens=cython.longlong, at=cython.Py_ssize_t, expert=cython.Py_ssize_t, index=cython.Py_ssize_t, here=int, arrived_s=double, late=bint)
     cdef bint _look(self, HitCounts counts, double now_s) except -1
     @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, turn=Turn, n_here=int, n_missing=int, at=int,
                    expert=int, index=int)
@@ -49,8 +49,8 @@ cdef class Service:
     @cython.locals(copies=Copies, turn=Turn, queued=bint, n_later=int, at=int, expert=int, piece=Piece)
     cdef int _demand_each(self, int n_missing) except -1
     @cython.locals(residency=Residency, order=InTurn, turn=Turn, n_bytes=cython.longlong, free_bytes=cython.longlong,
-                   now_s=double, n_leaving=int, n_staying=int, at=int, index=int,
-                   expert=int)
+                   now_s=double, n_leaving=cython.Py_ssize_t, n_staying=int,
+                   at=cython.Py_ssize_t, index=cython.Py_ssize_t, expert=cython.Py_ssize_t)
     cdef bint _exchange(self, int n_missing) except -1
     @cython.locals(residency=Residency, order=InTurn, turn=Turn, by_expert=ByExpert, together=bint, at=int,
                    pass_n=cython.longlong, column=int)

@@ -105,8 +105,6 @@ class Service:
         turn.begin(pending.layer)
         n_here = 0
         n_missing = 0
-        n_tokens = 0
-        n_lacking = 0
         for at in range(pending.n):
             expert = pending.order[at]
             index = turn.first + expert
@@ -121,18 +119,21 @@ class Service:
             self.missing[n_missing] = expert
             n_here += here
             n_missing += 1 - here
-            n_tokens += here * pending.asked[at]
-            n_lacking += (1 - here) * pending.asked[at]
         self.by_expert.spoken = turn.layer
         self.now_s = now_s
         turn.n = turn.n_here = n_here
         self.n_missing = n_missing
-        self.single = n_tokens + n_lacking == n_here + n_missing
+        self.single = pending.n_tokens == pending.n
         self.n_known = n_here if self.single else 0
         counts.n_experts[_HIT] += n_here
-        counts.n_tokens[_HIT] += n_tokens
         counts.n_experts[_MISS] += n_missing
-        counts.n_tokens[_MISS] += n_lacking
+        n_tokens = n_here
+        if not self.single:
+            n_tokens = 0
+            for at in range(n_here):
+                n_tokens += pending.tokens[turn.experts[at]]
+        counts.n_tokens[_HIT] += n_tokens
+        counts.n_tokens[_MISS] += pending.n_tokens - n_tokens
         return True
 
     def serve(self) -> None:
@@ -286,7 +287,7 @@ class Service:
                 index = residency.rows[index].next
             if residency.rows[index].busy_s > now_s or (residency.ticketed and residency.busy[index] is not None):
                 return False
-            if residency.rows[index].origin == 1 and not residency.rows[index].used:  # a prefetch that was of no use
+            if residency.rows[index].unused:  # a prefetch that was of no use
                 return False
             turn.leaving[n_leaving] = index
             n_leaving += 1
@@ -392,10 +393,9 @@ class Service:
                 residency.busy[index] = None
             residency.rows[index].busy_s = turn.ends_s[at]
             residency.rows[index].n_ran += 1
-            if not residency.rows[index].used:
-                residency.rows[index].used = 1
-                if residency.rows[index].origin == 1:  # prefetched
-                    self.tally.prefetch.used(self.pieces.all[index])
+            if residency.rows[index].unused:
+                residency.rows[index].unused = 0
+                self.tally.prefetch.used(self.pieces.all[index])
         for at in range(turn.n):
             pending.tokens[turn.experts[at]] = 0
         if self.log is not None:

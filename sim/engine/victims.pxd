@@ -19,7 +19,7 @@ cdef class Line:
     cdef int[::1] first, last
     @cython.locals(residency=Residency, last=int)
     cdef void append(self, int index, int line) noexcept
-    @cython.locals(at=cython.Py_ssize_t)
+    @cython.locals(residency=Residency, last=int, index=int, at=cython.Py_ssize_t)
     cdef void extend(self, Turn turn, int start, int stop, int line) noexcept
     @cython.locals(residency=Residency, before=int, after=int)
     cdef void unlink(self, int index) noexcept

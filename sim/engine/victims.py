@@ -10,7 +10,7 @@ import numpy as np
 from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED, ints, places
 from sim.engine.pending_experts import PendingExperts
-from sim.engine.residency import PREFETCHED, Residency
+from sim.engine.residency import Residency
 from sim.machine.turn import Turn
 from sim.policy.order import EXPERT, FREE, LAST, NOT_FOR_PREFETCH, Order, Rank, Recency
 from sim.policy.pieces import Piece
@@ -73,8 +73,18 @@ class Line:
 
     def extend(self, turn: Turn, start: int, stop: int, line: int) -> None:
         """Experts of a turn come last, one after the other."""
+        residency, last = self.residency, self.last[line]
         for at in range(start, stop):
-            self.append(turn.first + turn.experts[at], line)
+            index = turn.first + turn.experts[at]
+            residency.rows[index].prev = last
+            if last >= 0:
+                residency.rows[last].next = index
+            else:
+                self.first[line] = index
+            last = index
+        self.last[line] = last
+        if last >= 0:
+            residency.rows[last].next = -1 - line
 
     def unlink(self, index: int) -> None:
         """A piece leaves its line."""
@@ -283,7 +293,7 @@ class Ranked(Victims):
 
     def _bar(self, index: int) -> int:
         bar: int = self.bars[index]
-        if bar == 0 and self.spares_unused and self.residency.rows[index].origin == 1 and not self.residency.rows[index].used:
+        if bar == 0 and self.spares_unused and self.residency.rows[index].unused:
             return 1
         return bar
 
@@ -302,7 +312,7 @@ class Ranked(Victims):
         found = np.flatnonzero(there)
         bars = np.asarray(self.bars)[found]
         if self.spares_unused:
-            unused = [residency.rows[at].origin == PREFETCHED and not residency.rows[at].used for at in found.tolist()]
+            unused = [residency.rows[at].unused != 0 for at in found.tolist()]
             bars = np.maximum(bars, np.where(unused, NOT_FOR_PREFETCH, FREE))
         for allowed in (bars == FREE,) if speculative else (bars <= NOT_FOR_PREFETCH, bars == LAST):
             among = found[allowed]
