@@ -158,9 +158,7 @@ class Copies:
             if self._never_came(piece):
                 return
             self.prefetched.gone(piece)
-        self.residency.rows[
-            piece.layer * self.residency.pieces.n_experts + piece.expert
-        ].left_in = self.by_expert.pass_n
+        self.residency.gone(piece, self.by_expert.pass_n)
         if self.residency.busy[index] is None and not self.residency.read_back:
             if self.residency.rows[index].busy_s <= now_s:  # nothing reads it: nearly always so
                 self.rooms.clean_bytes[piece.gpu] += piece.n_bytes
@@ -408,7 +406,8 @@ class Copies:
         arrival: Ticket | None = self.residency.arrival[piece.index]
         if arrival is not None:
             return self.machine.ended(arrival)
-        return self.residency.rows[piece.index].arrived_s <= self.machine.now()
+        arrived_s: float = self.residency.rows[piece.index].arrived_s
+        return arrived_s <= self.machine.now()
 
     def pump(self) -> None:
         """Hand queued prefetches to the copy engines, as many to each link as the policy's depth allows."""

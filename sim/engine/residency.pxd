@@ -48,10 +48,11 @@ cdef class Residency:
     cpdef add(self, Piece piece, Ticket arrival, double arrived_s, int origin)
     @cython.locals(index=int, gpu=int, mine=list, at=int)
     cpdef remove(self, Piece piece)
+    cdef void gone(self, Piece piece, long long pass_n) noexcept
     cdef long long[::1] counts
     cpdef count_in(self, long long[::1] counts)
     @cython.locals(index=cython.Py_ssize_t, at=cython.Py_ssize_t, left=cython.longlong, n_came=cython.longlong)
-    cpdef void come(self, Turn turn, int start, int stop, bint ran, int column, int twice, long long pass_n) noexcept
+    cpdef void come(self, Turn turn, int start, int stop, bint ran, int column, int further, long long pass_n) noexcept
     @cython.locals(index=cython.Py_ssize_t, at=cython.Py_ssize_t)
     cpdef void leave(self, Turn turn, int start, int stop, long long pass_n) noexcept
     cdef _grow(self)

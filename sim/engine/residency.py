@@ -28,10 +28,10 @@ ROW = [
 class Row:
     """What is known of a piece, in one line of a processor's cache where this is compiled.
 
-    `origin`: why it came. `unused`: whether that was a prefetch, and it has not been computed with since. `came`: the how manieth of all that came it
-    was, last. `left_in`: of a whole expert, the pass in which it (or a piece of it) left last. `n_ran`, `n_again`: since
-    `ByExpert` took them, how often it was computed where it lay, and exchanged having left in an earlier pass. `prev`,
-    `next`: its neighbours in a `Line`.
+    `origin`: why it came. `unused`: whether that was a prefetch, and it has not been computed with since. `came`: the
+    how manieth of all that came it was, last. `left_in`: of a whole expert, the pass in which it, or a
+    piece of it, left last. `n_ran`, `n_again`: since `ByExpert` took them, how often it was computed where it
+    lay, and exchanged having left in an earlier pass. `prev`, `next`: its neighbours in a `Line`.
     """
 
     __slots__ = tuple(name for name, _ in ROW)
@@ -276,12 +276,15 @@ class Residency:
                 at += 1
             del mine[at]
 
-    def come(self, turn: Turn, start: int, stop: int, ran: bool, column: int, twice: int, pass_n: int) -> None:
+    def gone(self, piece: Piece, pass_n: int) -> None:
+        """A piece that was removed in a pass had been there, or its copy had begun."""
+        self.rows[piece.layer * self.pieces.n_experts + piece.expert].left_in = pass_n
+
+    def come(self, turn: Turn, start: int, stop: int, ran: bool, column: int, further: int, pass_n: int) -> None:
         """`add` of experts of a turn that have been demanded, into room that is there on the only GPU.
 
-        Each is counted in a column: of those who never left, by their rows of those who left in a pass before this one,
-        `pass_n`, and `twice` the way from column to column further on of those who left in it. A pass of 0: all are
-        counted together.
+        Who never left is counted in `column`; who left in a pass before this one, `pass_n`, by its row; who left in it
+        `further` on. In a pass of 0 all are counted together.
 
         Args:
             ran: they have been computed, too.
@@ -305,7 +308,7 @@ class Residency:
             elif left < pass_n:
                 self.rows[index].n_again += 1
             else:
-                self.counts[column + twice + index] += 1
+                self.counts[column + further + index] += 1
         self.n_came = n_came
         self.used_bytes[0] += (stop - start) * turn.n_bytes
         if self.divided:

@@ -35,8 +35,9 @@ cdef class Service:
     cpdef take_hooks(self)
     @cython.locals(at=int)
     cpdef serve_chosen(self, HitCounts counts, double now_s)
-    @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, n_here=cython.Py_ssize_t, n_missing=cython.Py_ssize_t,
-                   n_tokens=cython.longlong, at=cython.Py_ssize_t, expert=cython.Py_ssize_t, index=cython.Py_ssize_t, here=int, arrived_s=double, late=bint)
+    @cython.locals(residency=Residency, pending=PendingExperts, turn=Turn, n_here=cython.Py_ssize_t,
+                   n_missing=cython.Py_ssize_t, n_tokens=cython.longlong, at=cython.Py_ssize_t, expert=cython.Py_ssize_t,
+                   index=cython.Py_ssize_t, here=int, arrived_s=double, late=bint)
     cdef bint _look(self, HitCounts counts, double now_s) except -1
     @cython.locals(residency=Residency, pending=PendingExperts, copies=Copies, turn=Turn, n_here=int, n_missing=int, at=int,
                    expert=int, index=int)
@@ -63,5 +64,6 @@ cdef class Service:
     cdef _replace_in_turn(self, int n_new, int column, long long pass_n)
     @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, victims=Victims, at=int, expert=int, index=int)
     cdef bint _run_together(self) except -1
-    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, at=cython.Py_ssize_t, expert=cython.Py_ssize_t, index=cython.Py_ssize_t)
+    @cython.locals(turn=Turn, residency=Residency, pending=PendingExperts, at=cython.Py_ssize_t,
+                   expert=cython.Py_ssize_t, index=cython.Py_ssize_t)
     cdef _ran(self, int start, int stop)
