@@ -51,13 +51,17 @@ def test_by_hand(gate, expected):
 
 @pytest.mark.parametrize("name", bundled_traces())
 def test_of_its_own_choice_the_gate_has_its_own_weights(name):
-    """Recorded weights are what the model applied; recorded scores are rounded (to steps of 8 % in packed files)."""
+    """Recorded weights are what the model applied; recorded scores are rounded, to steps of 8 % in packed files.
+
+    Those of `qwen1.5-moe-chat` have four bits: half a step is 0.03 at a score of 0.2.
+    """
     with Trace(bundled_traces()[name]) as trace:
         request = requests_of(trace, "test")[0]
         row = request.first_row + request.prompt_len
         iteration = Iteration(0, [Range(request, row, row + 8, "decode", request.prompt_len)], trace, None)
         arrays = Arrays(trace)
         arrays.begin(iteration)
+        off = 0.03 if name == "qwen1.5-moe-chat" else 0.012
         for layer in range(trace.n_layers):
             gate = Spoken(layer, iteration, dict(iteration.chosen(layer)), arrays)
-            np.testing.assert_allclose(gate.weights_of(gate.ids), gate.weights, rtol=0.09, atol=0.012)
+            np.testing.assert_allclose(gate.weights_of(gate.ids), gate.weights, rtol=0.09, atol=off)

@@ -529,7 +529,7 @@ def test_the_page_quotes_the_bundled_predictors():
     """Table 3's columns in docs/duoserve.md are those in the bundled files."""
     page = (Path(__file__).resolve().parent.parent / "docs" / "duoserve.md").read_text(encoding="utf-8")
     found = {name: path for name in bundled_traces() if (path := find(name))}
-    assert bundled_traces().keys() - found.keys() == {"mixtral-8x7b-chat"}, "docs/traces.md says so"
+    assert bundled_traces().keys() - found.keys() == {"mixtral-8x7b-chat", "qwen1.5-moe-chat"}, "docs/traces.md says so"
     for name, predictor in found.items():
         with Trace(bundled_traces()[name]) as trace:
             facts = read(predictor, trace.n_layers, trace.n_experts, trace.top_k).facts

@@ -18,7 +18,7 @@ from traces.format.layout import DISTANCES
 from traces.format.reader import Trace
 from traces.stats import figures as stats
 
-CHAT = "mixtral-8x7b-chat"
+CHATS = ("mixtral-8x7b-chat", "qwen1.5-moe-chat")
 FORMAT = Path(__file__).resolve().parent.parent / "traces" / "FORMAT.md"
 TABLE = re.search(r"<!-- bundled: begin -->\n(.*?)<!-- bundled: end -->", FORMAT.read_text("utf-8"), re.S)
 assert TABLE is not None
@@ -66,13 +66,14 @@ def test_the_default_trace_is_fine_moes_workload():
         assert wanted | {f"next_scores_{d}" for d in DISTANCES} <= trace.levels
 
 
-def test_the_chat_trace_has_the_lengths_of_chats():
+@pytest.mark.parametrize("name", CHATS)
+def test_a_chat_trace_has_the_lengths_of_chats(name):
     """200 requests to score, hundreds of tokens long, with arrivals, predicted in prefill; loss below a trigram."""
-    with Trace(bundled_traces()[CHAT]) as trace:
+    with Trace(bundled_traces()[name]) as trace:
         tests = trace.requests.in_split("test")
         prompts = [request.prompt_len for request in tests]
         assert len(tests) >= 200
-        assert np.mean(prompts) > 200 and max(prompts) > 1000
+        assert np.mean(prompts) > 180 and max(prompts) > 1000
         assert all(request.arrival_s is not None for request in tests)
         assert {"experts", "scores", "next_scores_1"} <= trace.levels_prefill
         loss = json.loads(trace.header.extra["heldout_nats_per_token"])
@@ -120,7 +121,7 @@ def test_sizes():
     "model, names",
     [
         ("mixtral-8x7b", ["mixtral-8x7b-small", "mixtral-8x7b-chat"]),
-        ("qwen1.5-moe-a2.7b", ["qwen1.5-moe-small"]),
+        ("qwen1.5-moe-a2.7b", ["qwen1.5-moe-small", "qwen1.5-moe-chat"]),
         ("phi-3.5-moe", ["phi-3.5-moe-small"]),
         ("deepseek-moe-16b", ["deepseek-moe-16b-small"]),
     ],

@@ -107,13 +107,17 @@ def default_trace() -> Trace:
 
 
 def traces_that_fit(n_layers: int, n_experts: int, top_k: int) -> list[str]:
-    """Names of the bundled traces of exactly this routing shape, the default first; an unreadable one fits nothing."""
-    fitting = []
+    """Names of the bundled traces of exactly this routing shape; an unreadable one fits nothing.
+
+    The default comes first, then those whose requests follow one another: who names a model asks for no load.
+    """
+    fitting: list[tuple[bool, str]] = []
     for name, path in bundled_traces().items():
         try:
             with Trace(path) as trace:
                 if (trace.n_layers, trace.n_experts, trace.top_k) == (n_layers, n_experts, top_k):
-                    fitting.append(name)
+                    arriving = any(request.arrival_s is not None for request in trace.requests)
+                    fitting.append((arriving, name))
         except BadInput:
             continue
-    return sorted(fitting, key=lambda name: name != DEFAULT)
+    return [name for _, name in sorted(fitting, key=lambda found: (found[1] != DEFAULT, *found))]

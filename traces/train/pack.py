@@ -5,11 +5,12 @@
 
 Gate scores keep six bits, predictions four; weights follow from the scores (FORMAT.md, version 3). Predictions of the
 next layer are kept in prefill, too; those from farther away and through the shared expert for decode rows, as policies
-ask for them there. With many experts only the 2 K highest of the far ones are kept. Embeddings become the model's table,
-looked up by token id.
+ask for them there. With many experts only the 2 K highest of the far ones are kept. Embeddings become the model's
+table, looked up by token id.
 
-Of more than 16 experts gate scores may keep four bits, too (`--gate-bits 4`). So few codes give weights 14 % off, so
-these are stored, to seven bits (0.8 % off at most), and of the next layer's predictions the 2 K highest are kept.
+Of more than 16 experts gate scores may keep four bits, too (`--gate-bits 4`): the 4 K highest, the others at their
+mean. So few codes give weights 14 % off, so these are stored, to seven bits (0.8 % off at most), and of the next
+layer's predictions the 2 K highest are kept.
 """
 
 from __future__ import annotations
@@ -51,9 +52,19 @@ def codes_of(tensor: str, scores: Array, top_k: int, gate_bits: int = 6) -> Arra
     """Codes of a score tensor's rows. Gate scores keep the nearest: their choice is stored, and they must sum to 1."""
     code = code_of(tensor, gate_bits)
     if tensor == "scores":
-        return code.encode(scores)
+        return levelled(scores, code, 4 * top_k) if gate_bits == 4 else code.encode(scores)
     codes = coded(scores, code, top_k)
     return highest(codes, 2 * top_k) if tensor == "next_scores_1" and gate_bits == 4 else codes
+
+
+def levelled(scores: Array, code: Code, n: int) -> Array:
+    """Codes of scores [rows, L, E]: the n highest as near as can be, all others at their mean."""
+    rest = np.argsort(-scores, axis=-1, kind="stable")[..., n:]
+    found = code.encode(scores)
+    if rest.shape[-1]:
+        mean = np.take_along_axis(scores, rest, axis=-1).mean(axis=-1, keepdims=True)
+        np.put_along_axis(found, rest, np.broadcast_to(code.encode(mean), rest.shape), axis=-1)
+    return found
 
 
 def highest(codes: Array, n: int) -> Array:
