@@ -144,7 +144,7 @@ def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable
         on_step = None if silent else step
         loops.append(Loop(engine, machine, own.batching(), own.trace, clockwork, True, on_step=on_step))
         served.append(Served(engine, machine, clockwork))
-    with _seldom_collected():
+    with seldom_collected():
         Service(loops, setup.router, setup.requests, setup.clients).run()
     _all_served_once(setup, [one.clockwork for one in served])
     for loop in loops:
@@ -244,7 +244,7 @@ def timed(setup: Setup, recording: Recording, by_layer: bool = True) -> Outcome:
     machine, clockwork = SimulatedMachine(cost, setup.spec.gpus), Clockwork()
     clockwork.drafted = None if setup.drafter is None else Drafted()
     clockwork.scheduler_stats = recording.scheduler_stats
-    with _seldom_collected():
+    with seldom_collected():
         Player(machine, recording.pieces, tape.budget_bytes, tape.placed).play(tape, clockwork)
     result = fold(setup, recording, machine, clockwork, time.perf_counter() - began_s, cost, by_layer=by_layer)
     return Outcome(result, cast("Engine", recording), machine, clockwork, setup)
@@ -268,15 +268,15 @@ def run_through(
             if on_step is not None:
                 on_step(step)
 
-    with _seldom_collected():
+    with seldom_collected():
         drive(Loop(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told))
     _all_served_once(setup, [clockwork])
     return clockwork
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Python looks for cycles after more new objects than it does by default: layers make many, which form none."""
+def seldom_collected() -> Iterator[None]:
+    """Python looks for cycles after more new objects than by default: layers and points make many, which form none."""
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(before[0], NEW_OBJECTS), *before[1:])

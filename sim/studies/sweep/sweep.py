@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_count
+from sim.run import seldom_collected
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
 from sim.studies.sweep.records import TABLE, Records
@@ -123,6 +124,7 @@ class Swept:
         }
 
 
+@seldom_collected()
 def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
     """Run it.
 
