@@ -25,7 +25,7 @@ ORDER_MARGIN = 0.01  # two published hit rates that differ by less have no order
 HITS_MARGIN, SHARE_MARGIN, OVERLAP_MARGIN, ACCURACY_MARGIN = 0.03, 0.05, 0.04, 0.05
 FEW_TESTS, SHORT_PROMPT = 100, 100
 SHAPE_FACTOR = 1.5  # by how much experts, and the share of them chosen, may differ in "its shape"
-MAX_ROWS, MIX_ROWS = 12_000, 2_500
+MAX_ROWS = 12_000
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _mix(told: Realism, trace: Trace) -> list[Finding]:
     tests = trace.requests.in_split("test") or list(trace.requests)
     if len({request.task for request in tests}) < 2 or "lfu_25" not in told.figures:
         return []
-    rows = observe.sample(trace, tests, MIX_ROWS)
+    rows = observe.sample(trace, tests, MAX_ROWS)
     sizes = capacities(trace.n_experts, trace.top_k, [0.25])
     lfu, lru = (100 * float(CURVES[name](rows.experts, trace.n_experts, sizes, None).mean()) for name in ("lfu", "lru"))
     apart = 100 * (told.figures["lfu_25"] - told.figures["lru_25"])
