@@ -42,7 +42,7 @@ DIRECTIVES = {
 FLAGS = ("-O2", "-ffp-contract=off", "-fno-fast-math", "-g0", "-w")
 FLAGS_MSVC = ("/O2", "/fp:precise")
 # Loops over thousands of numbers: several at a time (-O3), where that changes none.
-SEARCHES = ("sim.policy.likeness", "sim.policy.path_search", "sim.policy.vector_search")
+SEARCHES = ("sim.policy.likeness", "sim.policy.path_search", "sim.policy.standings", "sim.policy.vector_search")
 
 
 class Compiled(BuildHookInterface):

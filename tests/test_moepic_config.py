@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.common.priority import Priorities, places_before
+from policies.common.priority import Priorities
 from policies.moepic.config import LayerPlan, Odds, Statistics, Times, allocate, split_all, split_layer
+from sim.policy import standings
+from sim.policy.standings import Counts, follow, follow_and_count, places_before
 
 # One layer of 4 experts, K = 2. H(C), P(y) of y = 1..4, PH(y, C).
 HIT = np.array([0.0, 0.4, 0.7, 0.9, 1.0])
@@ -101,7 +103,7 @@ def test_places_before_each_token(seed, n_earlier, n):
     for row in ids[:n_earlier]:
         for layer in range(3):
             p.observe(layer, [row[layer].tolist()])
-    found = places_before(p, ids[n_earlier:])
+    found = places_before(p.state(ids[n_earlier:]), ids[n_earlier:])
     for at, row in enumerate(ids[n_earlier:]):
         for layer in range(3):
             assert [int(found[at, layer, e]) for e in p.ranking(layer)] == [0, 1, 2, 3, 4]
@@ -119,6 +121,30 @@ def test_tokens_observed_together_or_one_by_one(seed, n_earlier, n):
     for layer in range(3):
         alone.observe(layer, ids[:, layer].tolist())
     assert (together.keys, together.uses, together.ranking(1)) == (alone.keys, alone.uses, alone.ranking(1))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 12), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_compiled_or_not_the_same_is_counted(seed, n_experts, n, foretold):
+    """Few different keys and scores, so that many are equal."""
+    draw = np.random.default_rng(seed)
+    top_k = int(draw.integers(1, n_experts + 1))
+    ids = np.stack([np.stack([draw.permutation(n_experts)[:top_k] for _ in range(2)]) for _ in range(2 * n)])
+    scores = draw.integers(0, 3, (n, 2, n_experts)).astype(np.float64) if foretold else None
+    known = draw.random((n, 2)) < 0.7
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for compiled in (standings.COMPILED, False):
+            patch.setattr(standings, "COMPILED", compiled)
+            p = Priorities(2, n_experts, 1e-6, 0.5)
+            p.observe_all(ids[:n])
+            state = p.state(ids[n:])
+            sizes = [(2, n_experts), (2, n_experts), (2, n_experts, n_experts)]
+            counts = Counts(*[np.zeros(size, dtype=np.int64) for size in sizes])
+            follow_and_count(state, ids[n:], scores, known, counts)
+            found.append([array.tolist() for array in (*state[:3], *counts)])
+            follow(p.state(ids[n:]), ids[n:])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("omega", "rho"), [(128, 0.25), (1, 0.9), (10**9, 1e-9), (10**9, 1 - 1e-9)])

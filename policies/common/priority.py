@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal, localcontext
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sim.policy import Keys, follow
 
 UNIT_BITS = 20
 NEVER = -(2**62)  # the key of an expert that was never activated: P = 0
@@ -78,58 +79,20 @@ class Priorities:
 
     def observe_all(self, ids: NDArray[np.int64]) -> None:
         """Tokens pass all layers, one after the other: experts activated, [n, L, K]."""
-        chosen, last = _activations(ids, self.n_experts)
-        uses, latest = np.array(self.uses) + chosen.sum(axis=0), last.max(axis=0, initial=0)
-        self.of_uses(int(uses.max(initial=0)))
-        start = np.array(self._tokens)[:, None]
-        keys = np.array(self._of_uses)[uses] + ((start + latest) << UNIT_BITS)
-        self.keys = np.where(latest > 0, keys, np.array(self.keys)).tolist()
-        self.uses = uses.tolist()
-        self._tokens = [at + len(ids) for at in self._tokens]
+        state = self.state(ids)
+        follow(state, ids)
+        self.keys, self.uses, self._tokens = state.by_expert.tolist(), state.uses.tolist(), state.n_tokens.tolist()
+
+    def state(self, ids: NDArray[np.int64]) -> Keys:
+        """A copy in arrays, with the worth of as many uses as there are once tokens have passed that activate `ids`."""
+        uses = np.array(self.uses, dtype=np.int64)
+        first = np.arange(len(uses))[None, :, None] * self.n_experts
+        after = uses + np.bincount((first + ids).ravel(), minlength=uses.size).reshape(uses.shape)
+        self.of_uses(int(after.max(initial=0)))
+        n_tokens = np.array(self._tokens, dtype=np.int64)
+        return Keys(np.array(self.keys), uses, n_tokens, np.array(self._of_uses), 1 << UNIT_BITS)
 
     def ranking(self, layer: int) -> list[int]:
         """Experts of a layer from the highest priority down; ties to the lowest id."""
         keys = self.keys[layer]
         return sorted(range(self.n_experts), key=lambda expert: -keys[expert])
-
-
-def places_before(before: Priorities, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each expert stands in its layer's ranking before each of several tokens, 0 the highest.
-
-    Args:
-        before: the priorities before the first of them; not changed. ids: experts activated, [n, L, K].
-
-    Returns:
-        [n, L, E]. An expert is in a cache of C experts kept by priority when its place is below C.
-    """
-    chosen, last = _activations(ids, before.n_experts)
-    uses = np.array(before.uses, dtype=np.int64) + np.cumsum(chosen, axis=0) - chosen  # of earlier tokens
-    last = np.maximum.accumulate(last, axis=0)
-    last = np.concatenate([np.zeros_like(last[:1]), last[:-1]])
-    before.of_uses(int(uses.max(initial=0)))
-    table = np.array(before._of_uses, dtype=np.int64)
-    start = np.array(before._tokens, dtype=np.int64)[None, :, None]
-    keys = np.where(last > 0, table[uses] + ((start + last) << UNIT_BITS), np.array(before.keys, dtype=np.int64))
-    return places(keys)
-
-
-def _activations(ids: NDArray[np.int64], n_experts: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which experts each token activates, and its number, from 1, where it does; [n, L, E] both."""
-    chosen = np.zeros((*ids.shape[:2], n_experts), dtype=bool)
-    np.put_along_axis(chosen, ids, True, axis=2)
-    return chosen, np.where(chosen, np.arange(1, len(ids) + 1)[:, None, None], 0)
-
-
-def places(keys: NDArray[Any]) -> NDArray[np.int64]:
-    """Where each of the last axis stands among all of it: 0 the largest; of equals the first.
-
-    Every pair is compared once, for all rows at a time: quicker than sorting as long as rows are short.
-    """
-    columns = np.ascontiguousarray(np.moveaxis(keys, -1, 0))
-    small = np.uint8 if len(columns) <= 256 else np.uint16
-    found = np.zeros(columns.shape, dtype=small)
-    for at, one in enumerate(columns):
-        before = (one >= columns[at + 1 :]).view(np.uint8)
-        found[at + 1 :] += before
-        found[at] += len(before) - before.sum(axis=0, dtype=small)
-    return np.ascontiguousarray(np.moveaxis(found, 0, -1)).astype(np.int64)

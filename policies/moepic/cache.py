@@ -61,7 +61,7 @@ class Tops:
         experts: those of the layer that live on this GPU. cached: those whose top is resident.
         n_cached: C. split_frac: theta, the share of an expert that its top takes. n_slices: that an expert comes in,
             over both segments, or over one where theta is 0 or 1. segments: of an expert, top and bottom, or the one
-            there is.
+            there is. Experts are cut when it is said what is held: the configurator runs more often.
     """
 
     def __init__(self, layer: int, gpu: int, copies: int, view: View) -> None:
@@ -74,6 +74,7 @@ class Tops:
         self.split_frac = 0.0
         self.n_slices = copies
         self.top_bytes = 0
+        self._cut = (0, 0.0)  # for which C and theta the segments are
         self._pairs: dict[int, tuple[Segment | None, Segment | None]] = {}
         self.segments: dict[int, list[Segment]] = {}
 
@@ -84,16 +85,19 @@ class Tops:
         count = min(len(self.experts), max(1, int(n_cached))) if n_cached > 0 else 0
         top_bytes = min(size, room // count) if count else 0
         count = count if top_bytes else 0
-        split_frac = top_bytes / size if count else 0.0
-        if self._pairs and (count, split_frac) == (self.n_cached, self.split_frac):
-            return
-        self.n_cached, self.split_frac, self.top_bytes = count, split_frac, top_bytes
+        self.split_frac = top_bytes / size if count else 0.0
+        self.n_cached, self.top_bytes = count, top_bytes
+
+    def _cut_experts(self, view: View) -> None:
+        """Make the segments of C and theta."""
+        self._cut = self.n_cached, self.split_frac
         for e in self.experts:
-            if split_frac in (0.0, 1.0):
+            if self.split_frac in (0.0, 1.0):
                 whole = self._segment(e, 0.0, 1.0, view)
-                self._pairs[e] = (whole, None) if count else (None, whole)
+                self._pairs[e] = (whole, None) if self.n_cached else (None, whole)
             else:
-                self._pairs[e] = self._segment(e, 0.0, split_frac, view), self._segment(e, split_frac, 1.0, view)
+                top, bottom = self._segment(e, 0.0, self.split_frac, view), self._segment(e, self.split_frac, 1.0, view)
+                self._pairs[e] = top, bottom
             self.segments[e] = [segment for segment in self._pairs[e] if segment is not None]
         self.n_slices = sum(len(segment.slices) for segment in self.segments[self.experts[0]]) if self.experts else 0
 
@@ -117,8 +121,10 @@ class Tops:
         top = self._pairs[expert][0]
         return () if top is None else top.slices
 
-    def holds_tops(self) -> None:
+    def holds_tops(self, view: View) -> None:
         """The tops of those cached have their room, and nothing else has."""
+        if not self._pairs or self._cut != (self.n_cached, self.split_frac):
+            self._cut_experts(view)
         for expert, pair in self._pairs.items():
             for segment in pair:
                 if segment is not None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.priority import CHUNK_ROWS, Priorities, places, places_before
-from sim.policy import PREFILL, Gate, Iteration, Range, View
+from policies.common.priority import CHUNK_ROWS, Priorities
+from sim.policy import PREFILL, Counts, Gate, Iteration, Range, View, follow_and_count
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -55,42 +55,83 @@ class LayerPlan(NamedTuple):
     loaded: float
 
 
-def split_layer(budget: float, window_s: float, odds: Odds, times: Times) -> LayerPlan:
-    """Equation 11: the cache size of the largest m, given V and the prefetching window."""
+class Sizes(NamedTuple):
+    """What one layer's cache sizes come to, whatever the window is; [sizes] each, or [N, sizes].
+
+    n_cached: C. split_frac: theta. cached: A_cache. taken_s: until as many prefetches have ended as the row says, from
+    1 (equation 9). gained: what as many bring, from 0 (equation 10).
+    """
+
+    n_cached: IntArray
+    split_frac: FloatArray
+    cached: FloatArray
+    taken_s: FloatArray
+    gained: FloatArray
+
+
+def sizes_of(budget: float, odds: Odds, times: Times) -> Sizes:
+    """All sizes that a budget allows: theta = V / C is at most 1."""
     n_experts = len(odds.active)
-    if budget <= 0.0:
-        return LayerPlan(0, 0.0, _loaded(np.zeros(1, dtype=np.int64), np.zeros(1), window_s, odds, times)[0])
-    budget = min(budget, float(n_experts))
-    sizes = np.arange(math.ceil(budget), n_experts + 1)  # theta = V / C is at most 1
-    fracs = budget / sizes
-    loaded = _loaded(sizes, fracs, window_s, odds, times)
-    best = int(np.flatnonzero(loaded >= loaded.max() - 1e-12)[0])  # equal but for rounding: the smallest cache
-    return LayerPlan(int(sizes[best]), float(fracs[best]), float(loaded[best]))
-
-
-def _loaded(sizes: IntArray, fracs: FloatArray, window_s: float, odds: Odds, times: Times) -> FloatArray:
-    """m per cache size: A_cache + the A_pref (equation 10) of as many prefetches (equation 9) as fit the window."""
+    if budget > 0.0:
+        budget = min(budget, float(n_experts))
+        sizes = np.arange(math.ceil(budget), n_experts + 1)
+        fracs = budget / sizes
+    else:
+        sizes, fracs = np.zeros(1, dtype=np.int64), np.zeros(1)
     to_copy = 1.0 - odds.cached[:, sizes] * fracs  # of the expert ranked y, with a cache of C: [N, sizes]
-    taken_s = np.cumsum(to_copy * times.load_s, axis=0)
-    gained = np.cumsum(to_copy * odds.active[:, None], axis=0)
-    n_done = (taken_s <= window_s).sum(axis=0)
-    prefetched = np.where(n_done > 0, gained[np.maximum(n_done, 1) - 1, np.arange(len(sizes))], 0.0)
-    cached = times.top_k * odds.hit[sizes] * fracs
-    return np.minimum(cached + prefetched, float(times.top_k))
+    gained = np.zeros((n_experts + 1, len(sizes)))
+    np.cumsum(to_copy * odds.active[:, None], axis=0, out=gained[1:])
+    return Sizes(sizes, fracs, times.top_k * odds.hit[sizes] * fracs, np.cumsum(to_copy * times.load_s, axis=0), gained)
+
+
+def best_size(sizes: Sizes, window_s: float, top_k: int) -> LayerPlan:
+    """Equation 11: the cache size of the largest m = A_cache + the A_pref of as many prefetches as fit the window."""
+    n_done = (sizes.taken_s <= window_s).sum(axis=0)
+    loaded = np.minimum(sizes.cached + sizes.gained[n_done, np.arange(len(n_done))], float(top_k))
+    best = int((loaded >= loaded.max() - 1e-12).argmax())  # equal but for rounding: the smallest cache
+    return LayerPlan(int(sizes.n_cached[best]), float(sizes.split_frac[best]), float(loaded[best]))
+
+
+def split_layer(budget: float, window_s: float, odds: Odds, times: Times) -> LayerPlan:
+    """The sub-problem of one layer, given V and the prefetching window."""
+    return best_size(sizes_of(budget, odds, times), window_s, times.top_k)
+
+
+class Splits:
+    """The sub-problem of all layers, for one budget after the other: most layers keep theirs."""
+
+    def __init__(self, odds: Sequence[Odds], times: Times) -> None:
+        self._odds = odds
+        self._times = times
+        self._sizes: list[dict[float, Sizes]] = [{} for _ in odds]  # by layer and budget
+        self._plans: list[dict[tuple[float, float], LayerPlan]] = [{} for _ in odds]  # and window
+
+    def split(self, budgets: Sequence[float]) -> tuple[list[float], list[LayerPlan]]:
+        """ExpertSplit: layer by layer, since a layer's window is what the layer before leaves (equations 5 to 7)."""
+        times = self._times
+        window_s = times.head_s + times.attention_s
+        exposed_s, plans = [], []
+        for layer, budget in enumerate(budgets):
+            plan = self._plans[layer].get((budget, window_s))
+            if plan is None:
+                plan = self._plans[layer][budget, window_s] = self._plan(layer, budget, window_s)
+            hide_s = plan.loaded * times.expert_s
+            miss_s = (times.top_k - plan.loaded) * times.load_s
+            exposed_s.append(max(0.0, miss_s - hide_s))
+            plans.append(plan)
+            window_s = (times.moe_s - min(hide_s, miss_s)) + times.attention_s
+        return exposed_s, plans
+
+    def _plan(self, layer: int, budget: float, window_s: float) -> LayerPlan:
+        sizes = self._sizes[layer].get(budget)
+        if sizes is None:
+            sizes = self._sizes[layer][budget] = sizes_of(budget, self._odds[layer], self._times)
+        return best_size(sizes, window_s, self._times.top_k)
 
 
 def split_all(budgets: Sequence[float], odds: Sequence[Odds], times: Times) -> tuple[list[float], list[LayerPlan]]:
-    """ExpertSplit: layer by layer, since a layer's window is what the layer before leaves (equations 5 to 7)."""
-    window_s = times.head_s + times.attention_s
-    exposed_s, plans = [], []
-    for budget, layer in zip(budgets, odds, strict=True):
-        plan = split_layer(budget, window_s, layer, times)
-        hide_s = plan.loaded * times.expert_s
-        miss_s = (times.top_k - plan.loaded) * times.load_s
-        exposed_s.append(max(0.0, miss_s - hide_s))
-        plans.append(plan)
-        window_s = (times.moe_s - min(hide_s, miss_s)) + times.attention_s
-    return exposed_s, plans
+    """ExpertSplit for one division of the budget."""
+    return Splits(odds, times).split(budgets)
 
 
 def allocate(
@@ -99,10 +140,11 @@ def allocate(
     """VramAllocation: move zeta * V_e from the layer that loses least to the one that gains most, while it pays."""
     v = list(budgets)
     step = granularity * math.fsum(v)
-    now_s, plans = split_all(v, odds, times)
+    splits = Splits(odds, times)
+    now_s, plans = splits.split(v)
     while True:
-        more_s, _ = split_all([budget + step for budget in v], odds, times)
-        less_s, _ = split_all([budget - step for budget in v], odds, times)
+        more_s, _ = splits.split([budget + step for budget in v])
+        less_s, _ = splits.split([budget - step for budget in v])
         profits = [a - b for a, b in zip(now_s, more_s, strict=True)]
         gainer = max(range(len(v)), key=lambda i: (profits[i], -i))
         givers = [i for i in range(len(v)) if i != gainer and v[i] - step > 1e-9]
@@ -112,7 +154,7 @@ def allocate(
         moved = list(v)
         moved[gainer] += step
         moved[giver] -= step
-        moved_s, moved_plans = split_all(moved, odds, times)
+        moved_s, moved_plans = splits.split(moved)
         if math.fsum(moved_s) >= math.fsum(now_s):
             return v, plans
         v, now_s, plans = moved, moved_s, moved_plans
@@ -164,9 +206,11 @@ class Statistics:
         self._top_k = top_k
         self.n_tokens = 0
         self._n_predicted = np.zeros(n_layers, dtype=np.int64)
-        self._hits = np.zeros((n_layers, n_experts), dtype=np.int64)  # activations by place in the ranking
-        self._active = np.zeros((n_layers, n_experts), dtype=np.int64)  # by y
-        self._cached = np.zeros((n_layers, n_experts, n_experts), dtype=np.int64)  # by y and place
+        self._counts = Counts(
+            by_place=np.zeros((n_layers, n_experts), dtype=np.int64),
+            by_forecast=np.zeros((n_layers, n_experts), dtype=np.int64),
+            by_both=np.zeros((n_layers, n_experts, n_experts), dtype=np.int64),
+        )
 
     def record(self, before: Priorities, ids: IntArray, predicted: FloatArray | None, known: NDArray[np.bool_]) -> None:
         """Add tokens.
@@ -175,44 +219,31 @@ class Statistics:
             before: priorities before the first of them. ids: activated, [n, L, K].
             predicted: scores predicted for each layer, [n, L, E]; read where `known` [n, L].
         """
-        place = places_before(before, ids)
-        n_layers, n_experts = self._hits.shape
-        first = np.arange(n_layers)[None, :, None] * n_experts
-        self._hits += _counted(first + np.take_along_axis(place, ids, 2), self._hits)
+        follow_and_count(before.state(ids), ids, predicted, known, self._counts)
         self.n_tokens += len(ids)
-        if predicted is None or not known.any():
-            return
-        chosen = np.zeros(predicted.shape, dtype=bool)
-        np.put_along_axis(chosen, ids, True, axis=2)
-        y = first + places(predicted)
-        self._active += _counted(y[chosen & known[:, :, None]], self._active)
-        self._cached += _counted((y * n_experts + place)[known], self._cached)
-        self._n_predicted += known.sum(axis=0)
+        if predicted is not None:
+            self._n_predicted += known.sum(axis=0)
 
     def odds(self, prefetch: str, evict: str = "lcp") -> list[Odds]:
         """The probabilities: as counted for `speculative` prefetching and a cache kept by priority; as they must be
         when experts are prefetched or cached at random, or nothing is prefetched."""
-        n_layers, n_experts = self._hits.shape
+        counts = self._counts
+        n_layers, n_experts = counts.by_place.shape
         zero = np.zeros((n_layers, 1))
-        hit = np.concatenate([zero, np.cumsum(self._hits, axis=1) / max(1, self.n_tokens * self._top_k)], axis=1)
+        hit = np.concatenate([zero, np.cumsum(counts.by_place, axis=1) / max(1, self.n_tokens * self._top_k)], axis=1)
         n = np.maximum(self._n_predicted, 1)
-        cached = np.cumsum(self._cached, axis=2) / n[:, None, None]
+        cached = np.cumsum(counts.by_both, axis=2) / n[:, None, None]
         cached = np.concatenate([np.zeros((n_layers, n_experts, 1)), cached], axis=2)
         if evict == "random":  # whoever is asked for is among C of N with equal chance
             hit = np.broadcast_to(np.arange(n_experts + 1) / n_experts, hit.shape)
             cached = np.broadcast_to(np.arange(n_experts + 1) / n_experts, cached.shape)
-        active = self._active / n[:, None]
+        active = counts.by_forecast / n[:, None]
         if prefetch == "random":
             active = np.full_like(active, self._top_k / n_experts)
             cached = np.broadcast_to(np.arange(n_experts + 1) / n_experts, cached.shape)
         elif prefetch == "none":
             active = np.zeros_like(active)
         return [Odds(hit[layer], active[layer], cached[layer]) for layer in range(n_layers)]
-
-
-def _counted(at: IntArray, like: IntArray) -> IntArray:
-    """How often each place of an array is named, by its number from the first."""
-    return np.bincount(at.ravel(), minlength=like.size).reshape(like.shape)
 
 
 __all__ = ["CHUNK_ROWS", "LayerPlan", "Odds", "Statistics", "Times", "Windows", "allocate", "split_all", "split_layer"]

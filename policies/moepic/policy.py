@@ -194,7 +194,7 @@ class Moepic(Policy):
         """Tops of the C experts of highest priority (section 3.4.2), at random before anything was served."""
         for tops in (tops for groups in self._tops for tops in groups):
             self._choose(tops, random=self.evict == "random" or not any(self._priorities.uses[tops.layer]))
-            tops.holds_tops()
+            tops.holds_tops(view)
             for expert in tops.cached:
                 yield from tops.top_slices(expert)
 
@@ -397,7 +397,7 @@ class Moepic(Policy):
         for tops in (tops for groups in self._tops for tops in groups):
             tops.cached = {e: None for e in tops.cached if e in tops.experts}
             self._choose(tops, self.evict == "random")
-            tops.holds_tops()
+            tops.holds_tops(view)
             wanted.update((piece, None) for expert in tops.cached for piece in tops.top_slices(expert))
         for piece in held:
             if piece not in wanted:

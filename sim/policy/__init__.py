@@ -31,6 +31,7 @@ from sim.policy.outlook import Outlook
 from sim.policy.path_search import EXACT_IN_SINGLE, PathSearch
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.routed_counts import routed_counts
+from sim.policy.standings import Counts, Keys, follow, follow_and_count
 from sim.policy.tickets import Ticket
 from sim.policy.vector_search import VectorSearch, scaled
 from sim.policy.view import Prices, View
@@ -59,6 +60,7 @@ __all__ = [
     "Assignment",
     "BadInput",
     "Cancel",
+    "Counts",
     "Decision",
     "Decisions",
     "DoesNotFit",
@@ -70,6 +72,7 @@ __all__ = [
     "IllegalDecision",
     "Insertion",
     "Iteration",
+    "Keys",
     "Likeness",
     "Order",
     "Outlook",
@@ -104,6 +107,8 @@ __all__ = [
     "Wishes",
     "WriteBack",
     "bundled",
+    "follow",
+    "follow_and_count",
     "inverse_norm",
     "kept",
     "most_alike",

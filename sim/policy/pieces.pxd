@@ -13,4 +13,4 @@ cdef class Pieces:
     cdef readonly object precision
     cdef readonly list whole, all
     cdef object _expert_bytes, _homes
-    cdef dict _parts
+    cdef dict _parts, _sizes

@@ -89,6 +89,7 @@ class Pieces:
         self._homes = homes
         self._expert_bytes = expert_bytes
         size = expert_bytes(precision)
+        self._sizes = {precision: size}  # bytes of a whole expert
         self.whole: list[list[Piece]] = [
             [
                 Piece(
@@ -143,7 +144,9 @@ class Pieces:
         if piece is None:
             if not 0.0 <= start_frac < stop_frac <= 1.0:
                 raise ValueError(f"piece bounds, got {start_frac}..{stop_frac}: need 0 <= start < stop <= 1")
-            size = self._expert_bytes(precision)
+            size = self._sizes.get(precision)
+            if size is None:
+                size = self._sizes[precision] = self._expert_bytes(precision)
             n_bytes = round(stop_frac * size) - round(start_frac * size)
             kernels_frac = stop_frac - start_frac if matrices else 1.0
             piece = Piece(
