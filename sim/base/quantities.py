@@ -15,7 +15,9 @@ from sim.base.units import parse_bytes
 USER_REF = "set by the user"
 
 # A field named as figures are (`latency_s`, `vram_bytes`, `flops_per_s[...]`) that holds a number and no origin.
-_BARE_NUMBER = re.compile(r"(?:_s|_bytes|_frac|slowdown_by_\w+|\[\.\.\.\]): Expected `object`, got `(?:int|float|str)`")
+_BARE_NUMBER = re.compile(
+    r"(?:_s|_bytes|_frac|_w|slowdown_by_\w+|\[\.\.\.\]): Expected `object`, got `(?:int|float|str)`"
+)
 
 Source = Literal["measured", "datasheet", "assumed"]
 Basis = Source | Literal["stack"]  # of seconds that a policy asks for: the stack's, for a layer shared with the CPU
@@ -130,6 +132,7 @@ def _in_unit(name: str) -> str:
         "_s": " in seconds, e.g. 1e-5",
         "_bytes": " in bytes, or e.g. 8GB",
         "_frac": " from 0 to 1",
+        "_w": " in watts",
     }
     return next((text for ending, text in units.items() if name.endswith(ending)), "")
 
@@ -150,6 +153,9 @@ def _implausible(path: str, value: float) -> str:
     elif name.endswith("_bytes"):
         if not 1e6 <= value <= 1e15:
             return "from 1e6 to 1e15; did you write GB? the unit is bytes"
+    elif name.endswith("_w"):
+        if not 0 <= value <= 1e4:
+            return "from 0 to 10,000; the unit is watts"
     elif name.endswith("_s"):
         if not 0 <= value <= 1:
             return "from 0 to 1; did you write ms or us? the unit is seconds"

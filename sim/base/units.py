@@ -82,6 +82,14 @@ def show_seconds(duration_s: float) -> str:
     return f"{sign}{value * 1e9:.0f} ns"
 
 
+def show_joules(energy_j: float) -> str:
+    """`104 J`, `2.59 J`, `1.20 kJ`, `85.0 mJ`."""
+    for unit, scale in (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0)):
+        if energy_j >= scale * 0.9995:
+            return f"{_three_digits(energy_j / scale)} {unit}"
+    return f"{_three_digits(energy_j * 1e3)} mJ"
+
+
 def show_count(n: int, what: str) -> str:
     """`1 request`, `2,219 decode tokens`."""
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"

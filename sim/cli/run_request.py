@@ -47,6 +47,11 @@ class RunRequest:
         if self.keep.with_spans and self.keep.out is None:
             raise BadInput("--spans, got it without --out: it adds a table to the folder of --out; add --out DIR")
         if self.real:
+            if self.given.get("energy") is not None:
+                raise BadInput(
+                    f"--energy, got {self.given['energy']!r} with --real: joules come of a profile's watts, and a real "
+                    "run measures none; simulate it"
+                )
             if self.expected:
                 raise BadInput(
                     "--expect, got it with --real: measured figures differ from run to run; hold a simulation to it, "

@@ -156,6 +156,11 @@ SPEC_OPTIONS = (
         metavar="on|off",
         help="Whether what runs at once shares the bandwidth of memory; default: on.",
     ),
+    click.option(
+        "--energy",
+        metavar="gpu|machine",
+        help="Count joules: of the GPUs, or of CPU, host memory and drive too, by the profile's watts.",
+    ),
     click.option("--hit-definition", metavar="NAME", help="What is a hit: gate (default), room, cached or token."),
     click.option(
         "--seed",

@@ -61,6 +61,7 @@ AXES = (
     _axis("--predictor", "predictor", _SEVERAL, "What a policy predicts with: surrogate:0.85 (labelled) ..."),
     _axis("--engine", "engine", _SEVERAL, "arithmetic (default) or simpy."),
     _axis("--contention", "contention", "on,off", "What runs at once shares memory; default: on."),
+    _axis("--energy", "energy", "gpu,machine", "Count joules, by the watts of the profiles; see docs/energy.md."),
     _axis("--hit-definition", "hit_definition", _SEVERAL, "What is a hit: gate (default), room, cached or token."),
     _axis("--seed", "seed", _NUMBERS, "For whatever is drawn: arrivals, requests, choices of policies; default: 0."),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.base.units import show_bytes, show_count, show_frac, show_joules, show_seconds
 from sim.engine.counts import CLASSES
 from sim.pages.curves import BACK_TO_BACK, miss_ratio
 from sim.pages.lanes import Window, lanes
@@ -13,7 +13,8 @@ from sim.pages.memory import memory
 from sim.pages.page import Cell, Column, Facts, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, bars, distribution, said
 from sim.pages.trace_kind import realism_of
-from sim.results.text import show_figure, show_lengths, verdict
+from sim.results.grounds import show_figure
+from sim.results.text import show_lengths, verdict
 from sim.setup.naming import show as show_value
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _facts(result: Result) -> Facts:
             *_drafts(result),
             *_bound(result),
             *_slo(result),
+            *_energy(result),
         ]
     )
 
@@ -118,6 +120,17 @@ def _slo(result: Result) -> list[tuple[str, Any, str, str]]:
         ("SLO kept", slo.attained_frac, "frac", kept),
         ("goodput, requests per second", slo.goodput_requests_per_s, "x", "of requests that kept theirs"),
     ]
+
+
+def _energy(result: Result) -> list[tuple[str, Any, str, str]]:
+    energy = result.energy
+    if energy is None:
+        return []
+    low, high = energy.range_joules_per_token or (None, None)
+    band = "" if low is None or high is None else f"{show_joules(low)} to {show_joules(high)}; "
+    lacks = f"the profile has no {' and no '.join(energy.missing)}" if energy.missing else ""
+    note = f"of the {energy.counted}; {band}{lacks or 'watts x seconds, derived'}"
+    return [("joules per output token", energy.joules_per_token, "x", note)]
 
 
 def _predicted(result: Result) -> list[Section]:

@@ -9,13 +9,15 @@ import msgspec
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.quantities import Quantity
+from sim.profiles.power import DrivePower
 
 
 class Drive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Reads of one drive; `sim.machine.drive_prices` has the law.
 
     latency_s: of a request, before its bytes flow. request_bytes_per_s: of a single request. bandwidth_bytes_per_s: of
-    large requests, enough of them at a time. request_s: what each costs the drive beside its bytes.
+    large requests, enough of them at a time. request_s: what each costs the drive beside its bytes. power:
+    for `--energy`.
     """
 
     id: str
@@ -23,6 +25,7 @@ class Drive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     latency_s: Quantity
     request_bytes_per_s: Quantity
     request_s: Quantity
+    power: DrivePower | msgspec.UnsetType = msgspec.UNSET
     note: str = ""
 
 
@@ -32,8 +35,11 @@ SOURCES = {
     "4 MB blocks, one thread: 3,529.6) and issues/39 (12.75 MiB blocks at depth 8: 10,523.9 MB/s)",
     "gx10": "github.com/0xBakeer/deepseek-v41-flash-spark/issues/2 (Phison E27T, PCIe 4 x4, O_DIRECT: 64 KiB 0.49 GB/s "
     "at depth 1, 3.90 at 128; 256 KiB 1.06 and 5.88; 18 MiB 6.4)",
+    "anand970": "anandtech.com/show/12670 (Samsung 970 EVO: 6.2 W at most in power state 0)",
+    "storedbits": "storedbits.com/?p=134 (NVMe, PCIe 4: 1 to 3 W idle, 2 to 8 reading; PCIe 5: 1 to 3 and 4 to 10)",
     "kitguru970": "kitguru.net review of the Samsung 970 EVO 2TB (sequential 3,402 MB/s; 128 KB at depth 2: 2,594)",
 }
+WAITS_W = Quantity(value=1.5, source="assumed", ref="storedbits", low=0.5, high=3.0, note="class value: 1 to 3")
 DRIVES = {
     "gen3x4": Drive(
         id="gen3x4",
@@ -45,6 +51,10 @@ DRIVES = {
         ),
         request_bytes_per_s=Quantity(value=3.4e9, source="assumed", note="no measurement found: as its bandwidth"),
         request_s=Quantity(value=5e-6, source="assumed", note="no measurement found: as gen4x4"),
+        power=DrivePower(
+            waiting_w=WAITS_W,
+            busy_w=Quantity(value=5.0, source="assumed", ref="anand970, storedbits", low=2.0, high=6.2),
+        ),
     ),
     "gen4x4": Drive(
         id="gen4x4",
@@ -56,6 +66,9 @@ DRIVES = {
         request_s=Quantity(
             value=5e-6, source="assumed", ref="gx10", low=3.6e-6, high=6.6e-6, note="derived: both sizes at depth 128"
         ),
+        power=DrivePower(
+            waiting_w=WAITS_W, busy_w=Quantity(value=6.0, source="assumed", ref="storedbits", low=2.0, high=8.0)
+        ),
     ),
     "gen5x4": Drive(
         id="gen5x4",
@@ -65,6 +78,9 @@ DRIVES = {
         latency_s=Quantity(value=7.1e-5, source="assumed", ref="crow30", note="derived: 68 KB and 4 MB, one at a time"),
         request_bytes_per_s=Quantity(value=3.75e9, source="assumed", ref="crow30", note="derived: the same two"),
         request_s=Quantity(value=1.1e-6, source="assumed", ref="crow30", note="derived: 68 KB at depth 64"),
+        power=DrivePower(
+            waiting_w=WAITS_W, busy_w=Quantity(value=9.0, source="assumed", ref="storedbits", low=4.0, high=11.0)
+        ),
     ),
 }
 """Measured on one drive of each link, so assumed of another."""

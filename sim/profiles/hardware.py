@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from sim.profiles import find as profiles
 from sim.profiles import overrides as sets
 from sim.profiles.curves import Curves
 from sim.profiles.drives import OWN, SOURCES, Drive, drive_of
+from sim.profiles.power import CpuPower, GpuPower, check_power
 
 GPUS, CPUS = "hwprofiles.gpus", "hwprofiles.cpus"
 READ, TOTAL = "cpu.memory_bandwidth_bytes_per_s", "cpu.total_bandwidth_bytes_per_s"
@@ -51,6 +52,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     link: Bus | None = None  # shown, never computed with; None where there is no bus, or none was read
     quantised_flops_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # products over blocks of quantised weights
     compute_capability: float | msgspec.UnsetType = msgspec.UNSET  # where a stack asks for one
+    power: GpuPower | msgspec.UnsetType = msgspec.UNSET
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +75,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     memory_bytes: Quantity
     copies_bandwidth_bytes_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # of copies to all devices together
     total_bandwidth_bytes_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # of all that reads it at once (STREAM)
+    power: CpuPower | msgspec.UnsetType = msgspec.UNSET
     note: str = ""
 
     @property
@@ -157,19 +160,31 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not isinstance(figure, Quantity):
             return self
         cpu = msgspec.structs.replace(self.cpu, copies_bandwidth_bytes_per_s=msgspec.UNSET)
-        return msgspec.structs.replace(self, cpu=cpu)._without_sources_of(figure)
+        return msgspec.structs.replace(self, cpu=cpu)._without_sources_of([figure])
 
     @property
     def without_engines(self) -> Hardware:
         """The same without what only stacks of engines ask for."""
         gpu = msgspec.structs.replace(self.gpu, quantised_flops_per_s=msgspec.UNSET, compute_capability=msgspec.UNSET)
         figure, rest = self.gpu.quantised_flops_per_s, msgspec.structs.replace(self, gpu=gpu)
-        return rest._without_sources_of(figure) if isinstance(figure, Quantity) else rest
+        return rest._without_sources_of([figure]) if isinstance(figure, Quantity) else rest
 
-    def _without_sources_of(self, figure: Quantity) -> Hardware:
-        """The same without what only a figure cited that it no longer has."""
-        cited = {key for _, other in quantities(self) for key in other.refs}
-        sources = {key: text for key, text in self.sources.items() if key in cited or key not in figure.refs}
+    @property
+    def without_power(self) -> Hardware:
+        """The same without watts, and without what only they cite."""
+        watts = [figure for path, figure in quantities(self) if path.endswith("_w")]
+        if not watts:
+            return self
+        gpu, cpu, drive = (
+            part if part is msgspec.UNSET else msgspec.structs.replace(part, power=msgspec.UNSET)
+            for part in (self.gpu, self.cpu, self.drive)
+        )
+        return msgspec.structs.replace(self, gpu=gpu, cpu=cpu, drive=drive)._without_sources_of(watts)
+
+    def _without_sources_of(self, figures: Iterable[Quantity]) -> Hardware:
+        """The same without what only figures cited that it no longer has."""
+        cited, before = ({key for one in of for key in one.refs} for of in ((q for _, q in quantities(self)), figures))
+        sources = {key: text for key, text in self.sources.items() if key in cited or key not in before}
         return msgspec.structs.replace(self, sources=sources)
 
     def citation(self, figure: Quantity) -> str:
@@ -218,6 +233,7 @@ def load_hardware(
         hardware = relinked(hardware, link, set(overrides))
     hardware = _with_more_channels(hardware, before, overrides, where)
     check_quantities(hardware, hardware.sources, where)
+    check_power(hardware, where)
     for curves in (hardware.curves, *hardware.more_curves):
         if curves is not None:
             curves.check(where)

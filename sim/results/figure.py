@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sim.base.errors import BadInput
-from sim.base.units import parse_bytes, parse_seconds, show_bytes, show_seconds
+from sim.base.units import parse_bytes, parse_seconds, show_bytes, show_joules, show_seconds
 
 _FRACS = re.compile(r"(?:^|_)(?:rates?|frac|ratio|kept)$")
+_JOULES = ("energy_j", "joules_per_token")
 _SHARES = {"provenance", "lane_utilisation", "bound_by"}
 _MORE_IS_BETTER = re.compile(
     r"hit_rate|\w*_hit_rates\.hit|cache_ratio|throughput_tokens_per_s|gate_mass_kept"
@@ -19,7 +20,7 @@ _MORE_IS_BETTER = re.compile(
 _LESS_IS_BETTER = re.compile(
     r"(?:ttft_s|tpot_s|e2e_s|queue_s|service_s)\.(?:mean|p50|p90|p95|p99)|slo\.violations\.\w+|phases\.\w+\.time_s|simulated_s|bound\.above_frac"
     r"|miss_rate|\w*_hit_rates\.(?:miss|dropped|substituted)|dropped_rate|substituted_rate"
-    r"|activations_(?:changed|lowered)_frac|h2d_bytes|d2h_bytes|peak_(?:vram|host)_bytes"
+    r"|energy\.(?:energy_j|joules_per_token)|activations_(?:changed|lowered)_frac|h2d_bytes|d2h_bytes|peak_(?:vram|host)_bytes"
     r"|demand_copies\.(?:n|bytes)|prefetch\.(?:wasted|harmful)\.(?:n|bytes)"
 )
 
@@ -29,8 +30,10 @@ ALIASES = {"slo_attainment": "slo.attained_frac", "goodput": "slo.goodput_reques
 
 
 def unit_of(key: str) -> str:
-    """`s`, `bytes`, `frac`, or nothing for a count or another ratio."""
+    """`s`, `bytes`, `j`, `frac`, or nothing for a count or another ratio."""
     parts = key.split(".")
+    if parts[0] == "energy" and (parts[-1] in _JOULES or parts[1] == "lanes_j"):
+        return "j"
     if parts[-1].endswith("bytes"):
         return "bytes"
     if any(part.endswith("_s") and not part.endswith("per_s") for part in parts) and parts[-1] != "n":
@@ -86,6 +89,8 @@ def show_figure(key: str, value: float | None) -> str:
         return show_seconds(value)
     if unit == "bytes":
         return show_bytes(value)
+    if unit == "j":
+        return show_joules(value)
     if unit == "frac":
         return f"{100.0 * value:.4g} %"
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

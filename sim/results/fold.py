@@ -16,6 +16,7 @@ from sim.results.attainment import attainment
 from sim.results.by_layer import layer_rows
 from sim.results.contention import contention
 from sim.results.drafting import drafting
+from sim.results.energy import energy
 from sim.results.host_memory import host_memory
 from sim.results.kv_use import kv_use
 from sim.results.layer_sizes import sizes_by_layer
@@ -90,6 +91,8 @@ def fold(
     growing = loaded is not None and not loaded.stable
     timed = metrics.times(clockwork, growing and not spec.unstable, setup.open_loop)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
+    off_by = uncertainty(machine, clockwork, timed, spec.together, setup.open_loop)
+    n_outputs = clockwork.n_decoded + len(clockwork.requests)
     memory = memory_of(setup, engine)
     kv = kv_use(clockwork, spec.preempt)
     file = file_of(type(policy))
@@ -180,7 +183,7 @@ def fold(
         bound=None,
         bound_by=metrics.bound_by(clockwork, setup.tier is not None),
         provenance=provenance(machine, clockwork),
-        uncertainty=uncertainty(machine, clockwork, timed, spec.together, setup.open_loop),
+        uncertainty=off_by,
         labels=labels,
         _trace_kind=setup.trace.header.kind,
         lane_utilisation=metrics.lane_utilisation(machine, makespan_s),
@@ -192,6 +195,7 @@ def fold(
         draft=drafting(setup, clockwork, machine.h2d_bytes),
         host_memory=host_memory(setup, engines, machine),
         contention=contention(machine, setup.hw, max(1, len(replicas))),
+        energy=energy(setup, machine, makespan_s, n_outputs, off_by, max(1, len(replicas))),
         kv=kv,
         scheduling=_scheduling(setup, clockwork),
         router=setup.router.name if replicas else None,

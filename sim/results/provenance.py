@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sim.machine.lanes import CPU, GPU, H2D, HOST, NVME, SIDE
 from sim.results.schema import Figure, Provenance
 from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
+    from sim.base.quantities import Quantity
     from sim.engine.drive import Clockwork
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
@@ -77,11 +78,17 @@ def _spread(seconds: list[float], total_s: float, shares: list[tuple[int, float]
             seconds[index] += total_s * share / whole
 
 
-def factors(name: str, quantity: Any) -> tuple[float, float]:
-    """Smallest and largest factor by which time may change when the figure is off by its own range or the default."""
+def span(quantity: Quantity) -> tuple[float, float]:
+    """Smallest and largest value of a figure: its own range, or what its source has for one."""
     value, spread = quantity.value, SPREAD[quantity.source]
     low = quantity.low if quantity.low is not None else value * (1 - spread)
     high = quantity.high if quantity.high is not None else value * (1 + spread)
+    return low, high
+
+
+def factors(name: str, quantity: Quantity) -> tuple[float, float]:
+    """Smallest and largest factor by which time may change when the figure is off by its own range or the default."""
+    value, (low, high) = quantity.value, span(quantity)
     if value <= 0:
         return 1.0, 1.0
     if name.endswith("_per_s") or ".flops_per_s" in name or name.startswith("stack.quantised."):

@@ -14,6 +14,7 @@ from sim.results.schema import (
     Contention,
     Copies,
     Drafting,
+    Energy,
     HitRates,
     HostMemory,
     KvUse,
@@ -48,11 +49,11 @@ if TYPE_CHECKING:
 
 WHERE_THERE = (
     *("host_memory", "kv", "scheduling", "router", "replicas", "real", "device", "measured", "prediction", "weights"),
-    *("batching", "prefill_chunk", "mixed_hit_rates", "draft", "contention", "sizes_by_layer"),
+    *("batching", "prefill_chunk", "mixed_hit_rates", "draft", "contention", "sizes_by_layer", "energy"),
 )
-"""Keys of runs in which shared memory slowed something, of files whose layers hold experts of unlike size, with a drive
-below host memory or a pool of pages, with a batching that was asked for, or whose scheduler has something to say, of
-several replicas, and of real runs; others have none of them."""
+"""Keys of runs in which shared memory slowed something, of those that count joules, of files whose layers hold experts
+of unlike size, with a drive below host memory or a pool of pages, with a batching that was asked for, or whose
+scheduler has something to say, of several replicas, and of real runs; others have none of them."""
 FURTHER_DOWN = ("mixed", "draft_bytes", "nvme")
 """Of runs in which prompts and decode tokens ran together, of those with a draft model, and of a drive's reads that
 were slowed."""
@@ -168,6 +169,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     mixed_hit_rates: HitRates | None = None  # of iterations with prompts and decode tokens, where there were any
     draft: Drafting | None = None  # of a run with drafts; the JSON of others has no such key
     contention: Contention | None = None  # of a run in which something was slowed by what ran beside it
+    energy: Energy | None = None  # of a run that counts joules
     sizes_by_layer: SizesByLayer | None = None  # of a precision that gives layers experts of unlike size
     host_memory: HostMemory | None = None  # of a run with a drive below it
     kv: KvUse | None = None  # of a run with a pool of pages; the JSON of others has no such key

@@ -485,6 +485,24 @@ class Uncertainty(msgspec.Struct, frozen=True):
     tpot_s: Ends
 
 
+class Energy(msgspec.Struct, frozen=True):
+    """Joules of a run that asked for them (`--energy`), derived from the watts of its profile.
+
+    missing: the blocks of watts that its profile lacks; where there is any, nothing else is known.
+    range_joules_per_token: [low, high], were watts and times all off at once to the ends of their ranges. lanes_j: by
+    part and state, which add up to energy_j. provenance: by share of energy_j.
+    """
+
+    counted: str
+    missing: list[str]
+    energy_j: float | None = None
+    joules_per_token: float | None = None
+    range_joules_per_token: Ends = None
+    mean_w: float | None = None
+    lanes_j: dict[str, float] = {}
+    provenance: Provenance | None = None
+
+
 class PolicyFile(msgspec.Struct, frozen=True):
     """The file of a policy that is not an installed one, and the digest that `run_id` holds."""
 

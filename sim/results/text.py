@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from sim.base.lanes import WAITED_FOR
-from sim.base.units import show_bytes, show_count, show_flops, show_frac, show_rate, show_seconds
+from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.engine.counts import CLASSES
 from sim.results.by_layer_text import lines
+from sim.results.energy_text import joules
+from sim.results.grounds import TOP_FIGURES, show_ground
 from sim.results.load_text import under_load
 from sim.results.scheduler_text import scheduler_line
 from sim.results.schema import Copies
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.results.schema import Lengths, Phased, SizesByLayer, Timed
 
-TOP_FIGURES = 3
 _LANE = {lane.resource: lane for lane in WAITED_FOR.values()}
 # GPU 0's memory, or the host's, where a run does not fit (`DoesNotFit.sizes`).
 _SIZES = {
@@ -115,6 +116,7 @@ def render(result: Result, width: int | None = None) -> str:
         _shared(result),
         _memory(result),
         _grounds(result),
+        _energy(result),
     )
     return "\n".join(layout(block, width) for block in blocks if block.row_count)
 
@@ -423,9 +425,7 @@ def _grounds(result: Result) -> Table:
     shares = ", ".join(f"{show_frac(share)} {source}" for source, share in origin.by_source().items())
     rows.add_row("rests on", f"{shares} figures, by share of simulated time; the largest:")
     for figure in origin.figures[:TOP_FIGURES]:
-        value = "" if figure.value is None else f" = {show_figure(figure.figure, figure.value)}"
-        ref = f" [{figure.ref}]" if figure.ref else ""
-        rows.add_row("", f"{show_frac(figure.share):>7}  {figure.figure}{value} ({figure.source}){ref}")
+        rows.add_row("", show_ground(figure))
     time: Timed = "tpot_s" if band.tpot_s else "ttft_s"
     ends = band.tpot_s or band.ttft_s
     if ends:
@@ -437,6 +437,13 @@ def _grounds(result: Result) -> Table:
             + _sampled(result, time)
             + _below_bound(result, time, ends[0]),
         )
+    return rows
+
+
+def _energy(result: Result) -> Table:
+    rows = _pairs()
+    for title, text in joules(result):
+        rows.add_row(title, text)
     return rows
 
 
@@ -475,18 +482,6 @@ def show_lengths(lengths: Lengths) -> str:
             return "no request was served to its end"
         said.append(f"{what} of {low:,} tokens" if low == high else f"{what} of {low:,} to {high:,} (mean {mean:,.0f})")
     return f"{said[0]}, {said[1]}; longest context {lengths.longest_context_tokens:,} tokens"
-
-
-def show_figure(name: str, value: float) -> str:
-    """A figure in the unit people use, chosen by the end of its name."""
-    last = name.rsplit(".", 1)[-1]
-    if "flops_per_s" in name:
-        return show_flops(value)
-    if last.endswith("_bytes_per_s"):
-        return show_rate(value)
-    if last.endswith("_bytes"):
-        return show_bytes(value)
-    return show_seconds(value) if last.endswith("_s") else f"{value:g}"
 
 
 def _rate(per_s: float) -> str:

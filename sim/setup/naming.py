@@ -60,6 +60,7 @@ def title_of(setup: Setup) -> str:
         rest.append(f"drafts {setup.drafter.draft.title}")
     rest += [f"SLO {said}" for said in sorted(_slos(spec))]
     rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
+    rest += [f"energy of the {spec.energy}"] * (spec.energy is not None)
     rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")
     return f"{who} on {machine_of(setup.hw.id, own)} ({', '.join(rest)})"
 

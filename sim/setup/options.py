@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sim.base.errors import BadInput, did_you_mean
 from sim.machine.several import GPU0, PER_EXPERT, Several
 from sim.machine.sharing import WAYS as CONTENTIONS
+from sim.profiles.power import COUNTED
 from sim.setup.replicas import MAX_REPLICAS
 from sim.setup.spec import HIT_DEFINITIONS
 from sim.workload import routers
@@ -49,6 +50,8 @@ def check_options(spec: RunSpec) -> None:
         raise BadInput(f"--engine, got {spec.engine!r}: no such engine; {did_you_mean(spec.engine, ENGINES)}")
     if spec.contention not in CONTENTIONS:
         raise BadInput(f"--contention, got {spec.contention!r}: on or off; leave it out for on")
+    if spec.energy is not None and spec.energy not in COUNTED:
+        raise BadInput(f"--energy, got {spec.energy!r}: whose joules? {did_you_mean(spec.energy, COUNTED)}")
 
 
 def _check_several(spec: RunSpec) -> None:

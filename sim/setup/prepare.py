@@ -97,6 +97,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
     if without_file(kind):
         policy.labels = (*policy.labels, WITHOUT_FILE)
     check_options(spec)
+    _check_watts(spec, overrides)
     tier = third_tier(spec)
     hw = load_hardware(spec.hw, overrides.hw, spec.link, None if tier is None else tier.drive)
     if spec.engine == ARITHMETIC and spec.contention == ON and needs_events(hw):
@@ -130,6 +131,16 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
     if spec.placement is not None:
         homes = read_placement(Path(spec.placement), model.n_moe_layers, model.n_experts, spec.gpus)
     return Several(spec.gpus, spec.peer, spec.host_links, spec.dense, homes)
+
+
+def _check_watts(spec: RunSpec, overrides: Overrides) -> None:
+    """Raises BadInput for watts that are set where no energy is counted."""
+    watts = next((key for key in overrides.hw if key.split(".")[1:2] == ["power"]), None)
+    if spec.energy is None and watts is not None:
+        raise BadInput(
+            f"--set hw.{watts}, got {overrides.hw[watts]!r} without --energy: watts decide nothing else; add --energy "
+            "gpu or --energy machine"
+        )
 
 
 def _overrides(spec: RunSpec) -> Overrides:

@@ -63,6 +63,7 @@ NEWER: dict[str, Any] = {
     "dense": GPU0,
     "draft": None,
     "contention": ON,
+    "energy": None,
 }
 """Fields that specifications did not always have, with what they stand for where they are left out."""
 KV = ("kv_memory_bytes", "kv_page", "preempt")  # of a pool for keys and values
@@ -224,6 +225,8 @@ class Setup:
             hw = hw.without_sharing
         if self.stack.quantised is None and self.stack.graphs_from is None:
             hw = hw.without_engines
+        if self.spec.energy is None:
+            hw = hw.without_power
         return {
             "hw": of_data(hw),
             "model": of_data(self.model.without_newer),

@@ -39,6 +39,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     placement: str | None = None  # a file: the GPU of each expert; None: dealt round-robin
     host_links: str = "apart"  # whether links share its bandwidth
     contention: str = "on"  # whether what runs at once shares memory: on or off
+    energy: str | None = None  # whose joules are counted: gpu or machine; None: nobody's
     replicas: int = 1  # equal machines behind a router
     router: str | None = None  # None: round robin
     batch: int = 1

@@ -1,11 +1,11 @@
-"""Runs under load beside one another: what their requests waited, which kept to their SLO, and who keeps it best."""
+"""Runs beside one another: what their requests waited, which kept to their SLO, who keeps it best, and joules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from sim.base.units import show_frac, show_seconds
+from sim.base.units import show_frac, show_joules, show_seconds
 
 if TYPE_CHECKING:
     from sim.results.record import Result
@@ -14,20 +14,22 @@ Run = TypeVar("Run")
 
 
 class Columns:
-    """What a table of runs says of their load: nothing where none has one, nor an SLO."""
+    """What a table of runs says of their load and joules: nothing where none has any, nor an SLO."""
 
     def __init__(self, results: Iterable[Result]) -> None:
         every = list(results)
         self._load = any(result.load is not None for result in every)
         self._slo = any(result.slo is not None for result in every)
+        self._energy = any(result.energy is not None for result in every)
 
     @property
     def titles(self) -> list[str]:
         """Of the columns."""
-        return [*(["queue"] if self._load else []), *(["keep SLO", "goodput/s"] if self._slo else [])]
+        load, slo = ["queue"] if self._load else [], ["keep SLO", "goodput/s"] if self._slo else []
+        return [*load, *slo, *(["energy per token"] if self._energy else [])]
 
     def cells(self, result: Result) -> list[str]:
-        """Of one run: the mean wait in its queue; the share that kept its SLO, and how many of them per second."""
+        """Of one run: the mean wait in its queue; the share that kept its SLO, how many of them per second; joules."""
         found, load, slo = [], result.load, result.slo
         if self._load:
             mean_s = result.queue_s.mean
@@ -37,6 +39,9 @@ class Columns:
             good = None if slo is None else slo.goodput_requests_per_s
             found.append("-" if slo is None else show_frac(slo.attained_frac))
             found.append("-" if good is None else f"{good:.3g}")
+        if self._energy:
+            each_j = None if result.energy is None else result.energy.joules_per_token
+            found.append("-" if each_j is None else show_joules(each_j))
         return found
 
 

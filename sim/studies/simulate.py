@@ -62,6 +62,7 @@ class Options(TypedDict, total=False):
     predictor: Name | None
     engine: str | None  # arithmetic or simpy
     contention: str  # on or off
+    energy: str | None  # whose joules are counted: gpu or machine
     scheduler: str | None  # None: first come, first served
     batching: str | None  # continuous or static; None: continuous
     prefill_chunk: int | None  # at most so many tokens run in an iteration

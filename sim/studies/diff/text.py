@@ -11,7 +11,7 @@ from sim.base.tables import fold, plain, prose, table
 from sim.base.tables import render as drawn
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.engine.counts import CLASSES
-from sim.results.text import show_figure as show_hardware
+from sim.results.grounds import show_figure as show_hardware
 from sim.setup.naming import show
 from sim.studies.diff.answer import doing, miss, named_time
 from sim.studies.diff.inputs import rests_on

@@ -73,6 +73,7 @@ class Axes(TypedDict, total=False):
     predictor: Several
     engine: Several
     contention: Several
+    energy: Several
     slo: str | Mapping[str, Mapping[str, float | str]]  # of every point: 'ttft_s <= 2s', or task -> limit -> time
 
 

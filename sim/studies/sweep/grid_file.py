@@ -68,6 +68,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     expert_cache_bytes: Several | msgspec.UnsetType = msgspec.UNSET
     engine: Several | msgspec.UnsetType = msgspec.UNSET
     contention: Several | msgspec.UnsetType = msgspec.UNSET
+    energy: Several | msgspec.UnsetType = msgspec.UNSET
     slo: str | dict[str, dict[str, int | float | str]] = {}
 
     def block(self, what: str) -> Block:

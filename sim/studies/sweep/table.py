@@ -58,6 +58,16 @@ def _of_host(name: str) -> Cell:
     return cell
 
 
+def _of_energy(name: str) -> Cell:
+    """Of joules, where they are counted; None where they are not, or not known."""
+
+    def cell(row: PointRow) -> object:
+        energy = None if row.result is None else row.result.energy
+        return None if energy is None else getattr(energy, name)
+
+    return cell
+
+
 def _of_result(name: str, read: Callable[[Any], object]) -> Cell:
     def cell(row: PointRow) -> object:
         if row.result is not None:
@@ -141,6 +151,9 @@ BATCHED: list[tuple[str, pa.DataType, Cell]] = [
     ("ram_policy", _TEXT, _spec("ram_policy")),
     ("ram_hit_rate", _FLOAT, _of_host("hit_rate")),
     ("read_bytes", _INT, _of_host("read_bytes")),
+    ("energy", _TEXT, _spec("energy")),
+    ("energy_j", _FLOAT, _of_energy("energy_j")),
+    ("joules_per_token", _FLOAT, _of_energy("joules_per_token")),
 ]
 """Columns of tables that vary them."""
 

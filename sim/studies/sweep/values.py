@@ -18,7 +18,7 @@ Scalar = bool | int | float | str | None
 TEXTS = (
     *("hw", "model", "trace", "precision", "stack", "arrivals", "router", "scheduler", "batching", "split", "link"),
     *("draft", "preempt", "peer", "dense", "placement", "host_links", "nvme", "ram_policy"),
-    *("hit_definition", "predictor", "engine", "contention"),
+    *("hit_definition", "predictor", "engine", "contention", "energy"),
 )
 INTS = ("gpus", "replicas", "batch", "prefill_chunk", "kv_page", "requests", "seed", "experts")
 FRACS = ("cache_frac", "rate_scale")

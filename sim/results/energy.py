@@ -1,0 +1,160 @@
+"""Joules of a run: the watts of each part of the machine, times the seconds that it waited and worked.
+
+`docs/energy.md` has the law and its limits. Seconds are those that lanes were busy, so whichever engine replayed a run,
+and whoever decided in it, its joules are counted alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from sim.base.quantities import Quantity
+from sim.profiles.drives import Drive
+from sim.profiles.power import GPU, CpuPower, DrivePower, GpuPower, lacking
+from sim.results.provenance import span
+from sim.results.schema import Energy, Figure, Provenance
+
+if TYPE_CHECKING:
+    from sim.machine.simulated import SimulatedMachine
+    from sim.profiles.hardware import Hardware
+    from sim.real.machine.machine import RealMachine
+    from sim.results.schema import Uncertainty
+    from sim.setup.setup import Setup
+
+COMPUTE_BOUND = ("gpu.flops_per_s.", "gpu.quantised_flops_per_s", "stack.quantised.")
+"""Figures that kernels rest on where arithmetic takes longest. Other kernels read memory, are too small for either, or
+were measured whole: those count as bound by memory."""
+
+
+class Drawn(NamedTuple):
+    """One part of the machine in one state: its watts, and for how long."""
+
+    lane: str
+    figure: str
+    watts: Quantity
+    seconds: float
+
+    @property
+    def joules(self) -> float:
+        return self.watts.value * self.seconds
+
+
+class Spent(NamedTuple):
+    """Seconds, summed over GPUs and replicas: in all, and of these at work; bytes that passed host memory on links."""
+
+    gpus_s: float
+    memory_bound_s: float
+    compute_bound_s: float
+    hosts_s: float
+    cpu_s: float
+    drive_s: float
+    copied_bytes: int
+
+
+def energy(
+    setup: Setup,
+    machine: SimulatedMachine | RealMachine,
+    makespan_s: float,
+    n_outputs: int,
+    uncertainty: Uncertainty,
+    n_replicas: int = 1,
+) -> Energy | None:
+    """Of a run that is over; None where nobody asked. Without the profile's watts it says what is lacking.
+
+    Args:
+        makespan_s: from the start to the last token, which every part draws its watts through. n_outputs: tokens.
+    """
+    counted = setup.spec.energy
+    if counted is None or machine.measured:
+        return None
+    if missing := lacking(setup.hw, counted):
+        return Energy(counted, missing)
+    drawn = list(parts(setup.hw, counted, spent(machine, makespan_s, setup.spec.gpus, n_replicas)))
+    total_j = math.fsum(one.joules for one in drawn)
+    each_j = total_j / n_outputs if n_outputs else None
+    ends = None
+    if n_outputs and uncertainty.low_factor is not None and uncertainty.high_factor is not None:
+        low_j, high_j = (math.fsum(span(one.watts)[end] * one.seconds for one in drawn) for end in (0, 1))
+        ends = low_j * uncertainty.low_factor / n_outputs, high_j * uncertainty.high_factor / n_outputs
+    return Energy(
+        counted,
+        missing,
+        total_j,
+        each_j,
+        ends,
+        total_j / makespan_s if makespan_s else None,
+        {one.lane: one.joules for one in drawn},
+        _rests_on(drawn, total_j),
+    )
+
+
+def spent(machine: SimulatedMachine, makespan_s: float, n_gpus: int, n_replicas: int = 1) -> Spent:
+    """What lanes did. Of replicas a lane's time is their mean."""
+    busy_s: dict[str, float] = {}
+    for lane, seconds in machine.lane_busy_s().items():
+        kind = lane.rstrip("0123456789")
+        busy_s[kind] = busy_s.get(kind, 0.0) + n_replicas * seconds
+    by_figure = list(zip((name for name, _ in machine.cost.figures.entries), machine.gpu_s, strict=True))
+    whole_s = math.fsum(seconds for _, seconds in by_figure)
+    computing_s = math.fsum(seconds for name, seconds in by_figure if name.startswith(COMPUTE_BOUND))
+    compute_bound_s = busy_s["gpu"] * computing_s / whole_s if whole_s else 0.0
+    return Spent(
+        n_replicas * n_gpus * makespan_s,
+        busy_s["gpu"] - compute_bound_s,
+        compute_bound_s,
+        n_replicas * makespan_s,
+        busy_s["cpu"],
+        busy_s.get("nvme", 0.0),
+        machine.h2d_bytes + machine.d2h_bytes + (machine.read_bytes if "nvme" in busy_s else 0),
+    )
+
+
+def parts(hw: Hardware, counted: str, time: Spent) -> Iterator[Drawn]:
+    """Every part that is counted, in each of its states; the states of one add up to the whole run."""
+    gpu, cpu, drive = hw.gpu.power, hw.cpu.power, hw.drive
+    assert isinstance(gpu, GpuPower)
+    waiting_s = max(0.0, time.gpus_s - time.memory_bound_s - time.compute_bound_s)
+    yield Drawn("gpu_waiting", "gpu.power.waiting_w", gpu.waiting_w, waiting_s)
+    yield Drawn("gpu_memory_bound", "gpu.power.memory_bound_w", gpu.memory_bound_w, time.memory_bound_s)
+    yield Drawn("gpu_compute_bound", "gpu.power.compute_bound_w", gpu.compute_bound_w, time.compute_bound_s)
+    if counted == GPU:
+        return
+    assert isinstance(cpu, CpuPower)
+    yield Drawn("cpu_waiting", "cpu.power.waiting_w", cpu.waiting_w, max(0.0, time.hosts_s - time.cpu_s))
+    yield Drawn("cpu_busy", "cpu.power.busy_w", cpu.busy_w, time.cpu_s)
+    read_s = _read_s(hw, time)
+    yield Drawn("memory_waiting", "cpu.power.memory_waiting_w", cpu.memory_waiting_w, time.hosts_s - read_s)
+    yield Drawn("memory_busy", "cpu.power.memory_busy_w", cpu.memory_busy_w, read_s)
+    if isinstance(drive, Drive) and isinstance(drive.power, DrivePower):
+        power = drive.power
+        yield Drawn("drive_waiting", "drive.power.waiting_w", power.waiting_w, max(0.0, time.hosts_s - time.drive_s))
+        yield Drawn("drive_busy", "drive.power.busy_w", power.busy_w, time.drive_s)
+    if isinstance(cpu.rest_w, Quantity):
+        yield Drawn("rest", "cpu.power.rest_w", cpu.rest_w, time.hosts_s)
+
+
+def _read_s(hw: Hardware, time: Spent) -> float:
+    """Seconds for which host memory, at its whole rate, would be at work: what links and drive moved, and the share of
+    its rate that experts on the CPU read at. No more than there are."""
+    whole_per_s = hw.cpu.shared_by_all.value
+    by_cores_s = time.cpu_s * min(1.0, hw.cpu.memory_bandwidth_bytes_per_s.value / whole_per_s)
+    return min(time.hosts_s, time.copied_bytes / whole_per_s + by_cores_s)
+
+
+def _rests_on(drawn: list[Drawn], total_j: float) -> Provenance:
+    """Shares of the joules by the source of the watts, and by each of these; the largest first."""
+
+    def share(joules: float) -> float | None:
+        return joules / total_j if total_j else None
+
+    shares = {
+        source: share(math.fsum(one.joules for one in drawn if one.watts.source == source))
+        for source in ("measured", "datasheet", "assumed")
+    }
+    largest = sorted((one for one in drawn if one.joules), key=lambda one: -one.joules)
+    figures = [
+        Figure(one.figure, one.joules / total_j, one.watts.source, one.watts.value, one.watts.ref) for one in largest
+    ]
+    return Provenance(**shares, figures=figures)

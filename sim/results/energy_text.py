@@ -1,0 +1,57 @@
+"""Joules as people read them: a token's, with their range, by part of the machine, and what they rest on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.base.units import show_frac, show_joules
+from sim.profiles.power import MACHINE
+from sim.results.grounds import TOP_FIGURES, show_ground
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sim.results.record import Result
+
+LANES = {
+    "gpu_waiting": "GPU waiting",
+    "gpu_memory_bound": "GPU bound by memory",
+    "gpu_compute_bound": "GPU bound by arithmetic",
+    "cpu_waiting": "CPU waiting",
+    "cpu_busy": "CPU on experts",
+    "memory_waiting": "host memory waiting",
+    "memory_busy": "host memory at work",
+    "drive_waiting": "drive waiting",
+    "drive_busy": "drive reading",
+    "rest": "the rest",
+}
+WHOSE = {"gpu": "of the GPU", "machine": "of the machine"}
+
+
+def joules(result: Result) -> Iterator[tuple[str, str]]:
+    """(title, text) of each line; none where no energy is counted."""
+    found = result.energy
+    if found is None:
+        return
+    if found.missing:
+        blocks = " and ".join(f"hw.{block}" for block in found.missing)
+        yield "energy", f"not known: {result.hw} has no {blocks}; give its watts in a profile of yours (docs/energy.md)"
+        return
+    if found.joules_per_token is None or not found.energy_j or found.provenance is None:
+        return
+    ends = found.range_joules_per_token
+    band = "" if ends is None else f" ({show_joules(ends[0])} to {show_joules(ends[1])}, were all figures off at once)"
+    each = f"{show_joules(found.joules_per_token)} {WHOSE[found.counted]} per output token, prefill included{band}"
+    yield "energy", f"{each}; {found.mean_w:.0f} W on average"
+    largest = sorted(found.lanes_j.items(), key=lambda item: -item[1])
+    shares = ((LANES[lane], show_frac(lane_j / found.energy_j)) for lane, lane_j in largest)
+    yield "", ", ".join(f"{name} {share}" for name, share in shares if share != show_frac(0.0))
+    grounds = ", ".join(f"{show_frac(share)} {source}" for source, share in found.provenance.by_source().items())
+    without = "" if "rest" in found.lanes_j else _left_out(found.counted)
+    yield "", f"derived: watts x seconds; {grounds} watts, by share of joules{without}; the largest:"
+    for figure in found.provenance.figures[:TOP_FIGURES]:
+        yield "", show_ground(figure)
+
+
+def _left_out(counted: str) -> str:
+    return ", board, fans and losses left out" if counted == MACHINE else ""
