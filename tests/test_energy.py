@@ -11,6 +11,7 @@ import easy_numbers
 import msgspec
 import pytest
 import tiered_worlds
+from cli_help import moesim
 from easy_numbers import EXPERT_BYTES, figure
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,8 +36,10 @@ from traces.format.reader import Trace
 
 replace = msgspec.structs.replace
 BOTH = pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
-POWERED = [
-    *("rtx3090", "rtx4090", "rtx4090-5955wx", "rtx5090", "a100-80g-sxm", "h100-sxm", "h200-sxm"),
+POWERED = ["rtx3090", "rtx4090", "rtx4090-5955wx", "rtx5090", "a100-80g-sxm", "h100-sxm", "h200-sxm"]
+WORLDS: list[dict[str, Any]] = [
+    *({}, {"gpus": 2}, {"replicas": 2, "arrivals": "poisson:0.1"}),
+    {"nvme": "gen4x4", "host_memory_bytes": 60 * 10**9},
 ]
 
 
@@ -156,7 +159,8 @@ def test_more_work_takes_more_joules_and_waiting_is_the_least(
 
 
 @pytest.mark.parametrize(
-    "world", [{}, {"gpus": 2}, {"replicas": 2, "arrivals": "poisson:0.1"}, {"nvme": "gen4x4", "host_memory_bytes": 60 * 10**9}]
+    "world",
+    [{}, {"gpus": 2}, {"replicas": 2, "arrivals": "poisson:0.1"}, {"nvme": "gen4x4", "host_memory_bytes": 60 * 10**9}],
 )
 def test_a_run_draws_what_its_lanes_draw(tiny: Path, world: dict[str, Any]) -> None:
     outcome = run(tiny, "llama_cpp_lru", hw="rtx3090", energy="machine", **world)
@@ -247,6 +251,11 @@ def test_bundled_watts_are_those_of_these_profiles() -> None:
     found = {load_hardware(name).id for name in hardware_names() if load_hardware(name).gpu.power is not msgspec.UNSET}
     assert found == set(POWERED)
     assert all(isinstance(load_hardware(name).cpu.power, CpuPower) for name in POWERED)
+
+
+def test_profiles_show_watts(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = moesim(capsys, "hw", "h100-sxm").out
+    assert "121.7 W" in shown and "595 W to 700" in shown
 
 
 # -- words in and out --------------------------------------------------------------------------------------------------

@@ -157,4 +157,6 @@ def _show(path: str, value: float) -> str:
         return show_bytes(value)
     if name.endswith("_s"):
         return show_seconds(value)
+    if path.endswith("_w"):
+        return f"{value:g} W"
     return f"{100 * value:.3g} %"

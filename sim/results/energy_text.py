@@ -25,7 +25,6 @@ LANES = {
     "drive_busy": "drive reading",
     "rest": "the rest",
 }
-WHOSE = {"gpu": "of the GPU", "machine": "of the machine"}
 
 
 def joules(result: Result) -> Iterator[tuple[str, str]]:
@@ -41,7 +40,8 @@ def joules(result: Result) -> Iterator[tuple[str, str]]:
         return
     ends = found.range_joules_per_token
     band = "" if ends is None else f" ({show_joules(ends[0])} to {show_joules(ends[1])}, were all figures off at once)"
-    each = f"{show_joules(found.joules_per_token)} {WHOSE[found.counted]} per output token, prefill included{band}"
+    whose = "machine" if found.counted == MACHINE else "GPU" if result.gpus == 1 else "GPUs"
+    each = f"{show_joules(found.joules_per_token)} of the {whose} per output token, prefill included{band}"
     yield "energy", f"{each}; {found.mean_w:.0f} W on average"
     largest = sorted(found.lanes_j.items(), key=lambda item: -item[1])
     shares = ((LANES[lane], show_frac(lane_j / found.energy_j)) for lane, lane_j in largest)
