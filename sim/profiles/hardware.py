@@ -172,14 +172,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def without_power(self) -> Hardware:
         """The same without watts, and without what only they cite."""
-        watts = [figure for path, figure in quantities(self) if path.endswith("_w")]
-        if not watts:
-            return self
-        gpu, cpu, drive = (
-            part if part is msgspec.UNSET else msgspec.structs.replace(part, power=msgspec.UNSET)
-            for part in (self.gpu, self.cpu, self.drive)
-        )
-        return msgspec.structs.replace(self, gpu=gpu, cpu=cpu, drive=drive)._without_sources_of(watts)
+        watts: list[Quantity] = []
+        parts = {"gpu": self.gpu, "cpu": self.cpu, "drive": self.drive}
+        for name, part in parts.items():
+            if part is not msgspec.UNSET and part.power is not msgspec.UNSET:
+                watts += [figure for _, figure in quantities(part.power)]
+                parts[name] = msgspec.structs.replace(part, power=msgspec.UNSET)
+        return msgspec.structs.replace(self, **parts)._without_sources_of(watts) if watts else self
 
     def _without_sources_of(self, figures: Iterable[Quantity]) -> Hardware:
         """The same without what only figures cited that it no longer has."""

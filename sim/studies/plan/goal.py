@@ -152,6 +152,8 @@ def _band(goal: Goal, value: float, result: Result) -> tuple[float, float] | Non
         return told.tpot_s if name == "tpot_s" else told.ttft_s
     if told.low_factor is None or told.high_factor is None:
         return None
+    if goal.key == "energy.joules_per_token" and result.energy is not None:
+        return result.energy.range_joules_per_token
     if unit_of(goal.key) == "s":
         return value * told.low_factor, value * told.high_factor
     if name == "throughput_tokens_per_s":
