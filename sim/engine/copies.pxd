@@ -37,7 +37,7 @@ cdef class Copies:
     cpdef needs_timing(self, str what)
     cpdef evict(self, Piece piece)
     cdef _take_off(self, Piece piece)
-    @cython.locals(index=int)
+    @cython.locals(index=int, busy=Ticket, busy_s=double)
     cdef _left(self, Piece piece, double now_s)
     @cython.locals(arrival=Ticket)
     cdef bint _never_came(self, Piece piece) except -1
@@ -55,7 +55,7 @@ cdef class Copies:
     cdef _tell_of(self, Piece piece, str why)
     cdef needs_queue(self, str what)
     cdef _begin_anew(self, object up_to_layer)
-    cpdef Ticket fetch(self, Piece piece, tuple after=*)
+    cpdef Ticket fetch(self, Piece piece, tuple after=*, bint asked=*)
     @cython.locals(arrival=Ticket)
     cpdef promote(self, Piece piece)
     @cython.locals(now_s=double)

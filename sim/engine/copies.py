@@ -159,11 +159,13 @@ class Copies:
                 return
             self.prefetched.gone(piece)
         self.residency.gone(piece, self.by_expert.pass_n)
-        if self.residency.busy[index] is None and not self.residency.read_back:
-            if self.residency.rows[index].busy_s <= now_s:  # nothing reads it: nearly always so
+        busy: Ticket | None = self.residency.busy[index]
+        busy_s = self.residency.rows[index].busy_s if busy is None else busy.end_s
+        if busy_s >= 0.0 and not self.residency.read_back:
+            if busy_s <= now_s:  # nothing reads it: nearly always so
                 self.rooms.clean_bytes[piece.gpu] += piece.n_bytes
             else:
-                self.rooms.give(piece.gpu, piece.n_bytes, self.residency.rows[index].busy_s, NO_TICKETS, now_s)
+                self.rooms.give(piece.gpu, piece.n_bytes, busy_s, NO_TICKETS, now_s)
         else:
             self._give_after(piece, now_s)
         if self.tells_evicted:
@@ -260,17 +262,17 @@ class Copies:
 
     # -- copies -----------------------------------------------------------------------------------------------------
 
-    def fetch(self, piece: Piece, after: tuple[Ticket, ...] = ()) -> Ticket | None:
-        """Demand a piece. One already on its way is moved to the front of the queue instead."""
+    def fetch(self, piece: Piece, after: tuple[Ticket, ...] = (), asked: bool = True) -> Ticket | None:
+        """Demand a piece; its ticket, if that is asked for. One already on its way is moved to the front instead."""
         if self.residency.holds(piece):
             self.promote(piece)
-            return self.residency.arrival_of(piece.index)
+            return self.residency.arrival_of(piece.index) if asked else None
         self.queue.remove(piece)
         if not self.demand(piece, after):
             raise IllegalDecision(
                 f"Fetch of {piece}: no room and {self.policy.name}.victim named nothing to evict; {self._way_to_room()}"
             )
-        return self.residency.arrival_of(piece.index)
+        return self.residency.arrival_of(piece.index) if asked else None
 
     def _way_to_room(self) -> str:
         if self.policy.layer_budgets(self.view) is not None:

@@ -42,7 +42,7 @@ cdef class Engine:
     cpdef obey(self, object decisions, str hook)
     @cython.locals(ticket=Ticket, run=RunGpu, fetch=Fetch, evict=Evict, ask=Prefetch, part=RunPart, on_cpu=RunCpu, wait=Wait,
                    queue=Requeue, line=RequeueFrom, after=tuple)
-    cpdef Ticket apply(self, object decision)
+    cpdef Ticket apply(self, object decision, bint asked=*)
     cdef Ticket _apply_seldom(self, object decision)
     @cython.locals(plain=bint)
     cdef Ticket _predict(self, Predict asked)

@@ -163,7 +163,7 @@ class Engine:
         try:
             if type(decisions) is list:
                 for decision in decisions:
-                    self.apply(decision)
+                    self.apply(decision, False)
                     n += 1
                     if n > most:
                         break
@@ -186,7 +186,7 @@ class Engine:
                         n += 1
             else:
                 for decision in self._several(decisions):
-                    self.apply(decision)
+                    self.apply(decision, False)
                     n += 1
                     if n > most:
                         break
@@ -212,15 +212,19 @@ class Engine:
                 f"got {decisions!r}: a hook returns decisions, yields them, or returns None"
             ) from error
 
-    def apply(self, decision: Any) -> Ticket | None:
-        """Apply one decision. Raises IllegalDecision naming decision, rule and state."""
+    def apply(self, decision: Any, asked: bool = True) -> Ticket | None:
+        """Apply one decision. Raises IllegalDecision naming decision, rule and state.
+
+        Args:
+            asked: whether anybody takes the ticket; if not, one that nothing else needs is not made.
+        """
         kind = type(decision)
         if kind is RunGpu:
             run: RunGpu = decision
             return self.layer.run_gpu(run.expert, all_tickets(run.after), run.joined)
         if kind is Fetch:
             fetch: Fetch = decision
-            return self.copies.fetch(self.residency.known(fetch.piece), all_tickets(fetch.after))
+            return self.copies.fetch(self.residency.known(fetch.piece), all_tickets(fetch.after), asked)
         if kind is Evict:
             evict: Evict = decision
             self.copies.evict(self.residency.known(evict.piece))

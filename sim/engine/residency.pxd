@@ -59,6 +59,10 @@ cdef class Residency:
 
 @cython.locals(at=double, part=Piece)
 cdef bint _in_a_row(list parts, Piece whole)
+@cython.locals(found=list, part=Piece, before=Piece, at=cython.Py_ssize_t, last=cython.Py_ssize_t)
+cdef list _by_start(list parts)
+@cython.locals(at=double, part=Piece)
+cdef bint _leaves_a_gap(list parts)
 @cython.locals(piece=Piece)
 cpdef list tiling(object parts, object done, double at=*)
 @cython.locals(at=double, one=Piece)

@@ -173,8 +173,14 @@ class Residency:
         parts = self.parts(whole, precision)
         if not parts:
             return None
-        if not done and _in_a_row(parts, whole):
-            return parts
+        if not done:
+            if _in_a_row(parts, whole):
+                return parts
+            parts = _by_start(parts)
+            if _in_a_row(parts, whole):
+                return parts
+            if _leaves_a_gap(parts):
+                return None
         ordered = [
             (part.start_frac, part.precision != whole.precision, -part.stop_frac, at) for at, part in enumerate(parts)
         ]
@@ -349,6 +355,32 @@ def _in_a_row(parts: Sequence[Piece], whole: Piece) -> bool:
             return False
         at = part.stop_frac
     return at >= 1.0
+
+
+def _by_start(parts: Sequence[Piece]) -> list[Piece]:
+    """Parts by where they begin; of equals the first stays first."""
+    found = list(parts)
+    for last in range(1, len(found)):
+        part, at = found[last], last
+        while at > 0:
+            before = found[at - 1]
+            if before.start_frac <= part.start_frac:
+                break
+            found[at] = before
+            at -= 1
+        found[at] = part
+    return found
+
+
+def _leaves_a_gap(parts: Sequence[Piece]) -> bool:
+    """Whether some column is in none of these, in order of their starts: then they make up nothing."""
+    at = 0.0
+    for part in parts:
+        if part.start_frac > at:
+            return True
+        if part.stop_frac > at:
+            at = part.stop_frac
+    return at < 1.0
 
 
 def tiling(parts: Sequence[Piece], done: Sequence[Piece], at: float = 0.0) -> list[Piece] | None:
