@@ -43,6 +43,7 @@ CLASS_TOTALS = {
     "nllb-moe-54b": 54_500_569_088,
     "glm-4.7-flash": 29_943_390_976,
     "qwen3.6-35b-a3b": 34_660_610_688,
+    "qwen3.5-122b-a10b": 122_111_526_912,
     "gemma-4-26b-a4b": 25_233_141_760,
     "deepseek-v4-flash": 284_332_230_231,
     "qwen3.8-flash-next": 176_943_899_520,
@@ -64,7 +65,7 @@ def write(tmp_path: Path, changes: dict[str, Any], name: str = "own.yaml") -> Pa
 
 
 def test_catalogue_has_every_family() -> None:
-    assert len(CATALOGUE) == 30
+    assert len(CATALOGUE) == 31
     others = {"deepseek-moe-16b", "xverse-moe-a4.2b", "openmoe-8b", "cpu-small", "cpu-medium"}
     assert set(CLASS_TOTALS) | others == set(CATALOGUE)
 
@@ -560,7 +561,8 @@ def test_hf_config_counts_as_its_class(tmp_path: Path, kind: str) -> None:
     assert model.moe_layer_ids == moe_layers
 
 
-# As published: nvidia/Qwen3.6-35B-A3B-NVFP4 and google/gemma-4-26B-A4B, what the reader uses of their text_config.
+# As published: nvidia/Qwen3.6-35B-A3B-NVFP4, Qwen/Qwen3.5-122B-A10B and google/gemma-4-26B-A4B; what the reader uses
+# of their text_config.
 PUBLISHED = {
     "qwen3.6-35b-a3b": {
         "model_type": "qwen3_5_moe_text",
@@ -579,6 +581,25 @@ PUBLISHED = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
+        "vocab_size": 248320,
+    },
+    "qwen3.5-122b-a10b": {
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 3072,
+        "num_hidden_layers": 48,
+        "full_attention_interval": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 64,
+        "linear_value_head_dim": 128,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1024,
+        "shared_expert_intermediate_size": 1024,
         "vocab_size": 248320,
     },
     "gemma-4-26b-a4b": {
