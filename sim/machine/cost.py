@@ -211,6 +211,7 @@ class Cost:
         return Attention(
             self.roofline,
             self.stack.kernels.attention,
+            self.stack.prompt_kernels,
             self._share * model.attention_bytes(self.precision),
             4 * self.activation_bytes(1),
             self._key_share * model.kv_bytes_per_token_per_layer(self._kv_precision()),

@@ -13,7 +13,7 @@ cdef class Roofline:
 @cython.final
 cdef class Attention:
     cdef readonly Roofline roofline
-    cdef readonly double n_kernels, n_bytes, token_bytes, key_bytes, params, key_flops, most_context
+    cdef readonly double n_kernels, prompt_kernels, n_bytes, token_bytes, key_bytes, params, key_flops, most_context
     cdef readonly object beyond
-    @cython.locals(n_bytes=double, flops=double, n_tokens=int, r=Range)
+    @cython.locals(n_bytes=double, flops=double, n_kernels=double, n_tokens=int, r=Range)
     cpdef Price price(self, Iteration iteration)

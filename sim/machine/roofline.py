@@ -59,6 +59,7 @@ class Attention:
     """The price of one attention block: projections for all tokens, then each range against its own context.
 
     Args:
+        prompt_kernels: besides, where a prompt runs.
         n_bytes: of its weights. token_bytes: moved for each token besides. key_bytes: of one position of the KV cache.
         params: multiplied with each token. key_flops: half of what one token against one position takes.
         most_context: positions up to which the figures were measured. beyond: told of more than that.
@@ -72,6 +73,7 @@ class Attention:
         "n_bytes",
         "n_kernels",
         "params",
+        "prompt_kernels",
         "roofline",
         "token_bytes",
     )
@@ -80,6 +82,7 @@ class Attention:
         self,
         roofline: Roofline,
         n_kernels: float,
+        prompt_kernels: float,
         n_bytes: float,
         token_bytes: float,
         key_bytes: float,
@@ -90,6 +93,7 @@ class Attention:
     ) -> None:
         self.roofline = roofline
         self.n_kernels = n_kernels
+        self.prompt_kernels = prompt_kernels
         self.n_bytes = n_bytes
         self.token_bytes = token_bytes
         self.key_bytes = key_bytes
@@ -102,6 +106,9 @@ class Attention:
         """Of one layer."""
         n_bytes = self.n_bytes + self.token_bytes * iteration.n_tokens
         flops = 0.0
+        n_kernels = self.n_kernels
+        if iteration.number != 1:  # not of `PHASES`' decode: a prompt runs, alone or beside others
+            n_kernels += self.prompt_kernels
         for r in iteration.ranges:
             n_tokens = r.stop_row - r.start_row
             n_bytes += self.key_bytes * (r.context + n_tokens)
@@ -109,4 +116,4 @@ class Attention:
             flops += 2 * n_tokens * (self.params + self.key_flops * (r.context + (n_tokens + 1) / 2.0))
             if r.context + n_tokens > self.most_context:
                 self.beyond(r.context + n_tokens)
-        return self.roofline.price(self.n_kernels, n_bytes, flops)
+        return self.roofline.price(n_kernels, n_bytes, flops)

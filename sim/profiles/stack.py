@@ -53,12 +53,13 @@ class Quantised(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     expert_frac: Quantity  # of the rate above, for products of experts: few rows each, many in one launch
 
 
-class Resident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Resident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What differs where every expert lies on the GPU for good: nobody reads a router's choice, so that with `graphs` a
     token is one graph."""
 
     graphs: bool
     kernels: Kernels
+    prompt_kernels: Count = 0
 
 
 NOTHING = Quantity(value=0.0, source="assumed", note="left out")
@@ -80,6 +81,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `graphs_from`: the least compute capability on which graphs are replayed; a GPU whose profile has none replays them.
     `reads_routers`: the host reads each router's choice before it launches experts; not with `resident`.
     `kernels_of`: by id, models whose layers hold more than attention and experts, in place of `kernels`.
+    `prompt_kernels`: what a layer runs beyond these in a pass that has a prompt in it; their time on the GPU alone.
     """
 
     schema: Literal[1]
@@ -107,6 +109,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reads_routers: bool = True
     resident: Resident | None = None
     kernels_of: dict[str, Kernels] = {}
+    prompt_kernels: Count = 0
     sources: dict[str, str] = {}
 
     @property
@@ -130,6 +133,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 self,
                 graphs=resident.graphs,
                 kernels=resident.kernels,
+                prompt_kernels=resident.prompt_kernels,
                 per_layer_s=NOTHING_IN_A_LAYER,
                 reads_routers=False,
             )
@@ -149,6 +153,7 @@ NEWER = (
     "reads_routers",
     "resident",
     "kernels_of",
+    "prompt_kernels",
 )
 """Fields that stacks did not always have: at their default they say nothing."""
 
