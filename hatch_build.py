@@ -1,17 +1,21 @@
-"""Compile the modules of `sim` that have a .pxd beside them, where that can be done; the same results without.
+"""Compile the modules of `sim` that have a .pxd beside them, and some policies; the same results without.
 
 hatchling calls `Compiled` while it builds a wheel or an editable install. A working tree is compiled again in place by
 
     python hatch_build.py            # needs Cython, setuptools and a C compiler
 
-Either all modules are compiled or none: a compiled class can only be extended and read by compiled modules. Without
-Cython, a compiler or Python's headers, or with MOESIM_PURE=1, the plain modules run. A wheel of a tree that is compiled
-in place already, by this Python and since its last change, takes what lies there.
+Either all modules of `sim` are compiled or none: a compiled class can only be extended and read by compiled modules.
+Without Cython, a compiler or Python's headers, or with MOESIM_PURE=1, the plain modules run. A wheel of a tree that is
+compiled in place already, by this Python and since its last change, takes what lies there.
+
+A policy is compiled as it is, without a type, and bears the digest of its source in its name: `sim.base.compiled` takes
+it for that source alone. So each stands by itself, and one that was edited runs as it is until it is compiled again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
@@ -43,6 +47,15 @@ FLAGS = ("-O2", "-ffp-contract=off", "-fno-fast-math", "-g0", "-w")
 FLAGS_MSVC = ("/O2", "/fp:precise")
 # Loops over thousands of numbers: several at a time (-O3), where that changes none.
 SEARCHES = ("sim.policy.likeness", "sim.policy.path_search", "sim.policy.standings", "sim.policy.vector_search")
+# Policies whose own Python is much of a replay's time: a tenth of all of it goes (docs/speed.md).
+POLICIES = (
+    "policies/duoserve/policy.py",
+    "policies/hybrimoe/gains.py",
+    "policies/promoe.py",
+)
+AS_PYTHON = {"language_level": 3, "annotation_typing": False, "show_performance_hints": False}
+FLAGS_POLICIES = ("-O1", *FLAGS[1:])  # calls of Python's own functions: half the time to compile, and no slower
+DIGITS = 16  # of a source's digest, as in `sim.base.compiled`
 
 
 class Compiled(BuildHookInterface):
@@ -78,17 +91,18 @@ class Compiled(BuildHookInterface):
 
 
 def modules_in(folder: Path) -> list[Path]:
-    return sorted(path for path in (folder / "sim").rglob("*") if path.suffix in (".so", ".pyd"))
+    return sorted(
+        path for top in ("policies", "sim") for path in (folder / top).rglob("*") if path.suffix in (".so", ".pyd")
+    )
 
 
 def is_compiled(root: Path) -> bool:
     """Whether every module lies compiled beside its source, by this Python, and nothing of it has changed since."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    found = [(root / source).with_suffix(suffix) for source in sources(root)]
+    found = [root / binary for binary in binaries(root).values()]
     if not found or sorted(found) != modules_in(root):
         return False
     changed_ns = [path.stat().st_mtime_ns for path in (Path(__file__), *(root / "sim").rglob("*.pxd"))]
-    changed_ns += [(root / source).stat().st_mtime_ns for source in sources(root)]
+    changed_ns += [(root / source).stat().st_mtime_ns for source in typed(root)]
     return max(changed_ns) <= min(path.stat().st_mtime_ns for path in found)
 
 
@@ -96,16 +110,28 @@ def put_in_place(root: Path, folder: Path) -> None:
     """Replace what was compiled before by what has been compiled now."""
     for path in modules_in(root):
         path.unlink()
-    for source in sources(root):
-        for path in modules_in(folder):
-            if path.relative_to(folder).parent == source.parent and path.name.split(".")[0] == source.stem:
-                shutil.copy(path, root / path.relative_to(folder))
+    for binary in binaries(root).values():
+        shutil.copy(folder / binary, root / binary)
 
 
-def sources(root: Path) -> list[Path]:
+def typed(root: Path) -> list[Path]:
     """Modules with a .pxd beside them."""
     found = (path.with_suffix(".py") for path in sorted((root / "sim").rglob("*.pxd")))
     return [path.relative_to(root) for path in found if path.exists()]
+
+
+def policies(root: Path) -> list[Path]:
+    return [Path(name) for name in POLICIES if (root / name).exists()]
+
+
+def binaries(root: Path) -> dict[Path, Path]:
+    """Each source, and what it is compiled to."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    found = {source: source.with_suffix(suffix) for source in typed(root)}
+    for source in policies(root):
+        digest = hashlib.sha256((root / source).read_bytes()).hexdigest()[:DIGITS]
+        found[source] = source.with_name(f"{source.stem}.{digest}{suffix}")
+    return found
 
 
 def build(root: Path, folder: Path, scratch: Path) -> None:
@@ -119,25 +145,41 @@ def build(root: Path, folder: Path, scratch: Path) -> None:
 
     class BuildExt(build_ext):
         def build_extensions(self) -> None:
-            flags = FLAGS_MSVC if self.compiler.compiler_type == "msvc" else FLAGS
             for extension in self.extensions:
-                extension.extra_compile_args = list(flags)
-                if flags is FLAGS and extension.name in SEARCHES:
-                    extension.extra_compile_args.append("-O3")
+                if self.compiler.compiler_type == "msvc":
+                    extension.extra_compile_args = list(FLAGS_MSVC)
+                elif extension.name.startswith("policies."):
+                    extension.extra_compile_args = list(FLAGS_POLICIES)
+                else:
+                    extension.extra_compile_args = [*FLAGS, *(["-O3"] if extension.name in SEARCHES else [])]
             super().build_extensions()
 
+    def in_c(found: list[Path], directives: dict[str, Any], force: bool = False) -> list[Any]:
+        named = [Extension(".".join(path.with_suffix("").parts), [path.as_posix()]) for path in found]
+        return cythonize(
+            named,
+            build_dir=str(scratch),
+            compiler_directives=directives,
+            nthreads=min(n_cores, len(named)),
+            force=force,
+            quiet=True,
+        )
+
     os.chdir(root)
-    found = [Extension(".".join(path.with_suffix("").parts), [path.as_posix()]) for path in sources(root)]
-    if not found:
-        return
     n_cores = os.cpu_count() or 1
-    modules = cythonize(
-        found, build_dir=str(scratch), compiler_directives=DIRECTIVES, nthreads=min(n_cores, len(found)), quiet=True
-    )
+    wanted = binaries(root)
+    for old in set(modules_in(folder)) - {folder / binary for binary in wanted.values()}:
+        old.unlink()
+    changed = [source for source in policies(root) if not (folder / wanted[source]).exists()]
+    modules = in_c(typed(root), DIRECTIVES) + in_c(changed, AS_PYTHON, force=True)
+    if not modules:
+        return
     command = BuildExt(Distribution({"name": "sim", "packages": [], "ext_modules": modules}))
     command.build_lib, command.build_temp, command.parallel = str(folder), str(scratch), n_cores
     command.ensure_finalized()
     command.run()
+    for source in changed:
+        (folder / source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))).replace(folder / wanted[source])
 
 
 def reason(error: Exception) -> str:
@@ -148,7 +190,7 @@ def reason(error: Exception) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compile sim's typed modules in place.")
+    parser = argparse.ArgumentParser(description="Compile sim's typed modules, and some policies, in place.")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout; default: this one")
     parser.add_argument("--into", type=Path, help="a folder for what is built, instead of in place")
     parser.add_argument("--force", action="store_true", help="compile what has not changed, too")
@@ -166,7 +208,7 @@ def main() -> None:
         shutil.rmtree(kept, ignore_errors=True)
     build(root, folder, scratch)
     put_in_place(root, folder)
-    sys.stderr.write(f"compiled {len(modules_in(root))} of {len(sources(root))} modules\n")
+    sys.stderr.write(f"compiled {len(modules_in(root))} of {len(binaries(root))} modules\n")
 
 
 if __name__ == "__main__":

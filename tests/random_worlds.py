@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.machinery import ExtensionFileLoader
 from itertools import zip_longest
 from pathlib import Path
 from random import Random
@@ -501,9 +502,9 @@ def digests(n: int, seed: int) -> list[str]:
 
 
 def n_compiled() -> int:
-    """Modules of `sim` that are in use as machine code."""
+    """Modules of `sim` and `policies` that are in use as machine code."""
     return sum(
-        name.startswith("sim.") and not str(getattr(module, "__file__", None) or ".py").endswith(".py")
+        name.startswith(("sim.", "policies.")) and isinstance(getattr(module, "__loader__", None), ExtensionFileLoader)
         for name, module in sys.modules.items()
     )
 

@@ -1,4 +1,4 @@
-"""hatch_build.py: what has a .pxd is compiled where that can be done, and the same bits come out everywhere."""
+"""hatch_build.py: what has a .pxd, and some policies, are compiled where that can be done; the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -49,6 +49,10 @@ from sim.lane cimport Lane
 @cython.locals(lane=Lane, i=int, found=double)
 cpdef double total(int n)
 """
+POLICY = """
+def share(n: int) -> float:
+    return n / 7.0
+"""
 PROJECT = """
 [build-system]
 requires = []
@@ -58,9 +62,10 @@ name = "sample"
 version = "1"
 requires-python = ">=3.11"
 [tool.hatch.build.targets.wheel]
-packages = ["sim"]
+packages = ["sim", "policies"]
 [tool.hatch.build.targets.wheel.hooks.custom]
 """
+SHOW_POLICY = "import policies.promoe as p; print(type(p.__loader__).__name__, p.__file__[-9:], p.share(3).hex())"
 SHOW = "import sim.total as t; print(t.__file__.endswith('.py'), t.total(1000).hex())"
 
 
@@ -71,11 +76,21 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 
 def make(folder: Path) -> Path:
-    """Two modules, one of which uses the other's class as it is compiled."""
-    (folder / "sim").mkdir(parents=True)
+    """Two modules, one of which uses the other's class as it is compiled, and a policy."""
+    (folder / "sim" / "base").mkdir(parents=True)
+    (folder / "policies").mkdir()
     shutil.copy(ROOT / "hatch_build.py", folder)
     (folder / "pyproject.toml").write_text(PROJECT)
-    texts = {"__init__.py": "", "lane.py": LANE, "lane.pxd": LANE_PXD, "total.py": TOTAL, "total.pxd": TOTAL_PXD}
+    shutil.copy(ROOT / "sim" / "base" / "compiled.py", folder / "sim" / "base")
+    shutil.copy(ROOT / "policies" / "__init__.py", folder / "policies")
+    (folder / "policies" / "promoe.py").write_text(POLICY)
+    texts = {
+        "__init__.py": "from sim.base.compiled import choose\n\nchoose()\n",
+        "lane.py": LANE,
+        "lane.pxd": LANE_PXD,
+        "total.py": TOTAL,
+        "total.pxd": TOTAL_PXD,
+    }
     for name, text in {**texts, "plain.py": "n = 1\n"}.items():
         (folder / "sim" / name).write_text(text)
     return folder
@@ -103,6 +118,28 @@ def test_in_place_what_has_a_pxd_is_compiled_and_gives_the_same_bits(compiled: P
     assert run("-c", SHOW, cwd=compiled).stdout.split() == ["False", (compiled / "plain.txt").read_text()]
 
 
+def test_a_policy_runs_compiled_while_its_source_is_what_it_was_compiled_from(compiled: Path, tmp_path: Path) -> None:
+    """Whenever either was written, and not where the source is asked for."""
+    folder = tmp_path / "sample"
+    shutil.copytree(compiled, folder)
+    source = folder / "policies" / "promoe.py"
+
+    def shown(**environment: str) -> list[str]:
+        return run("-c", SHOW_POLICY, cwd=folder, **environment).stdout.split()
+
+    before, after = (3 / 7.0).hex(), (3 / 9.0).hex()
+    assert shown() == ["PolicyLoader", "promoe.py", before]
+    assert shown(MOESIM_PURE="1") == ["SourceFileLoader", "promoe.py", before]
+    written_s = source.stat().st_mtime
+    source.write_text(POLICY.replace("7.0", "9.0"))
+    for changed_s in (written_s + 5, written_s - 5):
+        os.utime(source, (changed_s, changed_s))
+        assert shown() == ["SourceFileLoader", "promoe.py", after]
+    assert run("hatch_build.py", cwd=folder).returncode == 0
+    assert shown() == ["PolicyLoader", "promoe.py", after]
+    assert len(list((folder / "policies").glob("promoe.*"))) == 2, "what was compiled before lies there still"
+
+
 def test_flags_of_the_environment_do_not_change_the_bits(compiled: Path, tmp_path: Path) -> None:
     if os.name == "nt":
         pytest.skip("CFLAGS is how Unix compilers are told")
@@ -121,7 +158,7 @@ def test_a_module_without_its_pxd_is_plain_again(compiled: Path, tmp_path: Path)
     assert run("-c", SHOW, cwd=folder).stdout.split() == ["True", (compiled / "plain.txt").read_text()]
 
 
-@pytest.mark.parametrize("changed", [None, "sim/total.pxd", "sim/lane.py"])
+@pytest.mark.parametrize("changed", [None, "sim/total.pxd", "sim/lane.py", "policies/promoe.py"])
 def test_a_wheel_takes_what_lies_there_compiled_unless_it_has_changed_since(
     compiled: Path, tmp_path: Path, changed: str | None
 ) -> None:
@@ -130,6 +167,8 @@ def test_a_wheel_takes_what_lies_there_compiled_unless_it_has_changed_since(
     (folder / ".gitignore").write_text("*.so\n*.pyd\nbuild\n")
     if changed is not None:
         later_s = time.time() + 5
+        with (folder / changed).open("a") as file:
+            file.write("\n")
         os.utime(folder / changed, (later_s, later_s))
     _, names, said = wheel_of(folder, CC="false", CXX="false")  # nothing can be compiled anew
     assert any(name.startswith("sim/total.") and name.endswith((".so", ".pyd")) for name in names) == (changed is None)
@@ -141,17 +180,18 @@ def wheel_of(folder: Path, **environment: str) -> tuple[str, set[str], str]:
     assert done.returncode == 0, done.stderr
     (path,) = (folder / "dist").glob("*.whl")
     with zipfile.ZipFile(path) as archive:
-        names = {name for name in archive.namelist() if name.startswith("sim/")}
+        names = {name for name in archive.namelist() if name.startswith(("sim/", "policies/"))}
     return path.name, names, done.stdout + done.stderr
 
 
 PLAIN = {f"sim/{name}" for name in ("__init__.py", "lane.py", "lane.pxd", "total.py", "total.pxd", "plain.py")}
+PLAIN |= {"sim/base/compiled.py", "policies/__init__.py", "policies/promoe.py"}
 
 
 def test_a_wheel_carries_what_was_compiled(compiled: Path, tmp_path: Path) -> None:
     name, files, _ = wheel_of(make(tmp_path / "sample"))
     assert "none-any" not in name
-    assert sorted(Path(file).name.split(".")[0] for file in files - PLAIN) == ["lane", "total"]
+    assert sorted(Path(file).name.split(".")[0] for file in files - PLAIN) == ["lane", "promoe", "total"]
 
 
 @pytest.mark.parametrize("environment", [{"MOESIM_PURE": "1"}, {"CC": "false", "LDSHARED": "false"}, {"PATH": ""}])
@@ -192,6 +232,7 @@ def test_gcc_and_clang_give_the_same_bits(tmp_path: Path) -> None:
         done = run("hatch_build.py", cwd=folder, CC=compiler, LDSHARED=linked)
         assert done.returncode == 0, done.stderr
         found[compiler] = run("tests/random_worlds.py", "--digests", "300", "0", cwd=folder).stdout.split()
-        assert int(found[compiler][0]) == len(list((folder / "sim").rglob("*.pxd")))
+        binaries = [path for top in ("sim", "policies") for path in (folder / top).rglob("*.so")]
+        assert int(found[compiler][0]) == len(binaries) > 0
         assert len(found[compiler]) == 301
     assert found["gcc"] == found[clang]

@@ -3,20 +3,25 @@
 A build may compile those modules (`hatch_build.py`); the same bits come out either way. They cannot be mixed, since
 compiled modules share the layout of their objects. So the source is taken where `MOESIM_PURE` asks for it, and in a
 checkout where a source is newer than what was compiled from it.
+
+A policy is an ordinary class whichever way its module runs, so each module is chosen by itself: what a build compiled
+bears the digest of its source in its name, and is taken for a source of that digest. An edited one runs as it is.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
+DIGITS = 16  # of a source's SHA-256, in the name of what was compiled from it (`hatch_build.py`)
 
 
 class SourceFinder(MetaPathFinder):
@@ -30,6 +35,40 @@ class SourceFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         source = self.sources.get(fullname)
         return None if source is None else spec_from_file_location(fullname, source)
+
+
+class PolicyFinder(MetaPathFinder):
+    """Finds what a policy's source was compiled to, as it lies there now."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, name = fullname.rpartition(".")
+        if not package.startswith("policies"):
+            return None
+        source = Path(*(path or ())[:1], f"{name}.py")
+        binary = compiled_policy(source)
+        if binary is None:
+            return None
+        return spec_from_file_location(fullname, source, loader=PolicyLoader(fullname, str(binary)))
+
+
+class PolicyLoader(ExtensionFileLoader):
+    """Runs machine code in a module whose file is its source: there is what a reader, or `inspect`, looks for."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = super().create_module(ModuleSpec(spec.name, self, origin=self.path))
+        module.__file__ = spec.origin
+        return module
+
+
+def compiled_policy(source: Path) -> Path | None:
+    """What was compiled from a policy's source, `NAME.DIGEST.SUFFIX` beside it; None where nothing was."""
+    if not source.is_file():
+        return None
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:DIGITS]
+    binary = source.with_name(f"{source.stem}.{digest}{EXTENSION_SUFFIXES[0]}")
+    return binary if binary.exists() else None
 
 
 def sources() -> dict[str, Path]:
@@ -67,6 +106,8 @@ def stale(of: dict[str, Path]) -> bool:
 
 def choose() -> None:
     """Decide once, before the first of these modules is imported."""
-    of = sources()
-    if os.environ.get("MOESIM_PURE", "0") not in ("", "0") or stale(of):
+    of, pure = sources(), os.environ.get("MOESIM_PURE", "0") not in ("", "0")
+    if pure or stale(of):
         sys.meta_path.insert(0, SourceFinder(of))
+    if not pure:
+        sys.meta_path.insert(0, PolicyFinder())
