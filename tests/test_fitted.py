@@ -178,10 +178,17 @@ def test_calibrating_finds_the_way_back():
 
     class Rows:
         experts = selections(true, 99, 1000)
+        request = np.repeat(np.arange(4), 251)[:1000]
 
     found = calibrate.calibrated(made, Rows, selections)
     assert 1.05 < found.shares["fade4"][0] / made.shares["fade4"][0] <= 1.3 + 1e-9
     assert calibrate.times(made, 2.0).share("fade4")[0] == pytest.approx(0.5), "shares do not pass 1"
+
+
+def test_calibrating_lets_tasks_take_turns():
+    """Two tasks, one after the other in the source: A A A B B is looked at as A B A B A."""
+    lengths = [Lengths(1, 9, task, True) for task in (0, 0, 0, 1, 1)]
+    assert calibrate.tasks_in_turn(profile(requests=lengths, tasks=["a", "b"])) == [0, 3, 1, 4, 2]
 
 
 def test_bundled_fits_are_sound_sourced_and_checked():

@@ -15,7 +15,7 @@ from scipy.signal import lfilter
 
 from traces.format.layout import DISTANCES, Array, Floats, Ints
 from traces.stats.observe import choose
-from traces.synth.latent import gate_scores
+from traces.synth.latent import chosen_mask, gate_scores
 from traces.synth.profile import FADES, GRAMS, Profile
 from traces.synth.text import CONTEXT_KINDS, Text, hashed
 
@@ -98,8 +98,7 @@ class Drawer:
             self.contexts = np.rint(stream(seed, "contexts").standard_normal((_CONTEXTS, width)) * _GRAIN) / _GRAIN
             used = [name for name in GRAMS[1:] if profile.share(name).any()]
             self.context_weights = {name: self._weights(name, width) for name in used}
-            if n_tasks == 1 or any(profile.share(name).any() for name in GRAMS):
-                self._settle()  # else the ids are lent, and the biases were calibrated to these tasks without them
+        self._settle()
 
     def _weights(self, name: str, width: int) -> Array:
         """(width, L * E) from vectors of ids, or of what stands before them, to a field."""
@@ -110,25 +109,35 @@ class Drawer:
     def _settle(self) -> None:
         """Correct the biases for the tasks and token ids drawn, so that popularity is what the profile says.
 
-        Some ids make up several per cent of all tokens and always want the same experts: by the luck of their draw they
-        would add to the skew, which the biases already have all of.
+        Some ids make up several per cent of all tokens and always want the same experts, and four tasks are a quarter
+        each: by the luck of their draw they would add to the skew, which the biases already have all of.
         """
-        assert self.table is not None
-        k, n_experts = self.profile.top_k, self.profile.n_experts
-        ids = np.searchsorted(np.cumsum(self.frequencies), (np.arange(_SETTLING) + 0.5) / _SETTLING * (1 - 1e-12))
-        embedded, task = self.table[ids], np.arange(_SETTLING) % len(self.tasks)
-        weights = self.weights.reshape(embedded.shape[1], -1, n_experts)
+        n_experts = self.profile.n_experts
+        task, embedded = np.arange(_SETTLING) % len(self.tasks), None
+        if self.table is not None:
+            ids = np.searchsorted(np.cumsum(self.frequencies), (np.arange(_SETTLING) + 0.5) / _SETTLING * (1 - 1e-12))
+            embedded, weights = self.table[ids], self.weights.reshape(self.table.shape[1], -1, n_experts)
         noise = np.random.default_rng(self.seed).standard_normal((_SETTLING, n_experts))
         zero = np.zeros((self.profile.n_layers, 1), np.float32)
         for layer, rank in enumerate(self.rank[0]):
             loads = [float(self.loads.get(name, zero)[layer, 0]) for name in ("token", "task")]
+            if loads == [0.0, 0.0]:
+                continue
             rest = np.sqrt(max(0.0, 1 - loads[0] ** 2 - loads[1] ** 2))
-            drawn = loads[0] * (embedded @ weights[:, layer]) + loads[1] * self.tasks[task, layer]
+            drawn = loads[1] * self.tasks[task, layer]
+            if embedded is not None:
+                drawn = loads[0] * (embedded @ weights[:, layer]) + drawn
             drawn = drawn[:, rank] + rest * noise
-            wanted = _odds(choose(noise + self.bias[layer], k), n_experts)
+            wanted = self._odds(noise + self.bias[layer])
             for _ in range(_SETTLING_ROUNDS):
-                step = wanted - _odds(choose(drawn + self.bias[layer], k), n_experts)
+                step = wanted - self._odds(drawn + self.bias[layer])
                 self.bias[layer] += 0.35 * (step - step.mean())
+
+    def _odds(self, scores: Array) -> Floats:
+        """(E,) log odds that a token chooses an expert, from the scores (n, E) of n tokens."""
+        share = (chosen_mask(scores, self.profile.top_k).sum(axis=0) + 0.5) / (len(scores) + 1)
+        found: Floats = np.log(share / np.maximum(1 - share, 1e-6))
+        return found
 
     @property
     def embedding_table(self) -> Array | None:
@@ -230,13 +239,6 @@ def selections(profile: Profile, seed: int, n_tokens: int) -> Array:
     """(n_tokens, L, K) selections drawn from a profile."""
     drawer = Drawer(profile, seed)
     return np.concatenate([block["experts"] for plan in drawer.plans(None, n_tokens) for block in drawer.rows(plan)])
-
-
-def _odds(chosen: Ints, n_experts: int) -> Floats:
-    """(E,) log odds that a token chooses an expert, from the choices (n, K) of n tokens."""
-    share = (np.bincount(chosen.ravel(), minlength=n_experts) + 0.5) / (len(chosen) + 1)
-    found: Floats = np.log(share / np.maximum(1 - share, 1e-6))
-    return found
 
 
 class _Scores:
