@@ -247,7 +247,8 @@ def test_no_one_is_faster_than_the_bound_in_any_batch() -> None:
         share = f"acceptance={drawn.choice([0, 0.3, 0.7, 0.95, 1])},rejected={drawn.choice(['next', 'elsewhere'])}"
         found = run(
             policy=drawn.choice(["lru", "perfect_prefetch", "fiddler", "belady", "moe_speq", "moe_cache"]),
-            trace=drawn.choice(["mixtral-8x7b-small", "qwen1.5-moe-small"]),
+            trace=drawn.choice(["mixtral-8x7b-small", "qwen1.5-moe-chat"]),
+            arrivals="none",
             cache_frac=None,
             requests=drawn.choice([1, 2, 3]),
             seed=seed,

@@ -26,6 +26,7 @@ from sim.engine.drive import RequestTimes
 from sim.results.load import Moments, taken_while_some_wait
 from sim.results.schema import SloAttainment
 from sim.run import Outcome, execute, prepare
+from sim.setup.setup import Setup
 from sim.setup.spec import RunSpec
 from sim.workload import schedulers
 from sim.workload.batching import Batching
@@ -404,3 +405,27 @@ def test_points_of_a_sweep_have_the_bounds_of_their_own_loads() -> None:
     for row in frame.to_dict("records"):
         alone = moesim.simulate("lru", "rtx3090", **load, rate_scale=row["rate_scale"], seed=row["seed"])
         assert row["bound_ttft_s"] == alone.bound.ttft_s
+
+
+def test_a_models_name_alone_takes_the_first_of_many_chats_back_to_back():
+    """Whoever names a model and no load asks what a token takes; what is said of arrivals and requests is done."""
+
+    def of(**options: Any) -> tuple[int, bool, list[str], Setup]:
+        setup = prepare(RunSpec(policy="lru", hw="rtx3090", **options))
+        setup.close()
+        return len(setup.requests), setup.open_loop, setup.notes(), setup
+
+    model = {"model": "qwen1.5-moe-a2.7b"}
+    n, open_loop, notes, setup = of(**model)
+    assert (n, open_loop) == (30, False)
+    assert notes == [
+        "note: --model qwen1.5-moe-a2.7b alone takes the first 30 of 200 requests of qwen1.5-moe-chat, back to back; "
+        "--requests 200 takes all, --trace qwen1.5-moe-chat their arrivals"
+    ]
+    again = of(**{name: getattr(setup.explicit(), name) for name in ("model", "trace", "arrivals", "requests")})
+    assert again[:3] == (30, False, [])
+    assert again[3].run_id == setup.run_id
+    assert of(**model, requests=200)[:3] == (200, False, [])
+    assert of(**model, arrivals="poisson:1")[:3] == (200, True, [])
+    assert of(**model, trace="qwen1.5-moe-chat")[:3] == (200, True, [])
+    assert of(model="mixtral-8x7b")[:3] == (18, False, []), "the default trace is shorter, and nothing arrives in it"

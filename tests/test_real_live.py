@@ -159,7 +159,7 @@ def test_a_checkpoint_is_the_model_of_a_real_run(capsys, tmp_path):
     real = (*run, "--real", "--device", "cpu", "--checkpoint")
     assert "a checkpoint is its own model" in simulated(capsys, *real, FOLDER, "--model", "mixtral-8x7b").error
     assert "no config.json in it" in simulated(capsys, *real, tmp_path).error
-    assert "routing shapes must agree" in simulated(capsys, *real, FOLDER, "--trace", "qwen1.5-moe-small").error
+    assert "routing shapes must agree" in simulated(capsys, *real, FOLDER, "--trace", "qwen1.5-moe-chat").error
 
 
 def test_a_cpu_that_announces_too_much_is_found_out(monkeypatch):

@@ -87,7 +87,7 @@ def test_the_command(spec: RunSpec) -> None:
         "--hw",
         "a100-80g-sxm",
         "--trace",
-        "qwen1.5-moe-small",
+        "qwen1.5-moe-chat",
         "--draws",
         "2",
         "--workers",

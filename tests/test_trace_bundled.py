@@ -121,7 +121,7 @@ def test_sizes():
     "model, names",
     [
         ("mixtral-8x7b", ["mixtral-8x7b-small", "mixtral-8x7b-chat"]),
-        ("qwen1.5-moe-a2.7b", ["qwen1.5-moe-small", "qwen1.5-moe-chat"]),
+        ("qwen1.5-moe-a2.7b", ["qwen1.5-moe-chat"]),
         ("phi-3.5-moe", ["phi-3.5-moe-small"]),
         ("deepseek-moe-16b", ["deepseek-moe-16b-small"]),
     ],

@@ -33,3 +33,11 @@ def test_names_and_paths(tmp_path, monkeypatch):
         open_trace("x")
     with pytest.raises(BadInput, match="not a regular file"):
         open_trace(tmp_path)
+
+
+def test_a_name_that_was_bundled_once_says_what_took_its_place():
+    for old, new in catalogue.SUCCEEDED.items():
+        with pytest.raises(BadInput, match=f"{old}.*{new} has taken its place") as stopped:
+            catalogue.resolve(old)
+        assert new in catalogue.bundled_traces()
+        assert "\n" not in str(stopped.value)

@@ -21,6 +21,7 @@ from sim.base import digests
 from sim.base.errors import BadInput, MoesimError
 from sim.base.files import parse_yaml, replacing
 from sim.setup.spec import RunSpec
+from sim.workload.load import NONE
 
 SEED = 0
 CODE = ("sim", "policies", "hwprofiles", "traces")
@@ -53,6 +54,7 @@ def spec_of(
             "trace": str(trace),
             "set": settings,
             "requests": experiment.requests or None,
+            "arrivals": NONE,  # whatever the trace's own are: a case names those of its paper
             "seed": SEED,
             "stack": stack,
             "slo": experiment.slo,

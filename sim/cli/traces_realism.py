@@ -33,7 +33,7 @@ SHORT = ("LRU", "LFU", "LCP", "random", "Belady", "top quarter", "shared")
     "realism",
     cls=UniqueOptions,
     short_help="TRACE beside published ones of its shape, and what may be concluded.",
-    epilog="Example: moesim traces realism qwen1.5-moe-small. docs/traces.md says how both are cut alike.",
+    epilog="Example: moesim traces realism qwen1.5-moe-chat. docs/traces.md says how both are cut alike.",
 )
 @click.argument("sources", metavar="TRACE...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")

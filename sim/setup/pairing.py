@@ -5,17 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sim.base.errors import BadInput
 from sim.base.paths import mode_of
 from sim.profiles.models import load_model, model_names
+from sim.workload.load import NONE
 from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
     from sim.profiles.overrides import Overrides
+    from sim.setup.spec import RunSpec
     from traces.format.reader import Trace
 
 MOST_EXPERTS_DRAWN = 32_768  # of all layers; a minute or two, some hundred megabytes
+UNASKED = 30  # requests of a log of chats that a model's name alone takes: as many tokens as the small traces score
 
 
 def shape_of(model: Model) -> tuple[int, int, int]:
@@ -77,6 +82,28 @@ def trace_for(model_name: str | None, overrides: Overrides) -> str:
             )
         return scaled_name(source, shape)
     return fitting[0]
+
+
+def unhurried(spec: RunSpec, trace: Trace) -> RunSpec:
+    """The specification as it is, or, of a model's name alone, with the first requests of a log back to back.
+
+    Who names neither trace nor arrivals asks what a token takes, not how a queue grows, and not for an hour's log.
+    """
+    arriving = any(request.arrival_s is not None for request in trace.requests)
+    if spec.trace is not None or spec.arrivals is not None or not arriving:
+        return spec
+    return msgspec.structs.replace(spec, arrivals=NONE, requests=spec.requests or UNASKED)
+
+
+def said_of_requests(asked: RunSpec, taken: RunSpec, trace: Trace) -> str | None:
+    """What `unhurried` took of the requests where nobody said how many; None where it left them."""
+    of_split = len([1 for request in trace.requests if asked.split in ("all", request.split)])
+    if taken is asked or asked.requests is not None or of_split <= UNASKED:
+        return None
+    return (
+        f"note: --model {asked.model} alone takes the first {UNASKED} of {of_split} requests of {trace.name}, back to "
+        f"back; --requests {of_split} takes all, --trace {trace.name} their arrivals"
+    )
 
 
 def fits_for(model: str, shape: tuple[int, int, int]) -> list[str]:

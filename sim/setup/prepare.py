@@ -24,7 +24,15 @@ from sim.setup.drafting import Drafter
 from sim.setup.kv_pool import check_host_room, demand_of, kv_pool
 from sim.setup.memory import BudgetRule, Demand, check_host, plan
 from sim.setup.options import ARITHMETIC, check_options
-from sim.setup.pairing import check_shape, default_model, drawn_anew, model_of_shape, trace_for
+from sim.setup.pairing import (
+    check_shape,
+    default_model,
+    drawn_anew,
+    model_of_shape,
+    said_of_requests,
+    trace_for,
+    unhurried,
+)
 from sim.setup.placement import read_placement
 from sim.setup.replicas import check_replicas
 from sim.setup.setup import Setup
@@ -62,7 +70,9 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
         _check_least_memory(spec, named, name)
     trace = open_trace(name)
     try:
-        setup = _fit(spec, named, trace)
+        taken = unhurried(spec, trace)
+        setup = _fit(taken, named, trace)
+        setup.said = said_of_requests(spec, taken, trace)
         setup.run_id = setup.identity()
         return setup
     except BaseException:

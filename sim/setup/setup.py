@@ -91,6 +91,7 @@ class Setup:
     tier: ThirdTier | None = None  # a drive below host memory; None: that holds every expert
     kv: KvPool | None = None  # pages for keys and values; None: as many as are ever needed
     drafter: Drafter | None = None  # of decode steps that verify drafts
+    said: str | None = None  # which requests were taken where nobody said which
     machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
     run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
 
@@ -197,10 +198,10 @@ class Setup:
         return terms
 
     def notes(self) -> list[str]:
-        """What was asked for and cannot be had in full, one line each."""
+        """What was asked for and cannot be had in full, and which requests were taken unasked, one line each."""
         spec, has = self.spec, show_count(len(self.requests), "request")
         where = f"split {spec.split} of {self.trace.name}"
-        found = []
+        found = [] if self.said is None else [self.said]
         if spec.requests is not None and spec.requests > len(self.requests):
             found.append(f"note: --requests {spec.requests}: {where} has {has}, not more")
         if spec.batch > len(self.requests):

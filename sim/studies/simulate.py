@@ -85,7 +85,7 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
         options: the others of `simulate --help`, by the names that a saved configuration has.
 
     Warns:
-        UserWarning: of requests or a batch there are fewer than was asked for.
+        UserWarning: of requests or a batch there are fewer than was asked for; a model's name took the first of many.
 
     Raises:
         BadInput: whatever has to be changed, in one line; `DoesNotFit`, when it is a memory.

@@ -16,6 +16,7 @@ from traces.format.layout import SUFFIX
 from traces.format.reader import Trace
 
 DEFAULT = "mixtral-8x7b-small"
+SUCCEEDED = {"qwen1.5-moe-small": "qwen1.5-moe-chat"}  # names that were bundled once, and what took their place
 
 
 def bundled_traces() -> dict[str, Path]:
@@ -58,6 +59,12 @@ def resolve(name: str | Path) -> Path:
 
     if drawn_path(str(name)):
         return drawn(str(name))
+    if str(name) in SUCCEEDED:
+        new = SUCCEEDED[str(name)]
+        raise BadInput(
+            f"trace, got {str(name)!r}: {new} has taken its place, with longer requests that arrive; take "
+            f"--trace {new} --arrivals none, with --requests 30 for as many tokens"
+        )
     hint = did_you_mean(str(name), {**known, **fitted()})
     raise BadInput(f"trace, got {str(name)!r}: no bundled trace and no file of that name; {hint}")
 
