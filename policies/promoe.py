@@ -130,6 +130,7 @@ class ProMoe(Policy):
         self._gating = -1  # the layer whose gate is about to speak
         self._aimed: list[list[int]] = [[] for _ in range(n_layers)]  # by layer to come: experts named, in order
         self._prediction = Predict(self.predictor_s, "side", basis="measured")
+        self._reads = f"next_scores_{self.stride}"
         self._n = self._right = 0
 
     def _chunks(self, layer: int, expert: int, view: View) -> Chunks:
@@ -156,9 +157,8 @@ class ProMoe(Policy):
 
     def _swept(self, layer: int, view: View) -> Steps:
         """Give up what is left of experts that have lost their place, then the same."""
-        for chunk in self._stale.copy():
-            yield Evict(chunk)
-        yield from self._placeless(layer, view)
+        yield [Evict(chunk) for chunk in self._stale]
+        yield self._placeless(layer, view)
 
     def _placeless(self, layer: int, view: View) -> list[Cancel]:
         self._gating = layer
@@ -180,7 +180,7 @@ class ProMoe(Policy):
     def gate_done(self, gate: Gate, view: View) -> Steps:
         self._gating = -1
         layer, needs = gate.layer, gate.needs
-        parts, holds = self._parts[layer], view.holds
+        parts, holds, stale, queued = self._parts[layer], view.holds, self._stale, self._asked
         aimed = self._aimed[layer]
         if aimed:
             self._aimed[layer] = []
@@ -193,10 +193,11 @@ class ProMoe(Policy):
                     chunks = parts[expert] or self._chunks(layer, expert, view)
                     for cancel in chunks.cancels:
                         piece = cancel.piece
-                        if piece in self._asked if needed or not holds(piece) else not view.arrived(piece):
+                        if piece in queued if needed or not holds(piece) else not view.arrived(piece):
                             yield cancel  # what waits nowhere and is not on its way has nothing to be withdrawn
-                            self._asked.discard(piece)
-        home = self._home[layer]
+                            queued.discard(piece)
+        home, runs = self._home[layer], self._runs
+        lru, room = [held[layer] for held in self._lru], [shares[layer] for shares in self._room]
         waiting = self._in_order(layer, needs, view)
         coming: list[RunGpu] = []
         asked = False
@@ -205,33 +206,35 @@ class ProMoe(Policy):
             while at < len(waiting):
                 expert, here = waiting[at]
                 gpu = home[expert]
-                held = self._lru[gpu][layer]
-                if expert not in held and len(held) == self._room[gpu][layer]:
+                held = lru[gpu]
+                if expert not in held and len(held) == room[gpu]:
                     victim = self._leaves(held, layer, expert, view)
                     if victim is None:  # until one of those that are there has run
                         at += 1
                         continue
                     del held[victim]
-                    for evict in (parts[victim] or self._chunks(layer, victim, view)).evicts:
-                        if holds(evict.piece):
-                            yield evict
+                    leaving = parts[victim] or self._chunks(layer, victim, view)
+                    yield [evict for evict in leaving.evicts if holds(evict.piece)]
                 del waiting[at]
                 # High tasks for the chunks that are missing; chunks on their way go ahead of what nobody waits for.
                 held.pop(expert, None)
                 held[expert] = None
                 at = 0
-                if here and not self._stale:  # nothing to be asked for, or to be waited for
-                    coming.append(self._runs[expert])
+                if here and not stale:  # nothing to be asked for, or to be waited for
+                    coming.append(runs[expert])
                     continue
-                tickets: list[Ticket] = []
-                for fetch in (parts[expert] or self._chunks(layer, expert, view)).fetches:
-                    if self._stale and fetch.piece in self._stale:  # it has its place again
-                        self._stale.remove(fetch.piece)
-                    ticket = yield fetch
-                    self._asked.discard(fetch.piece)
-                    if ticket is not None:
-                        tickets.append(ticket)
-                coming.append(RunGpu(expert, tuple(tickets)) if tickets else self._runs[expert])
+                chunks = parts[expert] or self._chunks(layer, expert, view)
+                if stale:
+                    came = []
+                    for fetch in chunks.fetches:
+                        if fetch.piece in stale:  # it has its place again
+                            stale.remove(fetch.piece)
+                        came.append((yield fetch))
+                else:
+                    came = yield chunks.fetches
+                queued.difference_update(chunks.pieces)
+                tickets = tuple([ticket for ticket in came if ticket is not None])
+                coming.append(RunGpu(expert, tickets) if tickets else runs[expert])
             if not asked:
                 asked = True
                 target = layer + self.stride
@@ -241,19 +244,16 @@ class ProMoe(Policy):
 
     def _in_order(self, layer: int, needs: dict[int, int], view: View) -> list[tuple[int, bool]]:
         """Cached experts, those on their way by the chunks that have arrived, then the others; and who is all there."""
-        arrived, parts = view.arrived, self._parts[layer]
+        n_arrived, parts = view.n_arrived, self._parts[layer]
         if not self.reorder or len(needs) == 1:
             return [(expert, False) for expert in needs]
-        home = self._home[layer]
+        home, lru, all_there = self._home[layer], self._lru, -self.chunks
         order = []
         for at, expert in enumerate(needs):
-            ready = 0
-            for chunk in (parts[expert] or self._chunks(layer, expert, view)).pieces:
-                if arrived(chunk):
-                    ready += 1
-            order.append((-ready, expert not in self._lru[home[expert]][layer], at, expert))
+            ready = n_arrived((parts[expert] or self._chunks(layer, expert, view)).pieces)
+            order.append((-ready, expert not in lru[home[expert]][layer], at, expert))
         order.sort()
-        return [(expert, ready == -self.chunks) for ready, _, _, expert in order]
+        return [(expert, ready == all_there) for ready, _, _, expert in order]
 
     def _leaves(self, held: dict[int, None], layer: int, newcomer: int, view: View) -> int | None:
         """The least recently accessed expert of a layer that may go."""
@@ -270,19 +270,20 @@ class ProMoe(Policy):
         after: tuple[Ticket, ...] = ((yield self._prediction),)
         named = self._aimed[target] = self._named(gate, target)
         home, taken = self._home[target], [0] * len(self._lru)
-        parts, holds = self._parts[target], view.holds
+        lru, room = [held[target] for held in self._lru], [shares[target] for shares in self._room]
+        parts, holds, queued = self._parts[target], view.holds, self._asked
         for expert in named:
             gpu = home[expert]
             taken[gpu] += 1
-            if taken[gpu] > self._room[gpu][target]:
+            if taken[gpu] > room[gpu]:
                 continue
-            held = self._lru[gpu][target]
+            held = lru[gpu]
             if expert in held:  # asking counts as an access
                 del held[expert]
                 held[expert] = None
             for chunk in (parts[expert] or self._chunks(target, expert, view)).pieces:
                 if not holds(chunk):
-                    self._asked.add(chunk)
+                    queued.add(chunk)
                     yield Prefetch(chunk, 0.0, after)
 
     def _named(self, gate: Gate, target: int) -> list[int]:
@@ -292,7 +293,7 @@ class ProMoe(Policy):
             rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
             drawn = [self._surrogate.name(row, target, ids) for row, ids in zip(rows, truth, strict=True)]
             return list(dict.fromkeys(expert for choices in zip(*drawn, strict=True) for expert in choices))
-        named: list[int] = gate.by_layer(self._best, f"next_scores_{self.stride}")
+        named: list[int] = gate.by_layer(self._best, self._reads)
         return list(dict.fromkeys(named)) if gate.iteration.n_tokens > 1 else named
 
     def _best(self, scores: NDArray[np.float64]) -> list[list[int]]:
@@ -319,8 +320,9 @@ class ProMoe(Policy):
         self._stale += [chunk for chunk in self._chunks(layer, expert, view).pieces if view.holds(chunk)]
 
     def evicted(self, piece: Piece, view: View) -> None:
-        if self._stale and piece in self._stale:
-            self._stale.remove(piece)
+        stale = self._stale
+        if stale and piece in stale:
+            stale.remove(piece)
         held = self._lru[piece.gpu][piece.layer]
         if piece.expert in held:
             for chunk in self._chunks(piece.layer, piece.expert, view).pieces:

@@ -70,6 +70,8 @@ cdef class Copies:
     cpdef pump(self)
     @cython.locals(arrival=Ticket)
     cpdef bint arrived(self, Piece piece) except -1
+    @cython.locals(n=int)
+    cpdef int n_arrived(self, object pieces) except -1
     cpdef poll(self)
     @cython.locals(machine=Machine, flying=Flying, now_s=double, quiet_s=double, link=int, index=int, after=int,
                    ticket=Ticket, end_s=double)

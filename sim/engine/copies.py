@@ -411,6 +411,14 @@ class Copies:
         arrived_s: float = self.residency.rows[piece.index].arrived_s
         return arrived_s <= self.machine.now()
 
+    def n_arrived(self, pieces: Iterable[Piece]) -> int:
+        """How many of these pieces are there."""
+        n = 0
+        for piece in pieces:
+            if self.arrived(self.residency.known(piece)):
+                n += 1
+        return n
+
     def pump(self) -> None:
         """Hand queued prefetches to the copy engines, as many to each link as the policy's depth allows."""
         if self.depth < 0 or not self.queue.n_waiting:

@@ -231,6 +231,12 @@ class View:
             self._require("timing", "arrived")
         return self._copies.arrived(self._residency.known(piece))
 
+    def n_arrived(self, pieces: Iterable[Piece]) -> int:
+        """Of how many of these pieces the copy has completed by now. Trait `timing`."""
+        if not self._timing:
+            self._require("timing", "n_arrived")
+        return int(self._copies.n_arrived(pieces))
+
     def queued(self) -> list[Piece]:
         """Pieces waiting in the policy's own prefetch queue, best first. Trait `timing`."""
         self._require("timing", "queued")

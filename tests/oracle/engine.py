@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from itertools import islice, repeat
-from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from oracle.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts
@@ -86,7 +85,7 @@ class Engine(Execution):
         if decisions is None:
             return
         try:
-            if isinstance(decisions, GeneratorType):
+            if isinstance(decisions, Generator):
                 answer: Any = None
                 say, does = decisions.send, self._does
                 for _ in repeat(None, MAX_DECISIONS):

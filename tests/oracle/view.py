@@ -200,6 +200,10 @@ class View:
         entry = self._entries.get(piece)
         return entry is not None and (entry.arrival is None or self._engine.machine.ended(entry.arrival))
 
+    def n_arrived(self, pieces: Iterable[Piece]) -> int:
+        """Of how many of these pieces the copy has completed by now. Trait `timing`."""
+        return sum(self.arrived(piece) for piece in pieces)
+
     def queued(self) -> list[Piece]:
         """Pieces waiting in the policy's own prefetch queue, best first. Trait `timing`."""
         self._require("timing", "queued")
