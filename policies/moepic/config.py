@@ -171,8 +171,11 @@ class Windows:
     def __init__(self, view: View) -> None:
         self._prices = view.prices
         self._last = view.n_layers - 1
+        self._alone = (1,) * view.top_k  # tokens of the experts of one that is alone
+        self._is_alone = False
         self._experts_s: dict[tuple[int, ...], float] = {}
         self._attention_s = self._head_s = self._shared_s = 0.0
+        self._alone_s = self._alone_last_s = 0.0  # after a layer of one that is alone, and after its last
 
     def begin(self, iteration: Iteration) -> None:
         """What does not depend on the layer."""
@@ -180,18 +183,29 @@ class Windows:
         self._attention_s = math.fsum((r.stop_row - r.start_row) * prices.attention_s(r.context) for r in ranges)
         self._head_s = sum(_n_out(r) for r in ranges) * prices.head_s()
         self._shared_s = iteration.n_tokens * prices.shared_s()
+        self._is_alone = iteration.n_tokens == 1
+        if self._is_alone:
+            self._alone_s, self._alone_last_s = (
+                self._longest_s(self._alone, 0.0),
+                self._longest_s(self._alone, self._head_s),
+            )
 
     def longest_s(self, gate: Gate) -> float:
         """Twice the longest there can be after a gate: prefetches go out one by one, so what could not start before the
         next gate speaks is never asked for (and costs the host nothing)."""
-        counts = tuple(gate.needs.values())
+        ends = gate.layer == self._last
+        if self._is_alone:
+            return self._alone_last_s if ends else self._alone_s
+        return self._longest_s(tuple(gate.needs.values()), self._head_s if ends else 0.0)
+
+    def _longest_s(self, counts: tuple[int, ...], head_s: float) -> float:
         experts_s = self._experts_s.get(counts)
         if experts_s is None:
             prices = self._prices
             experts_s = math.fsum(max(prices.gpu_s(n), prices.expert_s()) for n in counts)
             self._experts_s[counts] = experts_s
         moe_s = experts_s + self._shared_s
-        return 2.0 * (moe_s + self._attention_s + (self._head_s if gate.layer == self._last else 0.0))
+        return 2.0 * (moe_s + self._attention_s + head_s)
 
 
 class Statistics:

@@ -14,7 +14,6 @@ predictions traces do not record (experts in order of cache priority).
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from random import Random as Draws
 
@@ -22,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.priority import Priorities
-from policies.moepic.cache import Division, Segment, Tops
+from policies.moepic.cache import Division, Tops
 from policies.moepic.config import Statistics, Times, Windows, allocate
 from policies.moepic.history import History
 from policies.moepic.replace import Replacement, shuffled
-from policies.moepic.serving import Serving
 from sim.policy import (
     DECODE,
+    Buffer,
     Decision,
     Evict,
     Fetch,
@@ -39,6 +38,7 @@ from sim.policy import (
     Policy,
     RequestInfo,
     RunGpu,
+    Segment,
     Steps,
     StoreSplit,
     Ticket,
@@ -178,6 +178,7 @@ class Moepic(Policy):
         self._gpu_of = [[view.piece(layer, e).gpu for e in range(view.n_experts)] for layer in range(view.n_layers)]
         self._run_whole = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_joined = [RunGpu(expert, joined=True) for expert in range(view.n_experts)]
+        self._buffer = Buffer(view.n_gpus)
         self._ahead: list[Segment] = []
         self._n_hits = self._n_activated = self._n_configured = 0
 
@@ -215,125 +216,104 @@ class Moepic(Policy):
 
     def gate_done(self, gate: Gate, view: View) -> list[Decision]:
         self._history.observe(gate)
-        serving = Serving(self._division, view)
+        buffer = self._buffer
+        buffer.begin(view, self._division.kept_bytes)
         for segment in self._ahead:
             if segment.expert not in gate.needs:
-                serving.leave(segment)  # "terminates the prefetch operation": withdrawn, or dropped once it is over
+                buffer.leave(segment)  # "terminates the prefetch operation": withdrawn, or dropped once it is over
         self._ahead.clear()
-        self._serve(gate, serving, view)
-        self._look_ahead(gate, serving, view)
-        return serving.said
+        self._serve(gate, view)
+        self._look_ahead(gate, view)
+        return buffer.said
 
-    def _serve(self, gate: Gate, serving: Serving, view: View) -> None:
+    def _serve(self, gate: Gate, view: View) -> None:
         """Missing segments are loaded while what is there is computed: whole experts, then tops (or bottoms) that lack
         the rest, then the rest as it arrives; experts that lack only their bottom are loaded before misses."""
-        groups, pending, said = self._tops[gate.layer], dict(gate.needs), serving.said
-        home = {expert: groups[self._gpu_of[gate.layer][expert]] for expert in pending}
-        ready: set[Segment] = set()  # all there when the gate has spoken ("checks whether all ... fully loaded")
-        coming: dict[int, list[Fetch]] = {}  # held, but not there
+        layer, pending, buffer = gate.layer, dict(gate.needs), self._buffer
+        groups, gpu_of = self._tops[layer], self._gpu_of[layer]
         order: list[tuple[int, int, int]] = []
-        for place, (expert, tops) in enumerate(home.items()):
-            absent: list[Fetch] = []
-            n_held = 0
-            for segment in tops.segments[expert]:
-                if segment.held:
-                    n_held += len(segment.slices)
-                    missing = segment.absent(view)
-                    if missing:
-                        absent += missing
-                    else:
-                        ready.add(segment)
-            coming[expert] = absent
-            order.append((self._readiness(tops, expert, n_held, len(absent)), place, expert))
+        for place, expert in enumerate(pending):
+            tops = groups[gpu_of[expert]]
+            tops.splits[expert].look(view)  # "checks whether all ... fully loaded"
+            order.append((self._readiness(tops, expert), place, expert))
         order.sort()
-        unsent: list[deque[int]] = [deque() for _ in groups]
+        unsent: list[list[int]] = [[] for _ in groups]  # by GPU, what lacks a segment
         whole: list[int] = []
         for readiness, _, expert in order:
-            tops, n_tokens = home[expert], pending[expert]
+            tops, n_tokens = groups[gpu_of[expert]], pending[expert]
+            cached = expert in tops.cached
             self._n_activated += n_tokens
-            if expert in tops.cached:
+            if cached:
                 self._n_hits += n_tokens
-            said += coming[expert]  # prefetched, but not there: it is waited for now
+            buffer.wait(tops.splits[expert])  # prefetched, but not there: it is waited for now
             if readiness > 1:
                 unsent[tops.gpu].append(expert)
                 continue
             if not readiness:
                 whole.append(expert)
-            if expert not in tops.cached:
-                serving.admit(self._replacement, tops, expert, pending)
+            if not cached:
+                self._replacement.admit(tops, expert, pending, buffer)
         for tops in groups:
             if unsent[tops.gpu]:
-                serving.send(self._replacement, tops, unsent[tops.gpu], pending)
-        begun: set[Segment] = set()
+                self._send(tops, unsent[tops.gpu], pending)
         if self.compute == "segments":
             for expert in whole:
-                self._run(home[expert], expert, True, begun, unsent, pending, serving)
+                self._run(groups[gpu_of[expert]], expert, True, unsent, pending)
             for expert in pending:
-                for segment in home[expert].segments[expert]:
-                    if segment in ready:
-                        begun.add(segment)
-                        said.append(segment.run)
+                buffer.run_ready(groups[gpu_of[expert]].splits[expert])
         for _, _, expert in order:
             if expert in pending:
-                tops = home[expert]
+                tops = groups[gpu_of[expert]]
                 if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
-                    serving.send(self._replacement, tops, unsent[tops.gpu], pending, at_least=1)
-                self._run(tops, expert, expert in whole, begun, unsent, pending, serving)
+                    self._send(tops, unsent[tops.gpu], pending, at_least=1)
+                self._run(tops, expert, expert in whole, unsent, pending)
 
-    def _run(
-        self,
-        tops: Tops,
-        expert: int,
-        whole: bool,
-        begun: set[Segment],
-        unsent: list[deque[int]],
-        pending: dict[int, int],
-        serving: Serving,
-    ) -> None:
+    def _run(self, tops: Tops, expert: int, whole: bool, unsent: list[list[int]], pending: dict[int, int]) -> None:
         """Compute an expert, or what is left of it; its buffered segments make room for missing ones."""
+        split = tops.splits[expert]
+        one = None
         if whole and self.concatenate:
-            serving.said.append((self._run_joined if tops.n_slices > 1 else self._run_whole)[expert])
-        else:
-            serving.said += [segment.run for segment in tops.segments[expert] if segment not in begun]
+            one = self._run_joined[expert] if split.n_slices > 1 else self._run_whole[expert]
+        self._buffer.run(split, one, expert in tops.cached)
         del pending[expert]
-        bottom, top = tops.bottom(expert), tops.top(expert)
-        if bottom is not None:
-            serving.leave(bottom)
-        if top is not None and expert not in tops.cached:
-            serving.leave(top)
         if unsent[tops.gpu]:
-            serving.send(self._replacement, tops, unsent[tops.gpu], pending)
+            self._send(tops, unsent[tops.gpu], pending)
 
-    def _readiness(self, tops: Tops, expert: int, n_held: int, n_absent: int) -> int:
+    def _send(self, tops: Tops, unsent: list[int], pending: dict[int, int], at_least: int = 0) -> None:
+        """Load missing segments on demand, as far as there is room."""
+        buffer = self._buffer
+        while unsent:
+            expert = unsent[0]
+            if expert not in tops.cached:
+                self._replacement.admit(tops, expert, pending, buffer)
+            split = tops.splits[expert]
+            if at_least <= 0 and not buffer.fits(split, tops.gpu):
+                return
+            buffer.demand(split)
+            del unsent[0]
+            at_least -= 1
+
+    def _readiness(self, tops: Tops, expert: int) -> int:
         """The order of loading (and, of what is not there yet, of computing); equals in the gate's order."""
-        if n_held == tops.n_slices:
-            return 1 if n_absent else 0
+        split = tops.splits[expert]
+        n_held = split.n_held
+        if n_held == split.n_slices:
+            return 1 if split.absent else 0
         if self.loading == "gate":
             return 2
         if expert in tops.cached:
             return 3
         return 2 if n_held else 4
 
-    def _look_ahead(self, gate: Gate, serving: Serving, view: View) -> None:
+    def _look_ahead(self, gate: Gate, view: View) -> None:
         """Bottoms of the next layer's likeliest experts whose tops are cached, else all of them, while the buffer has
         room; after the last layer the first one's, for the next token."""
         if self.prefetch == "none" or self._fits:
             return
         layer = (gate.layer + 1) % view.n_layers
-        order, window_s, gpu_of = self._order(gate, layer, view), self._windows.longest_s(gate), self._gpu_of[layer]
+        order, window_s = self._order(gate, layer, view), self._windows.longest_s(gate)
         for tops in self._tops[layer]:
-            left_s, gpu = window_s, tops.gpu
-            for expert in order:
-                if gpu_of[expert] != gpu:
-                    continue
-                missing = [segment for segment in tops.segments[expert] if not segment.held]
-                if left_s < 0.0 or sum([segment.n_bytes for segment in missing]) > serving.room[gpu]:
-                    break
-                serving.take(missing, gpu, ahead=True)
-                self._ahead += missing
-                for segment in missing:
-                    for copy_s in segment.copies_s:
-                        left_s -= copy_s
+            self._ahead += self._buffer.ahead(tops.splits, order, tops.gpu, window_s)
 
     def _order(self, gate: Gate, layer: int, view: View) -> list[int]:
         if self.prefetch == "random":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from policies.common.priority import Priorities
-from policies.moepic.cache import Segment, Tops
+from policies.moepic.cache import Tops
+from sim.policy import Buffer, lowest
 
 
 class Replacement:
@@ -25,28 +26,27 @@ class Replacement:
         self._draw = draw
         self.n_admitted = 0
 
-    def admit(self, tops: Tops, expert: int, pending: Collection[int]) -> Segment | None:
-        """A missed expert's top takes the place of the one of lowest priority. Where every cached expert
-        is still to run (prompts, batches), it passes through the buffer instead. Returns the top that leaves."""
-        if expert in tops.cached or not tops.n_cached:
-            return None
-        leaving = None
+    def admit(self, tops: Tops, expert: int, pending: dict[int, int], buffer: Buffer) -> None:
+        """A missed expert's top takes the place of the one of lowest priority. Where every cached expert is still to
+        run (prompts, batches), it passes through the buffer instead."""
+        if not tops.n_cached:
+            return
         if len(tops.cached) >= tops.n_cached:
-            candidates = tops.replaceable(pending)
-            if not candidates:
-                return None
             keys = self._priorities.keys[tops.layer]
-            if self._at_random:
-                victim = candidates[int(self._draw() * len(candidates))]
-            else:
-                victim = min([(keys[e], e) for e in candidates])[1]
-            if self._admission == "priority" and keys[expert] < keys[victim]:
-                return None
-            leaving = tops.top(victim)
+            victim = self._any(tops, pending) if self._at_random else lowest(keys, tops.cached, pending)
+            if victim < 0 or (self._admission == "priority" and keys[expert] < keys[victim]):
+                return
+            leaving = tops.splits[victim].top
+            if leaving is not None:
+                buffer.leave(leaving)
             del tops.cached[victim]
         tops.cached[expert] = None
         self.n_admitted += 1
-        return leaving
+
+    def _any(self, tops: Tops, pending: dict[int, int]) -> int:
+        """One of those cached that are not still to run, -1 where there is none."""
+        candidates = [e for e in tops.cached if e not in pending]
+        return candidates[int(self._draw() * len(candidates))] if candidates else -1
 
 
 def shuffled(experts: list[int], draw: Callable[[], float]) -> Iterator[int]:

@@ -31,6 +31,7 @@ from sim.policy.outlook import Outlook
 from sim.policy.path_search import EXACT_IN_SINGLE, PathSearch
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.routed_counts import routed_counts
+from sim.policy.segments import Buffer, Segment, SplitExpert, lowest
 from sim.policy.standings import Counts, Keys, follow, follow_and_count
 from sim.policy.tickets import Ticket
 from sim.policy.vector_search import VectorSearch, scaled
@@ -59,6 +60,7 @@ __all__ = [
     "TRAITS",
     "Assignment",
     "BadInput",
+    "Buffer",
     "Cancel",
     "Counts",
     "Decision",
@@ -95,7 +97,9 @@ __all__ = [
     "RunCpuAhead",
     "RunGpu",
     "RunPart",
+    "Segment",
     "Serve",
+    "SplitExpert",
     "Steps",
     "StoreSplit",
     "Ticket",
@@ -111,6 +115,7 @@ __all__ = [
     "follow_and_count",
     "inverse_norm",
     "kept",
+    "lowest",
     "most_alike",
     "no_store",
     "overrides",

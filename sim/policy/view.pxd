@@ -1,11 +1,13 @@
 cimport cython
+from sim.engine.copies cimport Copies
 from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.policy.pieces cimport Piece, Pieces
 
 @cython.final
 cdef class View:
-    cdef readonly object _policy, _copies, _machine, _arrays, _future
+    cdef readonly Copies _copies
+    cdef readonly object _policy, _machine, _arrays, _future
     cdef readonly Residency _residency
     cdef readonly PendingExperts _pending
     cdef readonly Pieces _pieces
@@ -19,3 +21,5 @@ cdef class View:
     @cython.locals(one=Piece)
     cpdef bint evictable(self, object piece) except -1
     cpdef object first_evictable(self, object pieces)
+    cpdef bint holds(self, object piece) except -1
+    cpdef bint arrived(self, object piece) except -1
