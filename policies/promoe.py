@@ -157,7 +157,14 @@ class ProMoe(Policy):
 
     def _swept(self, layer: int, view: View) -> Steps:
         """Give up what is left of experts that have lost their place, then the same."""
-        yield [Evict(chunk) for chunk in self._stale]
+        gone = self._stale.copy()
+        self._stale.clear()
+        yield [Evict(chunk) for chunk in gone]
+        lru = self._lru
+        for chunk in gone:
+            held = lru[chunk.gpu][chunk.layer]
+            if chunk.expert in held:
+                self._left(held, chunk, view)
         yield self._placeless(layer, view)
 
     def _placeless(self, layer: int, view: View) -> list[Cancel]:
@@ -193,9 +200,15 @@ class ProMoe(Policy):
                     chunks = parts[expert] or self._chunks(layer, expert, view)
                     for cancel in chunks.cancels:
                         piece = cancel.piece
-                        if piece in queued if needed or not holds(piece) else not view.arrived(piece):
-                            yield cancel  # what waits nowhere and is not on its way has nothing to be withdrawn
+                        if piece in queued:
+                            yield cancel
                             queued.discard(piece)
+                        elif not needed and holds(piece) and not view.arrived(piece):
+                            yield cancel  # what waits nowhere and is not on its way has nothing to be withdrawn
+                            if not holds(piece):
+                                if piece in stale:
+                                    stale.remove(piece)
+                                self._left(self._lru[piece.gpu][layer], piece, view)
         home, runs = self._home[layer], self._runs
         lru, room = [held[layer] for held in self._lru], [shares[layer] for shares in self._room]
         waiting = self._in_order(layer, needs, view)
@@ -214,7 +227,10 @@ class ProMoe(Policy):
                         continue
                     del held[victim]
                     leaving = parts[victim] or self._chunks(layer, victim, view)
-                    yield [evict for evict in leaving.evicts if holds(evict.piece)]
+                    there = view.held_of(leaving.pieces)
+                    yield leaving.evicts if len(there) == len(leaving.pieces) else [Evict(chunk) for chunk in there]
+                    if stale:
+                        stale[:] = [chunk for chunk in stale if chunk not in there]
                 del waiting[at]
                 # High tasks for the chunks that are missing; chunks on their way go ahead of what nobody waits for.
                 held.pop(expert, None)
@@ -317,18 +333,17 @@ class ProMoe(Policy):
     def _lose(self, held: dict[int, None], layer: int, expert: int, view: View) -> None:
         """An expert loses its place: what it has there is given up."""
         del held[expert]
-        self._stale += [chunk for chunk in self._chunks(layer, expert, view).pieces if view.holds(chunk)]
+        self._stale += view.held_of(self._chunks(layer, expert, view).pieces)
 
-    def evicted(self, piece: Piece, view: View) -> None:
-        stale = self._stale
-        if stale and piece in stale:
-            stale.remove(piece)
-        held = self._lru[piece.gpu][piece.layer]
+    def _left(self, held: dict[int, None], piece: Piece, view: View) -> None:
+        """A chunk has left, or is about to: with the last one its expert has no place any more.
+
+        What leaves does so by a decision or an answer of this policy alone, so `evicted` would tell it nothing new.
+        """
         if piece.expert in held:
-            for chunk in self._chunks(piece.layer, piece.expert, view).pieces:
-                if view.holds(chunk):
-                    return
-            del held[piece.expert]
+            chunks = self._chunks(piece.layer, piece.expert, view).pieces
+            if all(chunk is piece for chunk in view.held_of(chunks)):
+                del held[piece.expert]
 
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """When a new expert's first chunk starts, the victim loses its place, and so all of its chunks."""
@@ -341,6 +356,8 @@ class ProMoe(Policy):
             self._lose(held, layer, leaving, view)
         for chunk in self._stale:
             if chunk.layer == layer and chunk.gpu == gpu and view.evictable(chunk):
+                self._stale.remove(chunk)
+                self._left(held, chunk, view)
                 return chunk
         return None
 

@@ -161,6 +161,14 @@ class View:
         """True when this very piece has its room."""
         return self._residency.holds(self._residency.known(piece))
 
+    def held_of(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Those of these pieces that have their room."""
+        found: list[Piece] = []
+        for piece in pieces:
+            if self._residency.holds(self._residency.known(piece)):
+                found.append(piece)  # noqa: PERF401 - a loop is what compiles well
+        return found
+
     @property
     def held(self) -> np.ndarray:
         """Which pieces have their room, uint8 by `Piece.index`; read-only, current until a part is made anew."""

@@ -149,6 +149,10 @@ class View:
         """Whether anything waits in the policy's own queue."""
         return bool(self._engine.queue.waiting)
 
+    def held_of(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Those of these pieces that have their room."""
+        return [piece for piece in pieces if self.holds(piece)]
+
     def residents(self) -> Iterator[Piece]:
         """Every piece that has its room, oldest first."""
         return iter(self._entries)
