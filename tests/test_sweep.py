@@ -276,7 +276,9 @@ class TestPython:
 class TestSummary:
     """By hand: groups, ties and fronts of made-up times."""
 
-    def row(self, label: str, hw: str, tpot: tuple[float, ...], vram: int, *labels: str) -> Any:
+    def row(
+        self, label: str, hw: str, tpot: tuple[float, ...], vram: int, *labels: str, link: str | None = None
+    ) -> Any:
         from types import SimpleNamespace
 
         from sim.results.schema import Statistic
@@ -295,7 +297,7 @@ class TestSummary:
             slo=None,
         )
         said.time_s = lambda _: mean
-        spec = RunSpec(policy=label, hw=hw)
+        spec = RunSpec(policy=label, hw=hw, link=link)
         sample = Sample(dict(enumerate(tpot)))
         point = Point(label, spec, True)
         return sweep_run.PointRow(point, Resolved(f"{label}@{hw}", spec), "ok", "", said, sample, sample)
@@ -356,7 +358,7 @@ class TestSummary:
         said = (
             "a: fastest in 1 of 2 settings of hw; b in 1; told apart from the next in 1 of them; least of all 1.05 s "
         )
-        assert answer(rows, summarise(rows)) == said + "per token: a (hw x); against hw x: 0.60x as fast with hw y"
+        assert answer(rows, summarise(rows)) == said + "per token: a (hw x); 0.60x as fast with hw y, against hw x"
         both = [row for row in rows if row.point.label in ("a", "o")]
         assert answer(both, summarise(both)).startswith("a: fastest in both settings of hw; least of all 1.05 s ")
         alone = rows[:2]
@@ -369,3 +371,7 @@ class TestSummary:
         rows = [self.rows()[0], self.row("a", "y", (0.5, 0.6), 20)]
         assert answer(rows, summarise(rows)) == "a, hw y: 550 ms per token over 2 requests, 1.91x faster than a, hw x"
         assert len(summarise(rows, ["hw"]).groups) == 2
+        seconds = {("x", "slow"): 2.0, ("x", "fast"): 1.6, ("y", "slow"): 1.0, ("y", "fast"): 0.9}
+        grid = [self.row("a", hw, (s, s), 9, link=link) for (hw, link), s in seconds.items()]
+        said = answer(grid, summarise(grid))
+        assert said.startswith("2.00x as fast with hw y, 1.25x with link fast, each alone against hw x, link slow; a, ")

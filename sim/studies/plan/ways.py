@@ -85,8 +85,8 @@ class Compared:
         text = f"{NAMES[first.way]} on {one.machine.name} with its {one.machine.cpu}: {one.label}"
         text += f" takes {show_seconds(first.tpot_s)} per token"
         if others:
-            rest = (f"{NAMES[way.way]} {way.tpot_s / first.tpot_s:.2f} ({way.candidate.label})" for way in others)
-            text += f"; times that: {', '.join(rest)}"
+            rest = (f"{NAMES[way.way]} {way.tpot_s / first.tpot_s:.2f} times ({way.candidate.label})" for way in others)
+            text += f"; others take longer: {', '.join(rest)}"
         return text
 
     def lines(self) -> list[str]:

@@ -26,13 +26,22 @@ _UNITS = (("_bytes_per_s", "GB/s", 1e9), ("_bytes", "GB", 1e9))
 
 
 def answer(rows: Sequence[PointRow], found: Summary) -> str:
-    """The first line: who is fastest, where, by how much, and from whom the requests do not tell it apart."""
+    """The first line: who is fastest, where, by how much, and from whom the requests do not tell it apart.
+
+    Of one policy in several machines or settings, what each of these is worth stands first.
+    """
     groups = [group for group in found.groups if group.best is not None]
     if not groups:
         return "only bounds ran" if any(row.result is not None for row in rows) else "nothing ran"
     first = min((group.best for group in groups if group.best is not None), key=lambda row: speed(_of(row)))
+    changes = _changes(groups, found)
+    leads = len(found.varied) > 1 and "policy" not in found.varied and bool(changes)
+    before, after = (f"{changes}; ", "") if leads else ("", f"; {changes}" if changes else "")
     if len(groups) == 1:
-        return _lead(groups[0], found) + _pays(first, groups) + _kept(groups, found)
+        pays = _pays(first, groups)
+        if list(found.varied) == ["draft"] and pays:
+            return f"{pays.replace(' there', '', 1)}; {_lead(groups[0], found)}{_kept(groups, found)}"
+        return before + _lead(groups[0], found) + (f"; {pays}" if pays else "") + _kept(groups, found)
     names = Counter(title(row, found) for group in groups if (row := group.best) is not None)
     (most, n), *others = names.most_common()
     by = f"settings of {', '.join(_word(name) for name in found.by)}"
@@ -46,10 +55,12 @@ def answer(rows: Sequence[PointRow], found: Summary) -> str:
     apart = sum(_alone(group) for group in groups)
     rivals = sum(group.next_to(row) is not None for group in groups if (row := group.best) is not None)
     if rivals:
-        text += f"; told apart from the next in {apart or 'none'} of them"
+        some = f"{apart or 'none'} of them" if apart < len(groups) else "both" if apart == 2 else "all of them"
+        text += f"; told apart from the next in {some}"
     where = ", ".join(f"{_word(key)} {value}" for key, value in _settings(first, found.by))
     text += f"; least of all {show_seconds(speed(_of(first)))} {ranked_by(first)}: {title(first, found)} ({where})"
-    return text + _pays(first, groups) + _changes(groups, found) + _kept(groups, found)
+    pays = _pays(first, groups)
+    return before + text + (f"; {pays}" if pays else "") + after + _kept(groups, found)
 
 
 def _pays(best: PointRow, groups: Sequence[Group]) -> str:
@@ -62,9 +73,9 @@ def _pays(best: PointRow, groups: Sequence[Group]) -> str:
     own = next(group for group in groups if group.best is best)
     known = bool(own.ranks) and not any(row is without for row in own.tied(best))
     if not _drafts(best):
-        return "; drafts do not pay there"
+        return "drafts do not pay there"
     times = f"{ratio(without, best):.2f}x as fast as without"
-    return f"; drafts pay there: {times}" if known else f"; whether drafts pay there is not told: {times}"
+    return f"drafts pay there: {times}" if known else f"whether drafts pay there is not told: {times}"
 
 
 def _drafts(row: PointRow) -> bool:
@@ -86,19 +97,18 @@ def _changes(groups: Sequence[Group], found: Summary) -> str:
     first = tuple((name, _value(name, found.varied[name][0])) for name in names)
     if not names or first not in fastest:
         return ""
-    told, unit = [], "x as fast" if len(names) == 1 else ""
+    told = []
     for at, seconds in fastest.items():
         changed = [axis for axis, before in zip(at, first, strict=True) if axis != before]
         if len(changed) == 1:
             (name, value), times = changed[0], fastest[first] / seconds
-            told.append((max(times, 1 / times), f"{times:.2f}{unit} with {_word(name)} {value}"))
+            told.append((max(times, 1 / times), f"{times:.2f}x with {_word(name)} {value}"))
     if not told:
         return ""
-    said = [text for _, text in sorted(told, key=lambda one: -one[0])[:MOST_CHANGES]]
+    (_, most), *others = sorted(told, key=lambda one: -one[0])[:MOST_CHANGES]
+    said = ", ".join([most.replace("x with", "x as fast with", 1), *(text for _, text in others)])
     start = ", ".join(f"{_word(name)} {value}" for name, value in first)
-    if len(names) == 1:
-        return f"; against {start}: {', '.join(said)}"
-    return f"; from {start}, one changed alone makes it so many times as fast: {', '.join(said)}"
+    return f"{said}, {'each alone ' if len(names) > 1 else ''}against {start}"
 
 
 def _kept(groups: Sequence[Group], found: Summary) -> str:
