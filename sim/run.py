@@ -165,26 +165,19 @@ def machine_kind(setup: Setup) -> Any:
     return setup.machine or SimulatedMachine
 
 
-def assemble(
-    setup: Setup,
-    spans: Spans | None = None,
-    log: Log | None = None,
-    machine: SimulatedMachine | None = None,
-) -> tuple[Engine, SimulatedMachine]:
-    """Engine and simulated machine of a run, the policy bound and taught.
-
-    Args:
-        machine: carry it out on this one instead; the policy sees the prices of the setup all the same.
-    """
-    policy, spec = setup.policy, setup.spec
+def assemble(setup: Setup, spans: Spans | None = None, log: Log | None = None) -> tuple[Engine, SimulatedMachine]:
+    """Engine and simulated machine of a run, the policy bound and taught."""
     cost = setup.cost()
-    if machine is None:
-        machine = machine_kind(setup)(cost, spec.gpus, spans, report_copies=implements(policy, "copy_done"))
+    machine = machine_kind(setup)(cost, setup.spec.gpus, spans, report_copies=implements(setup.policy, "copy_done"))
     return engine_of(setup, machine, cost, log), machine
 
 
 def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None) -> Engine:
-    """The engine of a run on any machine, the policy bound and taught."""
+    """The engine of a run on any machine, the policy bound and taught.
+
+    Args:
+        cost: prices that the policy sees, whatever the machine's are.
+    """
     policy, trace = setup.policy, setup.trace
     residency, arrays = Residency(setup.pieces, setup.memory.expert_bytes), Arrays(trace)
     future = Future(trace, setup.batching(open_loop=False)) if "oracle" in policy.traits else None

@@ -14,11 +14,12 @@ from lane_scripts import scripts
 from simpy_oracle import Observed
 
 from sim.machine.copy_queue import Copy, CopyQueue
-from sim.machine.lanes import CAUSES, GPU, H2D, HOST, Launched, SerialLane, Stream
+from sim.machine.lanes import CAUSES, GPU, H2D, HOST, SerialLane
 from sim.machine.price import Launch, Price
 from sim.machine.protocol import DEMAND, SPECULATIVE
 from sim.machine.several import ALONE
 from sim.machine.simulated import SimulatedMachine
+from sim.machine.stream import Launched, Stream
 from sim.policy.pieces import Piece
 from sim.policy.tickets import UNKNOWN_S, Ticket
 from sim.workload.iterations import PREFILL, Iteration, Range, RequestInfo

@@ -15,6 +15,7 @@ from tiny_traces import from_rows
 
 from policies.fifo import Fifo
 from policies.lru import Lru
+from sim.machine.forwarding import ForwardingMachine
 from sim.machine.simulated import SimulatedMachine
 from sim.machine.turn import Turn
 from sim.policy import Piece, View
@@ -25,10 +26,16 @@ from traces.format.reader import Trace
 N_TOKENS, N_LAYERS, N_EXPERTS, TOP_K = 40, 4, 16, 4
 
 
-class Counting(SimulatedMachine):
-    """Counts experts that were demanded together."""
+class Counting(ForwardingMachine):
+    """Counts experts that were demanded together of a machine which it otherwise is."""
 
     n_together = 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(SimulatedMachine(*args, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.machine, name)
 
     def demand_turn(self, turn: Turn) -> bool:
         done = super().demand_turn(turn)

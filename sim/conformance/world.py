@@ -16,6 +16,7 @@ from sim.conformance import seeded
 from sim.engine.engine import Engine
 from sim.engine.residency import Residency
 from sim.machine.cost import Cost
+from sim.machine.forwarding import ForwardingMachine
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides
 from sim.policy.pieces import Piece, Pieces
@@ -23,7 +24,7 @@ from sim.profiles.hardware import load_hardware
 from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import load_stack
 from sim.results.record import plain
-from sim.run import Setup, assemble, fold, run_through
+from sim.run import Setup, engine_of, fold, run_through
 from sim.setup.drafting import Drafter
 from sim.setup.memory import BudgetRule, Demand, plan
 from sim.setup.spec import RunSpec
@@ -35,6 +36,7 @@ from traces.format.reader import Trace
 
 if TYPE_CHECKING:
     from sim.engine.drive import Clockwork
+    from sim.machine.protocol import Machine
     from sim.machine.turn import Turn
     from sim.policy.api import ParamValue, Policy
     from sim.policy.tickets import Ticket
@@ -275,11 +277,11 @@ def _scenario(
     return ", ".join(filter(None, told))
 
 
-class Watched(SimulatedMachine):
-    """The simulated machine, which keeps what it was asked to compute."""
+class Watched(ForwardingMachine):
+    """Keeps what a machine was asked to compute."""
 
-    def __init__(self, cost: Cost, n_gpus: int, report_copies: bool) -> None:
-        super().__init__(cost, n_gpus, None, report_copies)
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
         self.computed: list[Computed] = []
         self.steps: list[int] = []
 
@@ -316,14 +318,15 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
         )
 
     cost = Cost(hw if pace == 1.0 else faster(hw, pace), setup.model, setup.stack, setup.spec.precision, setup.several)
-    machine = Watched(cost, setup.spec.gpus, overrides(setup.policy, "copy_done"))
-    engine, _ = assemble(setup, None, log, machine)
-    steps, computed = machine.steps, machine.computed
+    machine = SimulatedMachine(cost, setup.spec.gpus, None, overrides(setup.policy, "copy_done"))
+    watched = Watched(machine)
+    engine = engine_of(setup, watched, setup.cost(), log)
+    steps, computed = watched.steps, watched.computed
     engine.arrays.hides_later = hides_later
     initial = [
         (p.layer, p.expert, p.start_frac, p.stop_frac, p.precision, p.gpu) for p in engine.residency.resident_pieces()
     ]
-    clockwork = run_through(setup, engine, machine, lambda _: steps.append(len(events)), None)
+    clockwork = run_through(setup, engine, watched, lambda _: steps.append(len(events)), None)
     layers = range(setup.trace.n_layers)
     needs = [{layer: dict(iteration.chosen(layer)) for layer in layers} for iteration in iterations(setup)]
     budgets = list(setup.memory.expert_bytes)

@@ -1,6 +1,7 @@
 cimport cython
 from sim.engine.drive cimport Clockwork
 from sim.engine.rooms cimport Rooms
+from sim.machine.plain_layers cimport plain_layers
 from sim.machine.protocol cimport Machine
 from sim.machine.simulated cimport SimulatedMachine
 from sim.machine.turn cimport Turn

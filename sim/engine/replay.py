@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from sim.base.flat import floats, ints, longer_ints
 from sim.engine.drive import Clockwork
 from sim.engine.rooms import Rooms
+from sim.machine.plain_layers import plain_layers
 from sim.machine.protocol import DEMAND, NO_TICKETS
 from sim.machine.simulated import SimulatedMachine
 from sim.machine.turn import Turn
@@ -165,7 +166,7 @@ class Player:
             self.coming[n] = n_coming
             self.rooms.clean_bytes[0] += ((about >> 2 * _MANY_BITS) - n_coming) * self.turn.n_bytes
             n += 1
-        if not self.machine.plain_layers(layer, n, self.here, self.coming, self.turn):
+        if not plain_layers(self.machine, layer, n, self.here, self.coming, self.turn):
             for i in range(n):
                 self._plain(layer + i, self.here[i], self.coming[i])
         return n

@@ -1,5 +1,5 @@
 cimport cython
-from sim.machine.lanes cimport Stream, progress
+from sim.machine.stream cimport Stream, progress
 from sim.machine.meter cimport Meter, Seconds
 from sim.machine.shared_memory cimport HostMemory
 from sim.policy.pieces cimport Piece

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.machine.lanes import CPU, H2D, NVME, OWED, Spans, Stream, progress
+from sim.machine.lanes import CPU, H2D, NVME, OWED, Spans
 from sim.machine.meter import Seconds
 from sim.machine.shared_memory import HostMemory
+from sim.machine.stream import Stream, progress
 from sim.policy.tickets import UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:

@@ -12,17 +12,5 @@ cdef class Group:
     @cython.locals(one=Ticket)
     cdef bint awaits(self, Ticket ticket) noexcept
 
-@cython.final
-cdef class Members:
-    cdef list operations
-    cdef int n, n_met
-    cdef double[::1] costs_s
-    cdef long long[::1] n_used
-    @cython.locals(at=int)
-    cdef add(self, Operation operation)
-    @cython.locals(place=int, operation=Operation)
-    cdef void tell(self) noexcept
-    cdef forget(self)
-
 cpdef double beyond_s(double work_s, double slack_s) noexcept
 cpdef double left_s(double work_s, double slack_s) noexcept

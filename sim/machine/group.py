@@ -8,7 +8,6 @@ launched wait for nothing else: an expert that comes later begins a group anew.
 
 from __future__ import annotations
 
-from sim.base.flat import floats, ints, longer_floats, longer_ints
 from sim.machine.price import Operation
 from sim.policy.tickets import Ticket
 
@@ -42,49 +41,6 @@ class Group:
                 if one is ticket:
                     return True
         return False
-
-
-class Members:
-    """What whole experts of one token cost by their place in a group, as numbers: for loops over many of them.
-
-    `costs_s`: of place i, from 8 i on, `all_s`, `first_s`, `duration_s`, `tail_s`, `slowed_s` and
-    `more_s` of its operation. `n_used`: uses that the operation does not know of yet, of the first `n_met` places.
-    """
-
-    def __init__(self) -> None:
-        self.operations: list[Operation] = []
-        self.n = 0
-        self.n_met = 0
-        self.costs_s = floats(64)
-        self.n_used = ints(8)
-
-    def add(self, operation: Operation) -> None:
-        """One place more."""
-        if self.n == len(self.n_used):
-            self.costs_s = longer_floats(self.costs_s, 16 * self.n)
-            self.n_used = longer_ints(self.n_used, 2 * self.n)
-        at = 8 * self.n
-        self.costs_s[at] = operation.all_s
-        self.costs_s[at + 1] = operation.first_s
-        self.costs_s[at + 2] = operation.duration_s
-        self.costs_s[at + 3] = operation.tail_s
-        self.costs_s[at + 4] = operation.slowed_s
-        self.costs_s[at + 5] = operation.more_s
-        self.operations.append(operation)
-        self.n += 1
-
-    def tell(self) -> None:
-        """Tell the operations of their uses."""
-        for place in range(self.n_met):
-            operation: Operation = self.operations[place]
-            operation.n += self.n_used[place]
-            self.n_used[place] = 0
-        self.n_met = 0
-
-    def forget(self) -> None:
-        """Begin anew; only where all uses have been told."""
-        self.operations.clear()
-        self.n = 0
 
 
 def beyond_s(work_s: float, slack_s: float) -> float:

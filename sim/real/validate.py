@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sim.base.device_faults import DeviceFault
 from sim.base.lanes import ON_DEVICE
+from sim.machine.forwarding import ForwardingMachine
 from sim.machine.lanes import HOST
 from sim.policy.api import overrides as implements
 from sim.policy.tickets import Ticket
@@ -17,7 +17,7 @@ from sim.real.run import measure
 from sim.real.watch import watch
 from sim.results.fold import fold
 from sim.results.metrics import quantile
-from sim.run import assemble, machine_kind, prepare, run_through
+from sim.run import engine_of, machine_kind, prepare, run_through
 
 if TYPE_CHECKING:
     from sim.base.quantities import Basis
@@ -72,15 +72,11 @@ class HostPays:
         self._spent["host", "policy code"] = self._spent.get(("host", "policy code"), 0.0) + spent_s
 
 
-@cache
-def free_predictions(kind: Any) -> Any:
-    """A simulated machine of a kind where predictors are policy code, which is charged as it runs."""
+class FreePredictions(ForwardingMachine):
+    """A machine where predictors are policy code, which is charged as it runs."""
 
-    class FreePredictions(kind):  # type: ignore[misc]
-        def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
-            return Ticket(self.now_s, HOST)
-
-    return FreePredictions
+    def predict(self, duration_s: float, lane: str, blocking: bool, basis: Basis) -> Ticket:
+        return Ticket(self.now(), HOST)
 
 
 def simulated(setup: Setup, each_s: float | None = None) -> World:
@@ -98,15 +94,15 @@ def simulated(setup: Setup, each_s: float | None = None) -> World:
         busy_s[lane, op] = busy_s.get((lane, op), 0.0) + end_s - start_s
 
     cost = setup.cost()
-    kind = free_predictions(machine_kind(setup))
-    machine = kind(cost, setup.spec.gpus, span, implements(setup.policy, "copy_done"))
-    engine, _ = assemble(setup, span, lambda *entry: log.append(entry), machine)
+    machine = machine_kind(setup)(cost, setup.spec.gpus, span, implements(setup.policy, "copy_done"))
+    asked = FreePredictions(machine)
+    engine = engine_of(setup, asked, setup.cost(), lambda *entry: log.append(entry))
     measured = setup.hw.curves_of(setup.model.id, setup.spec.precision)
     slowdown = None if measured is None else measured.policy_slowdown
     payer = HostPays(machine, busy_s, 0.0 if slowdown is None else slowdown.value, each_s)
     watch(setup.policy, payer)
     steps: dict[str, list[float]] = {}
-    clockwork = run_through(setup, engine, machine, _steps_into(steps), None)
+    clockwork = run_through(setup, engine, asked, _steps_into(steps), None)
     result = fold(setup, engine, machine, clockwork, 0.0)
     n_begun = sum(len(found) for found in steps.values())
     if machine.cost.launches.begin_s:
