@@ -69,12 +69,12 @@ if TYPE_CHECKING:
     )
     from sim.results.record import Result
     from sim.results.schema import Statistic
-    from sim.studies.compare_face import compare
+    from sim.studies.compare_api import compare
     from sim.studies.diff.diff import Diff
-    from sim.studies.diff.face import diff
-    from sim.studies.plan.face import plan
+    from sim.studies.diff.python_api import diff
+    from sim.studies.plan.python_api import plan
     from sim.studies.simulate import Options, simulate
-    from sim.studies.sweep.face import Axes, sweep
+    from sim.studies.sweep.python_api import Axes, sweep
 
 __all__ = [
     "DECODE",
@@ -138,7 +138,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "Axes": "sim.studies.sweep.face",
+    "Axes": "sim.studies.sweep.python_api",
     "__version__": "sim",
     "CheckFailed": "sim.base.errors",
     "Diff": "sim.studies.diff.diff",
@@ -146,11 +146,11 @@ _ELSEWHERE = {
     "Options": "sim.studies.simulate",
     "Result": "sim.results.record",
     "Statistic": "sim.results.schema",
-    "compare": "sim.studies.compare_face",
-    "plan": "sim.studies.plan.face",
-    "diff": "sim.studies.diff.face",
+    "compare": "sim.studies.compare_api",
+    "plan": "sim.studies.plan.python_api",
+    "diff": "sim.studies.diff.python_api",
     "simulate": "sim.studies.simulate",
-    "sweep": "sim.studies.sweep.face",
+    "sweep": "sim.studies.sweep.python_api",
 }
 
 

@@ -30,7 +30,7 @@ from sim.setup.drafting import Drafter
 from sim.setup.spec import RunSpec
 from sim.studies.sweep.values import of_text
 from sim.workload.batching import Batching
-from sim.workload.draft import MOST_COUNT_BYTES, Draft, parse_draft, read_accepted
+from sim.workload.draft_options import MOST_COUNT_BYTES, Draft, parse_draft, read_accepted
 from sim.workload.draft_steps import Drafts
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory, KvPool

@@ -13,11 +13,11 @@ from easy_numbers import setup as easy_setup
 import moesim
 from policies.lru import Lru
 from sim.run import execute, prepare
-from sim.setup.profile import profiled
+from sim.setup.request_estimates import profiled
 from sim.setup.spec import RunSpec
 from sim.workload.batching import Batching
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
-from sim.workload.profiled import Profiled
+from sim.workload.known_requests import Profiled
 from sim.workload.schedulers.emoe_slo import Scheduled, TaskAware, expected_latency_s
 from sim.workload.slo import Slos
 from traces.format.reader import Trace

@@ -28,8 +28,8 @@ from sim.studies.sweep.work import bound_terms
 from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
+from sim.workload.known_requests import Profiled
 from sim.workload.kv_memory import PREEMPTIONS, KvMemory, KvPool
-from sim.workload.profiled import Profiled
 from sim.workload.slo import Slos
 from traces.format.reader import Trace
 

@@ -31,8 +31,8 @@ from sim.setup.spec import RunSpec
 from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
+from sim.workload.known_requests import Profiled
 from sim.workload.load import DRAWN, load_of
-from sim.workload.profiled import Profiled
 from sim.workload.slo import Slos, parse_slo
 from traces.format.reader import Trace
 

@@ -14,8 +14,8 @@ import moesim as face
 from sim.base.errors import BadInput
 from sim.profiles.hardware import load_hardware
 from sim.setup.spec import RunSpec
-from sim.studies.sweep import recorded
 from sim.studies.sweep import run as sweep_run
+from sim.studies.sweep import shared_recording
 from sim.studies.sweep.work import carried_out
 
 CARDS = ("rtx3090", "a6000", "rtx5090")
@@ -492,14 +492,14 @@ def test_links_share_a_recording(trace: Path, ran: list[RunSpec], monkeypatch: p
     """While a link is sought, one run decides for all of them; each room that is tried needs its own."""
     calls = {"record": 0, "timed": 0}
     for name in calls:
-        real = getattr(recorded, name)
+        real = getattr(shared_recording, name)
 
         def counted(*args: Any, name: str = name, real: Any = real) -> Any:
             calls[name] += 1
             return real(*args)
 
-        monkeypatch.setattr(recorded, name, counted)
-    monkeypatch.setattr(recorded, "_KEPT", {})
+        monkeypatch.setattr(shared_recording, name, counted)
+    monkeypatch.setattr(shared_recording, "_KEPT", {})
     frame = face.plan("tpot_s.mean <= 700ms", "lru", "rtx3090", trace=trace, experts=40, workers=1)
     assert frame.attrs["plan"]["remedies"]["rtx3090"][0]["what"] == "bandwidth"
     assert calls["timed"] >= 5

@@ -14,7 +14,7 @@ from cli_help import mixtral_shaped, moesim, simulated
 from sim.conformance import scheduling
 from sim.conformance.scheduling import CHECKS, Loads
 from sim.conformance.suite import FAIL, PASS, conform_scheduler, judge, name_of
-from sim.workload.profiled import NEEDS
+from sim.workload.known_requests import NEEDS
 from sim.workload.scheduler import Scheduler
 from sim.workload.schedulers import find, schedulers
 

@@ -118,8 +118,8 @@ def test_every_field_of_a_run_is_an_axis() -> None:
 
     from sim.cli.sweep import command
     from sim.setup.spec import RunSpec
-    from sim.studies.sweep.face import Axes
     from sim.studies.sweep.grid_file import Written
+    from sim.studies.sweep.python_api import Axes
 
     fields = {field.name for field in msgspec.structs.fields(RunSpec)} - {"slo", "unstable"}
     assert {*AXES, "policy", "set"} == fields

@@ -48,7 +48,7 @@ def command(
     words, POLICY KEY=VALUE ...; options are for runs in words. Recorded runs are replayed where their inputs are still
     the same: only a replay tells what each request waited for.
     """
-    from sim.studies.diff.face import compared
+    from sim.studies.diff.python_api import compared
 
     fields = {name: value for name, value in given.items() if value is not None}
     if "slo" in fields:

@@ -98,7 +98,7 @@ def command(
     from sim.studies.plan.goal import goals_of
     from sim.studies.plan.plan import Asked, Planned, plan
     from sim.studies.sweep.grid import given
-    from sim.studies.sweep.records import Records
+    from sim.studies.sweep.point_store import Records
 
     if not goals and measured is None and (least or len(axes["hw"]) != 1 or "," in axes["hw"][0]):
         raise BadInput(

@@ -42,7 +42,7 @@ def _facts(kind: type[Scheduler]) -> dict[str, Any]:
 
 
 def _needs(kind: type[Scheduler]) -> list[str]:
-    from sim.workload.profiled import NEEDS
+    from sim.workload.known_requests import NEEDS
 
     needs = [f"{need} ({NEEDS[need]})" for need in kind.needs]
     return [f"needs: {'; '.join(needs) or 'nothing'}"]

@@ -17,7 +17,7 @@ import numpy as np
 from sim.base.errors import CheckFailed
 from sim.workload.batching import Batching, shares_out
 from sim.workload.iterations import DECODE, Range, RequestInfo
-from sim.workload.profiled import Profiled
+from sim.workload.known_requests import Profiled
 from sim.workload.schedulers import checked
 from sim.workload.slo import Slos
 

@@ -11,8 +11,8 @@ from sim.base.errors import BadInput
 from sim.machine.cost import Cost
 from sim.profiles.models import load_model
 from sim.setup.memory import Demand, kv_token_bytes
-from sim.setup.profile import experts_s
-from sim.workload.draft import REJECTED, Draft, parse_draft, read_accepted
+from sim.setup.request_estimates import experts_s
+from sim.workload.draft_options import REJECTED, Draft, parse_draft, read_accepted
 from sim.workload.draft_steps import Drafts
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range
 

@@ -30,14 +30,14 @@ from sim.profiles.stack import PACKAGE as STACKS
 from sim.setup.drafting import Drafter
 from sim.setup.memory import MemoryPlan
 from sim.setup.options import ARITHMETIC, SIMPY
-from sim.setup.profile import profiled
+from sim.setup.request_estimates import profiled
 from sim.setup.third_tier import ThirdTier, price_drive
 from sim.workload import routers, schedulers
 from sim.workload.batching import CONTINUOUS, STATIC, Batching
 from sim.workload.iterations import RequestInfo
+from sim.workload.known_requests import Profiled
 from sim.workload.kv_memory import KvMemory, KvPool
 from sim.workload.load import NONE, PROCESSES
-from sim.workload.profiled import Profiled
 from sim.workload.router import Router
 from sim.workload.scheduler import Scheduler
 from sim.workload.slo import Slos

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.workload.draft import ELSEWHERE, Draft
+from sim.workload.draft_options import ELSEWHERE, Draft
 from sim.workload.iterations import DECODE, PREFILL, Range
 
 if TYPE_CHECKING:

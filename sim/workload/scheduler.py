@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from sim.workload.iterations import Range, RequestInfo
-from sim.workload.profiled import Profiled
+from sim.workload.known_requests import Profiled
 
 
 class Scheduler:

@@ -10,7 +10,7 @@ import msgspec
 from sim.results.expectations import known
 from sim.results.figure import better, figures
 from sim.studies.pool import n_cores
-from sim.studies.sweep.records import Records
+from sim.studies.sweep.point_store import Records
 from sim.studies.sweep.run import Progress, resolved, run_points
 from sim.studies.sweep.work import OK, Resolved
 

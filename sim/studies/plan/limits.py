@@ -13,7 +13,7 @@ from sim.results.figure import figures
 from sim.results.metrics import statistic
 from sim.studies.plan.goal import Goal, Reading
 from sim.studies.sweep.grid import key_of
-from sim.studies.sweep.records import LIMITS
+from sim.studies.sweep.point_store import LIMITS
 from sim.studies.sweep.work import SCHEMA
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sim.setup.spec import RunSpec
     from sim.studies.plan.candidate import Candidate
     from sim.studies.pool import Call
-    from sim.studies.sweep.records import Records
+    from sim.studies.sweep.point_store import Records
     from sim.studies.sweep.run import Answers, Progress
     from sim.workload.slo import Slo
 

@@ -20,7 +20,7 @@ from sim.studies.plan.remedy import Remedy, remedies
 from sim.studies.plan.replays import Replays
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
-from sim.studies.sweep.records import Records
+from sim.studies.sweep.point_store import Records
 from sim.studies.sweep.run import resolved
 from sim.studies.sweep.values import option_of
 from sim.studies.sweep.work import OK, REFUSED, Resolved

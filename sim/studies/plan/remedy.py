@@ -34,7 +34,7 @@ from sim.studies.plan.lever import (
     search,
 )
 from sim.studies.plan.replays import Replays
-from sim.studies.sweep.records import REMEDIES
+from sim.studies.sweep.point_store import REMEDIES
 from sim.studies.sweep.work import SCHEMA
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import msgspec
 from sim.results.record import Result
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import key_of
-from sim.studies.sweep.records import LAYERED, POINTS, Records
+from sim.studies.sweep.point_store import LAYERED, POINTS, Records
 from sim.studies.sweep.run import Families
 from sim.studies.sweep.work import OK, Resolved, resolve
 

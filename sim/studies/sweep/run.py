@@ -15,7 +15,7 @@ from sim.bounds.time_bound import LowerBound
 from sim.results.record import Result
 from sim.results.sampling import Sample, samples
 from sim.studies.pool import Awaited, answers, n_cores
-from sim.studies.sweep.records import BOUNDS, POINTS
+from sim.studies.sweep.point_store import BOUNDS, POINTS
 from sim.studies.sweep.values import AXES
 from sim.studies.sweep.work import (
     OK,
@@ -32,7 +32,7 @@ from sim.studies.sweep.work import (
 if TYPE_CHECKING:
     from sim.studies.pool import Call
     from sim.studies.sweep.grid import Point
-    from sim.studies.sweep.records import Records
+    from sim.studies.sweep.point_store import Records
 
 FEW_LAYERS = 20_000
 """Layers of output tokens in all points, below which starting processes takes longer than the work."""
@@ -107,7 +107,7 @@ def _values(point: Point) -> list[tuple[str, Any]]:
 
 class Work(NamedTuple):
     """What became of the points that can be set up: recorded by an earlier command, run by decisions of their own, or
-    timed by those of another point (`sim.studies.sweep.recorded`)."""
+    timed by those of another point (`sim.studies.sweep.shared_recording`)."""
 
     there: int
     replayed: int

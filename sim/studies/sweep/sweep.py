@@ -12,7 +12,7 @@ from sim.base.units import show_count
 from sim.run import seldom_collected
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
-from sim.studies.sweep.records import TABLE, Records
+from sim.studies.sweep.point_store import TABLE, Records
 from sim.studies.sweep.run import Answers, PointRow, Progress, Work, resolved, run_points
 from sim.studies.sweep.summary import Summary, settings_of, summarise
 from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, Resolved

@@ -11,7 +11,7 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.base.files import parse_yaml
 from sim.base.units import parse_bytes
-from sim.workload.draft import ks_of
+from sim.workload.draft_options import ks_of
 
 Scalar = bool | int | float | str | None
 

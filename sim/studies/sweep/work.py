@@ -37,7 +37,7 @@ class Resolved(msgspec.Struct, frozen=True):
         id: of everything that decides the point's numbers; of one that cannot be set up, of all that was asked.
         spec: with no default left that may change. meant: ids and digests (`Setup.resolved`); empty when it is refused.
         bound: the id of what its lower bound depends on. cpu: whether that may run experts on the CPU.
-        family: the id of all but its hardware, where its decisions may be those of its family (`recorded.py`).
+        family: the id of all but its hardware, where its decisions may be those of its family (`shared_recording.py`).
         status, reason: `ok`, or why it cannot be set up.
         notes: what was asked for and cannot be had in full.
         n_layers: layers of output tokens, by which work is estimated.
@@ -62,7 +62,7 @@ def resolve(specs: tuple[RunSpec, ...]) -> list[Resolved]:
 
 def _resolve(spec: RunSpec) -> Resolved:
     from sim.setup.prepare import prepare
-    from sim.studies.sweep.recorded import family_terms
+    from sim.studies.sweep.shared_recording import family_terms
 
     asked: dict[str, Any] = {"version": __version__, "spec": msgspec.to_builtins(spec)}
     try:
@@ -152,7 +152,7 @@ class Answer(NamedTuple):
 
     Attributes:
         point, bound: records, None where it was not asked for one. by_recording: another's decisions timed the point.
-        recorded: what other workers need of its decisions (`recorded.told`), where they asked; else None.
+        recorded: what other workers need of its decisions (`shared_recording.told`), where they asked; else None.
     """
 
     point: dict[str, Any] | None
@@ -192,11 +192,11 @@ def point_record(
     nobody can say that it would end in the same way once more.
 
     Args:
-        family, recorded: `recorded.outcome_of`. by_layer: keep `by_layer` too, a hundred times the rest.
+        family, recorded: `shared_recording.outcome_of`. by_layer: keep `by_layer` too, a hundred times the rest.
         before: told of the run once it is set up.
     """
     from sim.results.sampling import times_of
-    from sim.studies.sweep.recorded import outcome_of
+    from sim.studies.sweep.shared_recording import outcome_of
 
     found: dict[str, Any] = {"schema": SCHEMA, "id": id_, "status": OK, "reason": "", "kept": True}
     try:
@@ -237,7 +237,7 @@ def carried_out(
 ) -> Answer:
     """The records of a point and of the lower bound by that id, which others share; no bound where the id is empty."""
     from sim.bounds.time_bound import lower_bound
-    from sim.studies.sweep.recorded import told
+    from sim.studies.sweep.shared_recording import told
 
     least: list[dict[str, Any]] = []
 

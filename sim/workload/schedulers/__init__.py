@@ -40,7 +40,7 @@ def schedulers_in(module: ModuleType) -> dict[str, type[Scheduler]]:
 
 def checked(kind: type[Scheduler], name: str) -> type[Scheduler]:
     """The same, where what it declares is what there is to declare. Raises BadInput."""
-    from sim.workload.profiled import NEEDS
+    from sim.workload.known_requests import NEEDS
     from sim.workload.scheduler import Scheduler
 
     if kind.pick is Scheduler.pick:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.workload.iterations import Range, RequestInfo
-from sim.workload.profiled import Profiled
+from sim.workload.known_requests import Profiled
 from sim.workload.scheduler import Scheduler
 
 AGAIN_FRAC = 0.05  # section 3.5: G starts anew from 5 % of its initial value when it was too small

@@ -13,8 +13,8 @@ from sim.studies.plan.goal import goals_of
 from sim.studies.plan.plan import Asked
 from sim.studies.plan.plan import plan as make
 from sim.studies.pool import answers
-from sim.studies.sweep.face import Axes, Kind, block_of
-from sim.studies.sweep.records import Records
+from sim.studies.sweep.point_store import Records
+from sim.studies.sweep.python_api import Axes, Kind, block_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.workload.iterations import PREFILL, Iteration, Range
+from sim.workload.known_requests import Profiled, by_task
 from sim.workload.learn_split import StoreSplit
-from sim.workload.profiled import Profiled, by_task
 from sim.workload.token_paths import TokenPaths
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def profiled(setup: Setup, needs: Sequence[str]) -> Profiled:
-    """What is known, with what `needs` names (`sim.workload.profiled.NEEDS`) where that takes work."""
+    """What is known, with what `needs` names (`sim.workload.known_requests.NEEDS`) where that takes work."""
     found = Profiled.of(setup.store, setup.slos)
     if "prices" in needs:
         cost = setup.cost()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sim.setup.setup import Setup
     from sim.studies.simulate import Name, Options
-    from sim.studies.sweep.face import Kind
+    from sim.studies.sweep.python_api import Kind
 
 TABLES = ("by_layer",)  # keys of a result that are tables of their own: `moesim.simulate(...)` has them as DataFrames
 
