@@ -51,6 +51,8 @@ SEARCHES = ("sim.policy.likeness", "sim.policy.path_search", "sim.policy.standin
 POLICIES = (
     "policies/duoserve/policy.py",
     "policies/hybrimoe/gains.py",
+    "policies/importance/cache.py",
+    "policies/importance/policy.py",
     "policies/promoe.py",
 )
 AS_PYTHON = {"language_level": 3, "annotation_typing": False, "show_performance_hints": False}

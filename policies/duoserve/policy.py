@@ -342,8 +342,9 @@ class DuoServe(Policy):
             after = ((yield self._prediction),)
             ahead = self._ahead[layer]
         hold, is_first = order.copy(), True
+        runs, pieces, coming = self._runs, self._pieces, self._coming
         for piece in order:  # which grows by what came `later`
-            ticket = yield self._runs[piece - first]
+            ticket = yield runs[piece - first]
             if is_first:
                 is_first = False
                 after = (ticket, *after)
@@ -359,6 +360,8 @@ class DuoServe(Policy):
                         order.append(following)
                         hold.append(following)
             # Synchronisation point 2: Expert 1 is computed and the next layer's experts are predicted.
+            if not ahead:
+                continue
             waiting: list[int] = []
             for following in ahead:
                 gpu = gpu_of[following]
@@ -373,7 +376,7 @@ class DuoServe(Policy):
                     slots.remove(old)
                     if old != EMPTY:
                         yield evicts[old]
-                    self._coming.append((yield Prefetch(self._pieces[following], 0.0, after)))
+                    coming.append((yield Prefetch(pieces[following], 0.0, after)))
                 slots.append(following)
                 hold.append(following)
             ahead = waiting
