@@ -25,6 +25,7 @@ from traces.stats.summary import Summary
 from traces.synth import calibrate, drawn, fitted
 from traces.synth.compare import Comparison
 from traces.synth.draw import Drawer, selections
+from traces.synth.fields import Fields
 from traces.synth.fit import fit
 from traces.synth.profile import Lengths, Vocabulary
 from traces.synth.scale import scaled
@@ -154,7 +155,7 @@ def test_layers_far_apart_share_their_core():
 
     def apart(core):
         made = profile(**shape, depth=[0.0] + [0.5] * 11, core=core, ahead={}, shared=None)
-        out = Drawer(made, 0).projected(fields)
+        out = Fields(made, 0).projected(fields)
         assert out.std(axis=0).mean() == pytest.approx(1.0, abs=0.02)
         return [float(np.corrcoef(out[:, 0].ravel(), out[:, lag].ravel())[0, 1]) for lag in (1, 9)]
 

@@ -29,7 +29,8 @@ from traces.synth.compare import TOLERANCE, compare
 from traces.synth.draw import Drawer
 from traces.synth.fit import fit
 from traces.synth.latent import GRID, overlap_table, popularity_bias, to_correlation, to_overlap
-from traces.synth.profile import Lengths, Profile, Vocabulary, from_json, to_json
+from traces.synth.profile import Lengths, Profile, RouteShares, Vocabulary, from_json, to_json
+from traces.synth.routes import packed
 from traces.synth.scale import RULE, scaled
 from traces.synth.write import write
 
@@ -69,6 +70,28 @@ def profile(n_layers=4, n_experts=12, top_k=3, **facts):
     return Profile(**base)
 
 
+def routed(n_layers=4, directions=6, **facts):
+    """The made-up source with whole routes in so few directions, and so few ids that they come again."""
+    rng, rows = np.random.default_rng(0), n_layers * 12
+    shares = {"token": 0.6, "task": 0.1, "last": 0.1, "pair": 0.1, "carry": 0.02, "new": 0.08}
+
+    def factor(share, width):
+        return packed(np.sqrt(share / width) * rng.standard_normal((rows, width)))
+
+    widths = {"token": directions, "task": 2, "last": 3, "pair": 2, "new": 2}
+    routes = {
+        "factors": {name: factor(shares[name], width) for name, width in widths.items()},
+        "lasting": {"request": 0.5, "fade64": 0.3, "fade16": 0.2},
+        "carry": [0.03] * n_layers,
+        "rest": [0.01] * n_layers,
+        "shares": {name: [share] * n_layers for name, share in shares.items()},
+        "spread": 0.3,
+        "kind": 0.5,
+        "repeat": 0.5,
+    } | facts
+    return profile(n_layers, embedding_width=64, routes=RouteShares(**routes))
+
+
 def all_rows(drawer, plan):
     blocks = list(drawer.rows(plan))
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
@@ -97,11 +120,12 @@ def test_correlation_and_overlap_are_inverse_and_hit_their_ends():
     assert to_correlation(0.0, table) == pytest.approx(GRID[0], abs=1e-12)
 
 
-def test_blocks_decide_nothing(monkeypatch):
-    plan = next(Drawer(profile(), 3).plans(1, None))
-    whole = all_rows(Drawer(profile(), 3), plan)
+@pytest.mark.parametrize("made", [profile(), routed()], ids=["fields", "routes"])
+def test_blocks_decide_nothing(monkeypatch, made):
+    plan = next(Drawer(made, 3).plans(1, None))
+    whole = all_rows(Drawer(made, 3), plan)
     monkeypatch.setattr(draw, "_BLOCK_VALUES", 5 * 4 * 12)  # five rows at a time
-    pieces = all_rows(Drawer(profile(), 3), plan)
+    pieces = all_rows(Drawer(made, 3), plan)
     assert whole.keys() == pieces.keys()
     assert len(whole["experts"]) == plan.n_rows == 37
     for name, values in whole.items():

@@ -118,7 +118,7 @@ def synthesise(asked: Drawn, folder: str) -> str:
         profile, figures = load(asked.fit).profile, None
     else:
         with open_trace(DEFAULT) as trace:
-            profile = fit(trace)
+            profile = fit(trace, routes=False)  # what figures and other shapes are drawn by
         figures = TARGETS.get(model.id)
     if figures is not None:
         profile = published.fit_to(profile, published.load(figures), SYNTH_SEED)

@@ -89,7 +89,8 @@ def command(
         with open_trace(source) as trace:
             if check:
                 _check(trace, seed)
-            profile = fit(trace)
+            own = wanted is None or wanted[1:] == (trace.n_layers, trace.n_experts, trace.top_k)
+            profile = fit(trace, routes=own and figures is None)
     elif check:
         raise BadInput(f"--check, got it with the fit {source}: its file says how it was checked; check a trace")
     if wanted is None:
@@ -146,14 +147,13 @@ def _wanted(model: str | None, shape: str | None, figures: PublishedFigures | No
 
 def _describe(profile: Profile) -> None:
     """What was fitted, in a few lines; assumptions are always among them."""
-    from traces.synth.profile import FIELDS
-
     say(
         f"fitted to {profile.source}: {profile.n_layers}x{profile.n_experts}, k={profile.top_k}, "
         f"{len(profile.requests)} requests, {max(1, len(profile.tasks))} tasks"
     )
-    shares = ", ".join(f"{name} {show_frac(float(profile.share(name).mean()))}" for name in FIELDS)
-    fresh = show_frac(float(profile.fresh_share().mean()))
+    parts = {name: show_frac(share) for name, share in profile.varies_with().items()}
+    fresh = parts.pop("new")
+    shares = ", ".join(f"{name} {share}" for name, share in parts.items())
     say(f"what a token's scores vary with: {shares}, new each time {fresh}")
     for text in profile.assumptions:
         say(f"assumed: {text}")

@@ -161,6 +161,19 @@ def token_pairs(rows: Sample, rng: np.random.Generator) -> tuple[Ints, Ints]:
     return one[fits], two[fits]
 
 
+def id_pairs(rows: Sample, times: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Every row with `times` random rows of the same token id, where these are of another request."""
+    if rows.token_ids is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    order = np.argsort(rows.token_ids, kind="stable")
+    ids = rows.token_ids[order]
+    first, end = np.searchsorted(ids, ids), np.searchsorted(ids, ids, side="right")
+    one = np.tile(order, times)
+    two = order[np.tile(first, times) + (rng.random(len(one)) * np.tile(end - first, times)).astype(np.int64)]
+    fits = rows.request[one] != rows.request[two]
+    return one[fits], two[fits]
+
+
 def gram_pairs(rows: Sample, depth: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Random pairs of rows of different requests whose last `depth` token ids are the same, and not one more."""
     if rows.token_ids is None:
@@ -192,6 +205,32 @@ def recurring(token_ids: Array, request: Ints, position: Ints, depth: int) -> fl
     held = np.unique(np.stack([key, request])[:, whole], axis=1)
     kinds, requests = np.unique(held[0], return_counts=True)
     return float((requests[np.searchsorted(kinds, key[whole])] > 1).mean()) if whole.any() else 0.0
+
+
+def repeated(token_ids: Array, request: Ints, position: Ints) -> float:
+    """Share of rows whose last two token ids stood in their request before."""
+    key = np.stack([grams(token_ids, position, 2)[-1], request])[:, position >= 1]
+    kinds = np.unique(key, axis=1).shape[1]
+    return float(1.0 - kinds / key.shape[1]) if key.shape[1] else 0.0
+
+
+def foretold(rows: Sample, n_asked: int = 500) -> float:
+    """Share of a row's experts in odd layers that the row has, too, which is most like it in the even layers.
+
+    Looked for among rows of other requests with other token ids, for some rows: what a search for alike routes finds
+    where it does not find the same text.
+    """
+    assert rows.token_ids is not None
+    n, n_layers, top_k = rows.experts.shape
+    chosen = np.zeros((n, n_layers, rows.trace.n_experts), np.float32)
+    np.put_along_axis(chosen, rows.experts, 1.0, axis=-1)
+    even, odd = (chosen[:, first::2].reshape(n, -1) for first in (0, 1))
+    asked = np.unique(np.linspace(0, n - 1, n_asked).astype(np.int64))
+    alike = even[asked] @ even.T
+    near = (rows.request[asked, None] == rows.request) | (rows.token_ids[asked, None] == rows.token_ids)
+    alike[near] = -1.0
+    found = (odd[asked] * odd[alike.argmax(axis=1)]).sum(axis=1)
+    return float(found.mean() / (top_k * max(1, n_layers // 2)))
 
 
 def affinity(before: Ints, after: Ints, n_experts: int) -> float:

@@ -85,6 +85,7 @@ def some_layers(profile: Profile, keep: Ints) -> Profile:
         shared=None,
         sharpness=None,
         offset=None,
+        routes=None,
     )
 
 

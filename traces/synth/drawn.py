@@ -90,7 +90,7 @@ def drawn(name: str) -> Path:
         from traces.synth.write import write  # loads scipy
 
         source, shape = _parts(name)
-        profile, own_shape = _profile(source)
+        profile, own_shape = _profile(source, shape)
         own = path.with_name(f"{os.getpid()}{SUFFIX}")
         write(own, scaled(profile, *(shape or own_shape)), n_requests=fitted.DRAWN_REQUESTS, model=name)
         own.replace(path)
@@ -120,7 +120,7 @@ def _parts(name: str) -> tuple[str, tuple[int, int, int] | None]:
     return found["source"], (n_layers, n_experts, top_k)
 
 
-def _profile(source: str) -> tuple[Profile, tuple[int, int, int]]:
+def _profile(source: str, wanted: tuple[int, int, int] | None) -> tuple[Profile, tuple[int, int, int]]:
     if source in fitted.fitted():
         found = fitted.load(source)
         n_layers, n_experts, top_k = found.shape
@@ -128,4 +128,5 @@ def _profile(source: str) -> tuple[Profile, tuple[int, int, int]]:
     from traces.synth.fit import fit  # loads scipy
 
     with open_trace(source) as trace:
-        return fit(trace), (trace.n_layers, trace.n_experts, trace.top_k)
+        shape = trace.n_layers, trace.n_experts, trace.top_k
+        return fit(trace, routes=wanted in (None, shape)), shape

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
@@ -15,9 +12,12 @@ from traces.stats import observe
 from traces.stats.observe import LAGS, Sample, choose
 from traces.synth.calibrate import calibrated
 from traces.synth.draw import selections
+from traces.synth.fit_routes import with_routes
+from traces.synth.fit_text import vocabulary
 from traces.synth.latent import GRID, gate_scores, overlap_table, popularity_bias, to_correlation
-from traces.synth.profile import FADES, FIELDS, GRAMS, Lengths, Profile, Vocabulary
-from traces.synth.text import CONTEXT_KINDS, Text
+from traces.synth.profile import FADES, FIELDS, GRAMS, Lengths, Profile
+from traces.synth.routes import WIDTH
+from traces.synth.text import CONTEXT_KINDS
 
 _SEED = 20_509_834_2  # of the tables: fitting draws no luck
 _FEW_PAIRS = 40  # of rows with the same ids say nothing
@@ -25,13 +25,13 @@ _POOL = 0.7  # how much all layers weigh in the shares of one
 _FAR = 3  # layers a third of the model apart tell how much all layers have in common
 _AFFINITY_GRID = GRID[[0, 2, 4, 6, 8, 10, 12, 15]]
 MAX_REQUESTS = 1024  # request lengths kept in a profile
-VOCABULARY_POINTS = 32
-WIDTH = 64  # of synthetic embeddings
 SPARSEMIXER = "the source's sparsemixer weights cannot be drawn from scores: weights here are the softmax scores"
 
 
-def fit(trace: Trace, requests: list[Request] | None = None) -> Profile:
+def fit(trace: Trace, requests: list[Request] | None = None, routes: bool = True) -> Profile:
     """The profile of a trace, or of some of its requests. Levels that the trace lacks stay absent.
+
+    routes: with whole routes, which take most of the time and which no other shape is drawn by.
 
     Raises:
         BadInput: selections that are not sound (`Trace.experts`).
@@ -71,14 +71,16 @@ def fit(trace: Trace, requests: list[Request] | None = None) -> Profile:
         shared=shared,
         sharpness=None if sharpness is None else _rounded(sharpness),
         offset=None if offset is None else _rounded(offset),
-        vocabulary=_vocabulary(rows),
+        vocabulary=vocabulary(rows),
         embedding_width=WIDTH if rows.token_ids is not None else 0,
         tasks=tasks,
         requests=store,
         assumptions=assumptions,
     )
     # Where ids are known they bring most of what caches feel, and leave no share to lend to anything else.
-    return found if rows.token_ids is not None else calibrated(found, rows, selections)
+    if rows.token_ids is None:
+        return calibrated(found, rows, selections)
+    return with_routes(found, rows, tables) if routes else found
 
 
 def _rounded(values: Floats) -> list[float]:
@@ -245,65 +247,3 @@ def _sigmoid_offset(logits: Floats, mean: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if gate_scores(logits + middle, "sigmoid").mean() < mean else (low, middle)
     return (low + high) / 2
-
-
-def _vocabulary(rows: Sample) -> Vocabulary | None:
-    """How often ids occur, by rank at some ranks, and how much more often within a request than across requests."""
-    if rows.token_ids is None:
-        return None
-    counts = np.sort(np.unique(rows.token_ids, return_counts=True)[1])[::-1]
-    ranks = np.unique(np.geomspace(1, len(counts), VOCABULARY_POINTS).astype(np.int64))
-    p = counts / counts.sum()
-    new = np.ones(len(rows.token_ids), bool)  # first occurrence of its id within the request
-    keys = rows.request * (int(rows.token_ids.max()) + 1) + rows.token_ids
-    new[:] = False
-    new[np.unique(keys, return_index=True)[1]] = True
-    reuse = _reuse(p, np.bincount(rows.request), float(new.sum()))
-    plain = Vocabulary([int(r) for r in ranks], [round(float(np.log(p[r - 1])), 5) for r in ranks], round(reuse, 5))
-    return _followed(plain, rows)
-
-
-def _followed(plain: Vocabulary, rows: Sample) -> Vocabulary:
-    """The vocabulary with as many pairs and triples of ids that come again in another request as the source has."""
-    assert rows.token_ids is not None
-    wanted = [observe.recurring(rows.token_ids, rows.request, rows.position, depth) for depth in (2, 3)]
-    lengths = np.bincount(rows.request)
-
-    def seen(follow: float, follow2: float, depth: int) -> float:
-        text = Text(msgspec.structs.replace(plain, follow=follow, follow2=follow2), 0)
-        ids = np.concatenate([text.ids(int(n), np.random.default_rng((_SEED, i))) for i, n in enumerate(lengths)])
-        return observe.recurring(ids, rows.request, rows.position, depth)
-
-    follow = follow2 = 0.0
-    for _ in range(2):  # either adds to what the other is measured by
-        follow = _least(lambda x: seen(x, follow2, 2) >= wanted[0], 1.0 - follow2)  # noqa: B023 - called at once
-        follow2 = _least(lambda x: seen(follow, x, 3) >= wanted[1], 1.0 - follow)  # noqa: B023
-    return msgspec.structs.replace(plain, follow=round(follow, 4), follow2=round(follow2, 4))
-
-
-def _least(enough: Callable[[float], bool], most: float) -> float:
-    """The least number up to `most` that is enough, to about a hundredth; 0 where that is."""
-    low, high = 0.0, most
-    if enough(low):
-        return 0.0
-    for _ in range(7):
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def _reuse(p: Floats, lengths: Ints, distinct: float) -> float:
-    """The reuse at which requests of these lengths are expected to hold so many distinct ids.
-
-    Of n tokens about n * (1 - reuse) are drawn from the frequencies, and those are distinct as ids drawn alone are.
-    """
-
-    def expected(reuse: float) -> float:
-        drawn = np.maximum(lengths * (1 - reuse), 1.0)
-        return float(sum((1 - np.exp(n * np.log1p(-np.minimum(p, 1 - 1e-9)))).sum() for n in drawn))
-
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected(middle) > distinct else (low, middle)
-    return low

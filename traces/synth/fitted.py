@@ -71,6 +71,8 @@ def load(name: str | Path) -> Fitted:
     if np.shape(profile.bias) != shape:
         raise BadInput(f"{path}: profile.bias, got {np.shape(profile.bias)}: layers x experts, {shape}; fit again")
     lists: dict[str, list[Any]] = {**profile.shares, "depth": profile.depth, **profile.ahead}
+    if profile.routes is not None:
+        lists |= {"routes.carry": profile.routes.carry, "routes.rest": profile.routes.rest}
     for key, values in lists.items():
         if len(values) != profile.n_layers:
             raise BadInput(f"{path}: profile.{key}, got {len(values)} values: one per layer ({shape[0]}); fit again")

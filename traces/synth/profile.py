@@ -21,6 +21,7 @@ from traces.format.header import GateRule
 from traces.format.layout import Floats
 
 FADES = (64, 16, 4, 1)  # tokens after which a fading field has decayed to 1/e
+PARTS = ("task", "last", "token", "pair", "carry", "new")  # of a route
 GRAMS = ("token", "pair", "triple")  # fields of the last one, two and three token ids
 FIELDS = ("task", "request", *(f"fade{n}" for n in FADES), *GRAMS, "carry")
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -58,6 +59,29 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: bool
 
 
+class RouteShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What whole routes are drawn by, all layers together: see `routes`.
+
+    factors: part -> weights (L * E, n) from n normal numbers to all scores, as `routes.packed` writes them: of the
+        token id, the task, what lasts in a request, a pair of ids, and what is new at every token.
+    lasting: of what lasts, the share that lasts for the request and those that fade.
+    carry: (L,) how much the id before adds, as a share of what its own token has of it. rest: (L,) what is new in no
+        direction. shares: part -> (L,) share of the variance, for whom it may concern.
+    spread: how much ids differ in what they heed of what is around them: deviation of the logarithm.
+    kind: share of an id's part that it has in common with ids of its kind.
+    repeat: probability that a stretch of ids which comes again in its request goes on.
+    """
+
+    factors: dict[str, str]
+    lasting: dict[str, Share]
+    carry: list[float]
+    rest: list[float]
+    shares: dict[str, list[float]]
+    spread: Annotated[float, Meta(ge=0)]
+    kind: Share
+    repeat: Share
+
+
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The statistics of one source. Lists over layers have one entry per MoE layer.
 
@@ -69,6 +93,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     shared: (L,) the same for scores predicted through the shared expert (L4s), or null when the source has none.
     sharpness, offset: (L,) a layer's gate is softmax(sharpness * score), or sigmoid(sharpness * score + offset).
     embedding_width: width of the embeddings to draw, 0 for none.
+    routes: whole routes, where the source has token ids, for its own shape alone: how they scale is not known. They are
+        drawn in place of `shares`, `core` and `depth`.
     """
 
     source: str
@@ -90,6 +116,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     embedding_width: Annotated[int, Meta(ge=0)]
     tasks: list[str]
     requests: list[Lengths]
+    routes: RouteShares | None = None
     assumptions: list[str] = []
 
     @property
@@ -104,6 +131,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def fresh_share(self) -> Floats:
         """(L,) share that is new at every token."""
         return np.clip(1.0 - sum((self.share(field) for field in FIELDS), np.zeros(self.n_layers)), 0.0, 1.0)
+
+    def varies_with(self) -> dict[str, float]:
+        """What a token's scores vary with: each part's mean share of the variance, and what is new at every token."""
+        if self.routes is not None:
+            return {name: float(np.mean(self.routes.shares[name])) for name in PARTS}
+        return {name: float(self.share(name).mean()) for name in FIELDS} | {"new": float(self.fresh_share().mean())}
 
 
 def to_json(profile: Profile) -> str:

@@ -106,7 +106,9 @@ def fit_to(
     what passes (the faster fades and the token's), are searched for the least squared error (Nelder-Mead).
     Accuracies: each layer's correlation is the one that has the published overlap.
     """
-    bent = scaled(profile, figures.n_layers, figures.n_experts, figures.top_k)
+    # Whole routes are the source's own: what is bent are the shares of each layer.
+    own = msgspec.structs.replace(profile, routes=None)
+    bent = scaled(own, figures.n_layers, figures.n_experts, figures.top_k)
     if figures.curves:
         bent = _fit_curves(bent, figures, seed, progress)
     before = bent.ahead.get("1")

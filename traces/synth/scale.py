@@ -34,6 +34,7 @@ def scaled(profile: Profile, n_layers: int, n_experts: int, top_k: int) -> Profi
         shared=None if profile.shared is None or n_layers == 1 else _with_gap(profile.shared, 1, at),
         sharpness=None if profile.sharpness is None else at.line(profile.sharpness),
         offset=None if profile.offset is None else at.line(profile.offset),
+        routes=None,  # which way another shape's go together is not known
         assumptions=[*profile.assumptions, f"{RULE}; source shape {source}"],
     )
 

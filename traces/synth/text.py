@@ -14,10 +14,13 @@ SUCCESSORS = 4  # that an id often has
 
 
 class Text:
-    """Draws the ids of requests. What often follows an id, or two, is the same in all of them: the seed decides."""
+    """Draws the ids of requests. What often follows an id, or two, is the same in all of them: the seed decides.
 
-    def __init__(self, vocabulary: Vocabulary, seed: int) -> None:
-        self.vocabulary, self.seed = vocabulary, seed
+    repeat: probability that a stretch which comes again in its request goes on.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, seed: int, repeat: float = 0.0) -> None:
+        self.vocabulary, self.seed, self.repeat = vocabulary, seed, repeat
         self.frequencies = vocabulary.frequencies()
         self._cumulated = np.cumsum(self.frequencies)[:-1].tolist()
         self._known: dict[tuple[int, int, int], int] = {}
@@ -28,14 +31,22 @@ class Text:
         again, back = rng.random(n) < self.vocabulary.reuse, rng.random(n)
         drawn = np.minimum(ids, len(self.frequencies) - 1).tolist()
         follow, which = rng.random(n).tolist(), (SUCCESSORS * rng.random(n) ** 2).astype(int).tolist()
+        goes_on = (rng.random(n) < self.repeat).tolist() if self.repeat else [False] * n
         one, two = self.vocabulary.follow, self.vocabulary.follow2
+        copied = n  # what comes again, as far as it has come
         for i in range(1, n):  # in order: what is repeated may itself be a repetition
+            if copied < n and goes_on[i]:
+                copied += 1
+                drawn[i] = drawn[copied]
+                continue
+            copied = n
             if i > 1 and follow[i] < two:
                 drawn[i] = self._successor(drawn[i - 2], drawn[i - 1], 0)
             elif two <= follow[i] < two + one:
                 drawn[i] = self._successor(-1, drawn[i - 1], 1 + which[i])
             elif again[i]:
-                drawn[i] = drawn[int(back[i] * i)]
+                copied = int(back[i] * i)
+                drawn[i] = drawn[copied]
         return np.array(drawn, np.int64)
 
     def _successor(self, before: int, last: int, which: int) -> int:

@@ -12,7 +12,7 @@ from traces.format.header import Header
 from traces.format.layout import DISTANCES, MAX_TEXT, U8_SQUARE
 from traces.format.writer import Layout, TraceWriter
 from traces.synth.draw import Drawer
-from traces.synth.profile import FIELDS, Profile, to_json
+from traces.synth.profile import Profile, to_json
 
 DENSE_EXPERTS = 16  # up to so many experts, predictions two and three layers ahead are kept whole
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
@@ -60,8 +60,9 @@ def both_splits(drawer: Drawer, n_requests: int | None, n_tokens: int | None) ->
 def header(profile: Profile, model: str, seed: int) -> Header:
     """The header of a trace drawn from a profile; the profile itself travels in `x.profile` when it is short enough."""
     text = to_json(profile)
-    means = ", ".join(f"{name} {profile.share(name).mean():.3f}" for name in FIELDS)
-    extra = {"seed": str(seed), "variance_shares": f"{means}, new at every token {profile.fresh_share().mean():.3f}"}
+    means = {name: f"{share:.3f}" for name, share in profile.varies_with().items()}
+    fresh, parts = means.pop("new"), ", ".join(f"{name} {share}" for name, share in means.items())
+    extra = {"seed": str(seed), "variance_shares": f"{parts}, new at every token {fresh}"}
     if len(text) <= MAX_TEXT:
         extra["profile"] = text
     return Header(

@@ -1,0 +1,276 @@
+"""Fit whole routes: what tokens that have an id, a task or a request in common share, as covariances of all layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from scipy.optimize import nnls
+
+from traces.format.layout import Array, Floats, Ints
+from traces.stats import observe
+from traces.stats.observe import LAGS, Sample, choose
+from traces.synth.fit_text import least, repeats
+from traces.synth.latent import to_correlation
+from traces.synth.profile import FADES, Profile, RouteShares
+from traces.synth.routes import WIDTH, Routes, packed
+from traces.synth.streams import RequestPlan
+
+_SEED = 20_509_834_3  # fitting draws no luck
+_FEW_ROWS, _FEW_PAIRS, _MOST_ROWS, _MOST_SCORES = 2000, 40, 12_000, 2048
+_FEW_SCORES = 0.8  # so many of a token's scores have to be known
+_PAIRS_PER_ROW, _FEW_OF_ID = 6, 12
+_POOL = 0.7  # how much all layers weigh in what fades in one of them
+_FADES = FADES[:-1]
+_LASTING = ("request", *(f"fade{n}" for n in _FADES))
+_FROM_LAG = 4  # from where on what tokens share is neither of the last id nor of the pair
+_RANKS = {"token": WIDTH, "task": 5, "last": 16, "pair": 16, "new": 16}  # directions kept at most
+_PLAIN = 0.1  # of what is new, so much is not in directions
+_KIND_ROWS, _MOST_KIND, _SEEDS = 4000, 0.98, (11, 12)
+
+
+class _Seen(NamedTuple):
+    """What pairs of rows share: by class of pairs, the covariance (L * E, L * E), and correlations (L,)."""
+
+    together: dict[str, Floats]
+    shared: dict[str, Floats]
+    whole: Floats
+
+
+def with_routes(profile: Profile, rows: Sample, tables: list[Floats]) -> Profile:
+    """A profile with whole routes; without, and with the reason among its assumptions, where the source is not enough.
+
+    rows: what it was fitted to. tables: `overlap_table` by layer.
+    """
+    why = _missing(rows)
+    if not why and len(rows.experts) > _MOST_ROWS:
+        rows = observe.sample(rows.trace, rows.requests, _MOST_ROWS)
+    scores = None if why else _scores(rows)
+    if scores is None:
+        text = f"drawn layer by layer, not as whole routes: the source has {why or 'few of the scores'}"
+        return msgspec.structs.replace(profile, assumptions=[*profile.assumptions, text])
+    rng = np.random.default_rng(_SEED)
+    seen = _observed(rows, scores, tables, rng)
+    spread = _spread(rows, scores)
+    shares, lasting = _shares(seen.shared, float(np.exp(-(spread**2))))
+    factors, left = _factors(seen, shares, profile.n_experts)
+    plan = RouteShares(
+        factors={name: packed(factor) for name, factor in factors.items()},
+        lasting={name: round(share, 4) for name, share in lasting.items()},
+        carry=(shares["carry"] / np.maximum(shares["token"], 1e-6)).round(5).tolist(),
+        rest=left.round(5).tolist(),
+        shares={name: part.round(5).tolist() for name, part in shares.items()},
+        spread=round(spread, 4),
+        kind=0.0,
+        repeat=0.0 if profile.vocabulary is None else round(repeats(profile.vocabulary, rows), 4),
+    )
+    return _with_kinds(msgspec.structs.replace(profile, routes=plan), rows)
+
+
+def _missing(rows: Sample) -> str:
+    """What a source lacks for whole routes, in words; empty if nothing."""
+    trace = rows.trace
+    lacks = {
+        "no token ids": rows.token_ids is None,
+        "no gate scores": "scores" not in trace.levels,
+        f"fewer than {_FEW_ROWS:,} tokens, or one request": len(rows.experts) < _FEW_ROWS or len(rows.requests) < 2,
+        f"more than {_MOST_SCORES:,} scores per token": trace.n_layers * trace.n_experts > _MOST_SCORES,
+    }
+    return next((text for text, missing in lacks.items() if missing), "")
+
+
+def _scores(rows: Sample) -> Array | None:
+    """(n, L, E) what the gate took its scores from: of mean 0 and, in each layer, variance 1. None if few are known."""
+    trace = rows.trace
+    found = np.concatenate([trace.scores(r.first_row, r.end_row) for r in rows.requests]).astype(np.float64)
+    found /= trace.score_scale
+    if (found > 0).mean() < _FEW_SCORES:
+        return None
+    found = np.clip(found, 0.5 * found[found > 0].min(), 1 - 1e-6)
+    found = np.log(found / (1 - found) if trace.header.gate.score == "sigmoid" else found)
+    found -= found.mean(axis=-1, keepdims=True)
+    found -= found.mean(axis=0)
+    found /= np.sqrt(np.maximum(found.var(axis=0).mean(axis=-1), 1e-9))[:, None]
+    return found.astype(np.float32)
+
+
+def _observed(rows: Sample, scores: Array, tables: list[Floats], rng: np.random.Generator) -> _Seen:
+    """Pairs by class: of other tasks or the same, with the same id, after the same id, and by lag in a request."""
+    assert rows.token_ids is not None
+    flat, ids, tasks = scores.reshape(len(scores), -1), rows.token_ids, rows.task.any()
+    together, shared = {}, {}
+
+    def put(name: str, pairs: tuple[Ints, Ints], covary: bool = True) -> None:
+        one, two = pairs
+        few = len(one) < _FEW_PAIRS
+        if covary:
+            product = flat[one].T @ flat[two] / max(1, len(one))
+            together[name] = np.zeros_like(product) if few else (product + product.T) / 2
+        seen = observe.overlap(rows, one[:60_000], two[:60_000])
+        far = np.zeros(len(tables)) if few else [to_correlation(o, t) for o, t in zip(seen, tables, strict=True)]
+        shared[name] = np.array(far)
+
+    one, two = observe.far_pairs(rows, True, rng)
+    fits = (ids[one] != ids[two]) & tasks
+    put("task", (one[fits], two[fits]), False)
+    together["task"], together["none"] = _of_tasks(rows, flat) if tasks else (np.zeros((flat.shape[1],) * 2),) * 2
+    one, two = observe.id_pairs(rows, _PAIRS_PER_ROW, rng)
+    start = rows.position == 0
+    before = np.where(start, -1, np.roll(ids, 1))
+    alike = (before[one] == before[two]) & ~start[one]
+    within = (rows.task[one] == rows.task[two]) & tasks
+    put("token", (one[~within & ~alike], two[~within & ~alike]))
+    put("token, task", (one[within & ~alike], two[within & ~alike]))
+    put("pair", (one[~within & alike], two[~within & alike]))
+    put("pair, task", (one[within & alike], two[within & alike]))
+    far: list[tuple[Ints, Ints]] = []
+    for lag in LAGS:
+        later, earlier = observe.lag_pairs(rows, lag)
+        fits = ids[later] != ids[earlier]
+        put(f"lag {lag}", (later[fits], earlier[fits]), False)
+        far += [(later[fits], earlier[fits])] if lag >= _FROM_LAG else []
+    put("last", (np.concatenate([pair[0] for pair in far]), np.concatenate([pair[1] for pair in far])))
+    return _Seen(together, shared, flat.T @ flat / len(flat))
+
+
+def _of_tasks(rows: Sample, flat: Array) -> tuple[Floats, Floats]:
+    """Covariance of rows of different requests, of one task, and of two: of all such pairs, from sums."""
+    sums = np.zeros((rows.request.max() + 1, flat.shape[1]))
+    np.add.at(sums, rows.request, flat)
+    counts = np.bincount(rows.request).astype(float)
+    task = rows.task[np.unique(rows.request, return_index=True)[1]]
+    of_task = np.array([sums[task == t].sum(axis=0) for t in range(task.max() + 1)])
+    n_of_task = np.array([counts[task == t].sum() for t in range(task.max() + 1)])
+    same, n_same = of_task.T @ of_task - sums.T @ sums, (n_of_task**2).sum() - (counts**2).sum()
+    whole = of_task.sum(axis=0)
+    other, n_other = np.outer(whole, whole) - of_task.T @ of_task, counts.sum() ** 2 - (n_of_task**2).sum()
+    return same / max(n_same, 1.0), other / max(n_other, 1.0)
+
+
+def _spread(rows: Sample, scores: Array) -> float:
+    """How much ids differ in what they heed: the deviation of the logarithm of how far an id's rows scatter."""
+    assert rows.token_ids is not None
+    order = np.argsort(rows.token_ids, kind="stable")
+    flat, seen = scores.reshape(len(scores), -1), []
+    for same in np.split(order, np.flatnonzero(np.diff(rows.token_ids[order])) + 1):
+        if len(same) >= _FEW_OF_ID:
+            squares = ((flat[same] - flat[same].mean(axis=0)) ** 2).sum(axis=1)
+            # The mean of so few scatters by itself; what is left is the id's.
+            seen.append((np.log(squares.mean()), (squares.std() / squares.mean()) ** 2 / len(same)))
+    if len(seen) < 2:
+        return 0.0
+    values, luck = np.array(seen).T
+    return 0.5 * float(np.sqrt(max(0.0, values.var() - luck.mean())))
+
+
+def _shares(shared: dict[str, Floats], heeded: float) -> tuple[dict[str, Floats], dict[str, float]]:
+    """(L,) share of the variance of each part, and of what lasts how much lasts how long.
+
+    heeded: how much less two tokens of different ids share of what is around them than two of one id.
+    """
+    task = np.clip(shared["task"], 0.0, 1.0)
+    lags = np.array([shared[f"lag {lag}"] for lag in LAGS])
+    basis = np.array([[1.0, *(np.exp(-lag / fade) for fade in _FADES), lag == 1] for lag in LAGS])
+    left = np.maximum(lags - task, 0.0)
+    pooled, _ = nnls(basis, left.mean(axis=1))
+    both = np.vstack([basis, _POOL * np.eye(len(pooled))])
+    parts = np.array([nnls(both, np.concatenate([layer, _POOL * pooled]))[0] for layer in left.T]).T
+    token = np.clip(shared["token"], 0.0, 1.0)
+    found = {"task": task / heeded, "last": parts[:-1].sum(axis=0) / heeded}
+    found["carry"] = parts[-1] ** 2 / np.maximum(token, 0.05)
+    whole = sum(found.values(), np.zeros(len(task)))
+    found = {name: part / np.maximum(whole, 1.0) for name, part in found.items()}
+    found["token"] = np.minimum(token, np.maximum(0.0, 0.99 - whole))
+    room = np.maximum(0.0, 1.0 - sum(found.values(), np.zeros(len(task))))
+    pair = (shared["pair"] - shared["token"] + shared["pair, task"] - shared["token, task"]) / 2
+    found["pair"] = np.clip(pair, 0.0, 0.95 * room)
+    found["new"] = room - found["pair"]
+    lasting = dict(zip(_LASTING, pooled[:-1] / max(1e-9, pooled[:-1].sum()), strict=True))
+    return found, {name: float(share) for name, share in lasting.items()}
+
+
+def _factors(seen: _Seen, shares: dict[str, Floats], n_experts: int) -> tuple[dict[str, Floats], Floats]:
+    """Weights (L * E, n) of each part, and the share (L,) of what is new outside of all directions."""
+    c = seen.together
+    shapes = {
+        "token": _positive(c["token"] - c["none"]),
+        "task": _positive(c["task"] - c["none"], _RANKS["task"]),
+        "last": _positive(c["last"] - c["task"], _RANKS["last"]),
+        "pair": _positive((c["pair"] - c["token"] + c["pair, task"] - c["token, task"]) / 2, _RANKS["pair"]),
+    }
+    scaled = {name: _with_share(shape, shares[name], n_experts) for name, shape in shapes.items()}
+    left = seen.whole - sum(scaled.values(), np.zeros_like(seen.whole))
+    plain = _PLAIN * shares["new"]
+    scaled["new"] = _with_share(_positive(left, noisy=False), shares["new"] - plain, n_experts)
+    return {name: _factor(shape, _RANKS[name], n_experts) for name, shape in scaled.items()}, plain
+
+
+def _positive(seen: Floats, rank: int | None = None, noisy: bool = True) -> Floats:
+    """The nearest covariance; if noisy, of the largest directions alone, until they have all of the variance seen."""
+    values, axes = np.linalg.eigh((seen + seen.T) / 2)
+    values, axes = values[::-1], axes[:, ::-1]
+    kept = len(values)
+    if noisy:
+        kept = int(np.searchsorted(np.cumsum(np.maximum(values, 0.0)), max(values.sum(), 0.0))) + 1
+    kept = min(kept, rank or kept)
+    found: Floats = (axes[:, :kept] * np.maximum(values[:kept], 0.0)) @ axes[:, :kept].T
+    return found
+
+
+def _with_share(shape: Floats, share: Floats, n_experts: int) -> Floats:
+    """The covariance with this mean variance (L,) in each layer."""
+    mean = np.diag(shape).reshape(-1, n_experts).mean(axis=1)
+    scale = np.sqrt(np.maximum(share, 0.0) / np.maximum(mean, 1e-6)).repeat(n_experts)
+    found: Floats = shape * np.outer(scale, scale)
+    return found
+
+
+def _factor(covariance: Floats, rank: int, n_experts: int) -> Floats:
+    """(L * E, n) weights in the largest directions, with all of each layer's variance."""
+    values, axes = np.linalg.eigh(covariance)
+    values, axes = values[::-1][:rank], axes[:, ::-1][:, :rank]
+    counts = values > 1e-4 * max(values[0], 1e-9)
+    factor = axes[:, counts] * np.sqrt(values[counts])
+    had, has = (v.reshape(-1, n_experts).mean(axis=1) for v in (np.diag(covariance), (factor**2).sum(axis=1)))
+    found: Floats = factor * np.sqrt(np.maximum(had, 0.0) / np.maximum(has, 1e-9)).repeat(n_experts)[:, None]
+    return found
+
+
+def _with_kinds(profile: Profile, rows: Sample) -> Profile:
+    """The profile with as much of ids in their kinds that tokens of other ids foretell as much as in the source."""
+    assert profile.routes is not None
+    plan, some = profile.routes, slice(0, _KIND_ROWS)
+    wanted = observe.foretold(
+        replace(
+            rows,
+            experts=rows.experts[some],
+            request=rows.request[some],
+            token_ids=None if rows.token_ids is None else rows.token_ids[some],
+        )
+    )
+
+    def drawn(kind: float) -> float:
+        made = msgspec.structs.replace(profile, routes=msgspec.structs.replace(plan, kind=kind))
+        return float(np.mean([observe.foretold(_drawn(made, rows, seed)) for seed in _SEEDS]))
+
+    kind = least(lambda kind: drawn(kind) >= wanted, _MOST_KIND)
+    return msgspec.structs.replace(profile, routes=msgspec.structs.replace(plan, kind=round(kind, 4)))
+
+
+def _drawn(profile: Profile, rows: Sample, seed: int) -> Sample:
+    """Rows drawn from a profile, of requests as those of another sample, its first ones."""
+    source, parts, n = Routes(profile, seed, settled=False), [], 0
+    for index, like in enumerate(rows.requests):
+        if n >= _KIND_ROWS:
+            break
+        task = int(rows.task[np.searchsorted(rows.request, index)])
+        plan = RequestPlan(index, like.prompt_len, like.n_decode, task, "")
+        length = min(plan.n_rows, _KIND_ROWS - n)
+        ids = source.tokens(plan)
+        experts = choose(source.scores(plan, ids).take(length) + source.bias, profile.top_k)
+        parts.append((experts, ids[:length], np.full(length, index)))
+        n += length
+    experts, ids, request = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return replace(rows, experts=experts, token_ids=ids, request=request)

@@ -1,0 +1,49 @@
+"""Where the luck of a draw comes from: a generator per purpose and request, so that no draw depends on another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traces.format.layout import DISTANCES
+from traces.synth.profile import FADES
+
+# Streams of random numbers. A new one goes to the end, so that the others keep what they draw.
+_STREAMS = (
+    "table",
+    "weights",
+    "tasks",
+    "requests",
+    "tokens",
+    "request",
+    "fresh",
+    *(f"fade{n}" for n in FADES),
+    *(f"ahead{d}" for d in DISTANCES),
+    "shared",
+    "contexts",
+    "pair",
+    "triple",
+    "rest",
+)
+
+
+def stream(seed: int, name: str, request: int = 0) -> np.random.Generator:
+    """The generator of one purpose, for one request."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, _STREAMS.index(name), request))))
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """One request to draw: its place in the trace, where its lengths and task come from."""
+
+    index: int
+    prompt_len: int
+    n_decode: int
+    task: int
+    split: str
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the request."""
+        return self.prompt_len + self.n_decode
