@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from lane_scripts import scripts
 from simpy_oracle import Observed
 
-from sim.machine.copy_queue import Copy, CopyQueue
+from sim.machine.copies import Copy
+from sim.machine.copy_queue import CopyQueue
 from sim.machine.lanes import CAUSES, GPU, H2D, HOST, SerialLane
 from sim.machine.price import Launch, Price
 from sim.machine.protocol import DEMAND, SPECULATIVE

@@ -1,6 +1,6 @@
 """The lanes of a run: what serves one operation at a time. Tables of results, timelines and devices derive from here.
 
-A lane's times are arithmetic in `sim.machine.simulated`, processes in `sim.machine.events`, streams and threads in
+A lane's times are arithmetic in `sim.machine`, processes in `sim.machine.events`, streams and threads in
 `sim.real.devices`.
 """
 

@@ -9,135 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.machine.lanes import CPU, H2D, NVME, OWED, Spans
+from sim.machine.copies import Copy, copy_of
+from sim.machine.lanes import NVME, OWED, Spans
 from sim.machine.meter import Seconds
 from sim.machine.shared_memory import HostMemory
 from sim.machine.stream import Stream, progress
-from sim.policy.tickets import UNKNOWN_S, Ticket
+from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
 
-_CPU, _H2D, _NVME = CPU, H2D, NVME  # machine integers where this is compiled
-
-
-class Copy(Ticket):
-    """A copy on a lane: what it moves and when it may start, no sooner than `submit_s` and after `after`."""
-
-    __slots__ = (
-        "after",
-        "cancelled",
-        "carries",
-        "demanded",
-        "duration_s",
-        "expert",
-        "layer",
-        "length",
-        "n_bytes",
-        "op",
-        "piece",
-        "start_s",
-        "submit_s",
-    )
-
-    def __init__(
-        self,
-        op: str,
-        layer: int,
-        expert: int,
-        n_bytes: int,
-        duration_s: float,
-        length: int,
-        demanded: bool,
-        submit_s: float,
-        after: tuple[Ticket, ...],
-        piece: Piece | None,
-        cause: int,
-        carries: bool = False,
-    ) -> None:
-        self.end_s = UNKNOWN_S
-        self.cause = cause
-        self.op = op
-        self.layer = layer
-        self.expert = expert
-        self.n_bytes = n_bytes
-        self.duration_s = duration_s
-        self.length = length
-        self.demanded = demanded
-        self.speculative = not demanded
-        self.submit_s = submit_s
-        self.after = after
-        self.start_s = UNKNOWN_S
-        self.cancelled = False
-        self.carries = carries  # a result: who waits for it waits for what that was late for
-        self.piece = piece  # None: activations
-
-    def ready_s(self) -> float:
-        """Earliest possible start, or UNKNOWN_S while something before it is unsettled."""
-        ready_s = self.submit_s
-        for ticket in self.after:
-            if ticket.end_s < 0.0:
-                return -1.0
-            if ticket.end_s > ready_s:
-                ready_s = ticket.end_s
-        return ready_s
-
-    def else_s(self, free_s: float) -> float:
-        """When it had started but for the first of what it waits for, on a lane that is free then."""
-        start_s = self.submit_s if self.submit_s > free_s else free_s
-        for at in range(1, len(self.after)):
-            ticket: Ticket = self.after[at]
-            if ticket.end_s > start_s:
-                start_s = ticket.end_s
-        return start_s
-
-
-def copy_of(
-    piece: Piece, op: str, duration_s: float, length: int, demanded: bool, submit_s: float, after: tuple[Ticket, ...]
-) -> Copy:
-    """The copy of a piece, as `Copy` makes it; compiled, in a fraction of the time."""
-    copy = Copy.__new__(Copy)
-    copy.end_s = -1.0
-    copy.cause = _H2D
-    copy.op = op
-    copy.layer = piece.layer
-    copy.expert = piece.expert
-    copy.n_bytes = piece.n_bytes
-    copy.duration_s = duration_s
-    copy.length = length
-    copy.demanded = demanded
-    copy.speculative = not demanded
-    copy.submit_s = submit_s
-    copy.after = after
-    copy.start_s = -1.0
-    copy.cancelled = False
-    copy.carries = False
-    copy.piece = piece
-    return copy
-
-
-def result_of(
-    layer: int, expert: int, n_bytes: int, duration_s: float, length: int, submit_s: float, done: Ticket
-) -> Copy:
-    """The copy of what the CPU has computed, once that is done."""
-    copy = Copy.__new__(Copy)
-    copy.end_s = -1.0
-    copy.cause = _CPU
-    copy.op = "activations"
-    copy.layer = layer
-    copy.expert = expert
-    copy.n_bytes = n_bytes
-    copy.duration_s = duration_s
-    copy.length = length
-    copy.demanded = True
-    copy.speculative = False
-    copy.submit_s = submit_s
-    copy.after = (done,)
-    copy.start_s = -1.0
-    copy.cancelled = False
-    copy.carries = False
-    copy.piece = None
-    return copy
+_NVME = NVME  # a machine integer where this is compiled
 
 
 class CopyQueue:

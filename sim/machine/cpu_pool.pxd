@@ -1,5 +1,5 @@
 cimport cython
-from sim.machine.copy_queue cimport Copy, result_of
+from sim.machine.copies cimport Copy, result_of
 from sim.machine.host cimport Host
 from sim.machine.lanes cimport SerialLane
 from sim.machine.links cimport Links

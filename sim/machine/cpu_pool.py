@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.machine.copy_queue import result_of
+from sim.machine.copies import result_of
 from sim.machine.host import Host
 from sim.machine.lanes import CPU, SerialLane
 from sim.machine.shared_memory import HostMemory
@@ -27,9 +27,8 @@ class CpuPool:
     def __init__(self, cost: Cost, host: Host, n_layers: int, spans: Spans | None) -> None:
         self._cost = cost
         self._host = host
-        self.d2h = SerialLane("d2h")
-        self.lane = SerialLane("cpu")
-        self.d2h.spans = self.lane.spans = spans
+        self.d2h = SerialLane("d2h", spans)
+        self.lane = SerialLane("cpu", spans)
         self.d2h_bytes = 0
         self.busy_s = [0.0] * len(cost.figures.entries)
         self.n_hybrid = 0

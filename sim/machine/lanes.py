@@ -27,13 +27,13 @@ Spans = Callable[[str, str, int, int, int, int, float, float], None]
 class SerialLane:
     """A lane that serves in order of asking: the CPU pool, the predictor's side lane."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, spans: Spans | None = None) -> None:
         self.name = name
+        self.spans = spans
         self.memory: HostMemory | None = None  # that it shares, as lane 0
         self.slowed_s = 0.0  # what sharing added
         self.free_s = 0.0
         self.busy_s = 0.0
-        self.spans: Spans | None = None
 
     def use(
         self,

@@ -1,5 +1,6 @@
 cimport cython
-from sim.machine.copy_queue cimport Copy, CopyQueue
+from sim.machine.copies cimport Copy
+from sim.machine.copy_queue cimport CopyQueue
 from sim.policy.tickets cimport Ticket
 
 @cython.final

@@ -9,7 +9,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from sim.machine.copy_queue import Copy, CopyQueue
+from sim.machine.copies import Copy
+from sim.machine.copy_queue import CopyQueue
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost

@@ -1,5 +1,6 @@
 cimport cython
-from sim.machine.copy_queue cimport Copy, CopyQueue
+from sim.machine.copies cimport Copy
+from sim.machine.copy_queue cimport CopyQueue
 from sim.machine.host cimport Host
 from sim.machine.stream cimport Stream
 from sim.machine.price cimport Operation

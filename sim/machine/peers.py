@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.machine.copy_queue import Copy, CopyQueue
+from sim.machine.copies import Copy
+from sim.machine.copy_queue import CopyQueue
 from sim.machine.exchange import Exchange
 from sim.machine.host import Host
 from sim.machine.lanes import GPU

@@ -1,6 +1,6 @@
 cimport cython
 from sim.machine.blocks cimport Blocks
-from sim.machine.copy_queue cimport Copy
+from sim.machine.copies cimport Copy
 from sim.machine.cpu_pool cimport CpuPool
 from sim.machine.experts cimport Experts
 from sim.machine.host cimport Host
@@ -23,7 +23,7 @@ cdef int _H2D
 @cython.final
 cdef class SimulatedMachine(Machine):
     cdef readonly object cost
-    cdef readonly list streams, h2d, gpu_s, side_s
+    cdef readonly list streams, h2d, serial, gpu_s, side_s
     cdef readonly Stream stream
     cdef readonly SerialLane side
     cdef readonly Host host

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from sim.machine.blocks import Blocks
-from sim.machine.copy_queue import Copy
+from sim.machine.copies import Copy
 from sim.machine.cpu_pool import CpuPool
 from sim.machine.experts import Experts
 from sim.machine.host import Host
@@ -62,8 +62,7 @@ class SimulatedMachine(Machine):
         self.stream = self.streams[0]
         self.links = Links(cost, self.streams, spans, report_copies)
         self.h2d = self.links.h2d
-        self.side = SerialLane("predictor")
-        self.side.spans = spans
+        self.side = SerialLane("predictor", spans)
         self.gpu_s = [0.0] * len(cost.figures.entries)  # busy seconds of compute streams by the quantity they rest on
         self.side_s = [0.0] * len(cost.figures.entries)
         self._predicted_by = cost.q_predictor
@@ -74,6 +73,7 @@ class SimulatedMachine(Machine):
         self.blocks = Blocks(cost, self.host, self.streams, self.operations, self.experts, self.peers)
         self.pool = CpuPool(cost, self.host, n_layers, spans)
         self.transfers = Transfers(cost, self.host, self.pool.d2h)
+        self.serial = [self.pool.d2h, self.pool.lane, self.side]  # lanes that serve in order of asking; results tell
 
     def _gpu_memory(self, cost: Cost) -> GpuMemory | None:
         """What copies slow kernels in; None: nothing is shared."""
@@ -337,7 +337,7 @@ class SimulatedMachine(Machine):
         self.operations.tell()
         lanes = {stream.name: stream.busy_s for stream in self.streams}
         lanes |= {queue.name: queue.busy_s for queue in self.h2d}
-        lanes |= {lane.name: lane.busy_s for lane in (self.pool.d2h, self.pool.lane, self.side)}
+        lanes |= {lane.name: lane.busy_s for lane in self.serial}
         if self.gathers:
             lanes |= {port.name: port.busy_s for port in (self.links.p2p_out, self.links.p2p_in)}
         if self.cost.drive is not None:
@@ -347,9 +347,9 @@ class SimulatedMachine(Machine):
         return lanes
 
     def lane_ends_s(self) -> dict[str, float]:
-        """When links, CPU pool and predictor ended their last work: some goes on after the last token."""
+        """When links and lanes that serve in order ended their last work: some goes on after the last token."""
         ends_s = {queue.name: queue.free_s for queue in self.h2d}
-        ends_s |= {lane.name: lane.free_s for lane in (self.pool.lane, self.side)}
+        ends_s |= {lane.name: lane.free_s for lane in self.serial}
         if self.cost.drive is not None:
             ends_s[self.links.drive.name] = self.links.drive.free_s
         return ends_s | {"d2h": max(self.pool.d2h.free_s, self.links.write_backs.free_s)}

@@ -1,5 +1,6 @@
 cimport cython
-from sim.machine.copy_queue cimport Copy, CopyQueue, copy_of
+from sim.machine.copies cimport Copy, copy_of
+from sim.machine.copy_queue cimport CopyQueue
 from sim.machine.host cimport Host
 from sim.machine.lanes cimport SerialLane
 from sim.machine.stream cimport Stream

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.machine.copy_queue import Copy, CopyQueue, copy_of
+from sim.machine.copies import Copy, copy_of
+from sim.machine.copy_queue import CopyQueue
 from sim.machine.host import Host
 from sim.machine.lanes import H2D, NVME, SerialLane
 from sim.machine.protocol import DEMAND, NO_TICKETS
