@@ -6,7 +6,6 @@ GPU, and is copied there or computed by the CPU. What leaves the GPU stays here;
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import DoesNotFit, IllegalDecision
@@ -72,7 +71,7 @@ class HostTier:
         self.pieces = pieces
         self.residency = Residency(pieces, [n_bytes])
         self.pending = PendingExperts(pieces.n_experts)
-        nothing: Any = SimpleNamespace(tally=SimpleNamespace(prefetch=SimpleNamespace(n_unused=0)))
+        nothing: Any = None  # no copies to GPUs are this policy's
         self.view = View(
             policy, self.residency, self.pending, nothing, machine, cost, arrays, top_k, cost.model.hidden_size, None
         )

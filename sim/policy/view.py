@@ -179,7 +179,7 @@ class View:
     @property
     def unused_prefetches(self) -> int:
         """Prefetched pieces that have their room and have not been used."""
-        return int(self._copies.tally.prefetch.n_unused)
+        return 0 if self._copies is None else int(self._copies.tally.prefetch.n_unused)
 
     def residents(self) -> Iterator[Piece]:
         """Every piece that has its room, oldest first."""
