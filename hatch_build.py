@@ -53,6 +53,9 @@ POLICIES = (
     "policies/hybrimoe/gains.py",
     "policies/importance/cache.py",
     "policies/importance/policy.py",
+    "policies/importance/router.py",
+    "policies/moepic/policy.py",
+    "policies/moepic/replace.py",
     "policies/promoe.py",
 )
 AS_PYTHON = {"language_level": 3, "annotation_typing": False, "show_performance_hints": False}

@@ -49,10 +49,13 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
     hits = engine.tally.hits[gate.iteration.counted]
     if len(served.asked) < len(gate.needs):
-        ids = gate.ids if ids is None else ids
         for expert, n_tokens in gate.needs.items():
             if expert not in needs:
-                mine = [one for one, asked in zip(after, (ids == expert).any(axis=1).tolist(), strict=True) if asked]
+                mine = after  # of the tokens that asked for it
+                if not alone:
+                    ids = gate.ids if ids is None else ids
+                    asked = (ids == expert).any(axis=1).tolist()
+                    mine = [one for one, asks in zip(after, asked, strict=True) if asks]
                 kind = DROPPED if sum([one.count(-1) for one in mine]) >= len(mine) else SUBSTITUTED
                 hits.count(kind, n_tokens)
                 engine.tally.by_expert.more(kind, gate.layer * engine.pieces.n_experts + expert, 1)
