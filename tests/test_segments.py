@@ -1,4 +1,4 @@
-"""Split experts and their buffer by hand: what is said of segments, in which order, and what room that leaves."""
+"""Compiled nouns by hand: what is said of segments, in which order, what room that leaves; and who an order spares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ import pytest
 from easy_numbers import EXPERT_BYTES, execute_easy, setup
 from tiny_traces import from_rows
 
-from sim.policy import Buffer, Evict, Fetch, Policy, Prefetch, RunGpu, RunPart, Segment, SplitExpert, lowest
+from sim.policy import (
+    FREE,
+    LAST,
+    NOT_FOR_PREFETCH,
+    Buffer,
+    Evict,
+    Fetch,
+    Policy,
+    Prefetch,
+    Rank,
+    RunGpu,
+    RunPart,
+    Segment,
+    Spared,
+    SplitExpert,
+    lowest,
+)
 from traces.format.reader import Trace
 
 HALF = EXPERT_BYTES // 2
@@ -123,3 +139,19 @@ def test_what_is_there_runs_first_and_once(tmp_path):
 )
 def test_the_lowest_that_is_not_spared(keys, experts, but_for, found):
     assert lowest(keys, experts, but_for) == found
+
+
+def test_who_is_spared():
+    order = Rank(8)
+    spared = Spared(order)
+    spared.aim(4, [1, 2])
+    assert order.bar.tolist() == [FREE] * 5 + [NOT_FOR_PREFETCH] * 2 + [FREE]
+    spared.shield(4, [0, 1])
+    assert order.bar.tolist() == [FREE] * 4 + [LAST, LAST, NOT_FOR_PREFETCH, FREE]
+    spared.aim(0, [3])  # who was aimed at is free, unless its layer still runs
+    assert order.bar.tolist() == [FREE, FREE, FREE, NOT_FOR_PREFETCH, LAST, LAST, FREE, FREE]
+    spared.unshield()
+    assert order.bar.tolist() == [FREE, FREE, FREE, NOT_FOR_PREFETCH] + [FREE] * 4
+    spared.shield(0, [3])
+    spared.unshield()  # still aimed at
+    assert order.bar.tolist() == [FREE, FREE, FREE, NOT_FOR_PREFETCH] + [FREE] * 4

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policy import FREE, LAST, NEVER, NOT_FOR_PREFETCH, Piece, Rank, View
+from sim.policy import FREE, LAST, NEVER, NOT_FOR_PREFETCH, Piece, Rank, Spared, View
 
 Floats = NDArray[np.float64]
 
@@ -86,11 +86,10 @@ class Leaving:
         self._window = window
         self._n_experts = view.n_experts
         self._rows = list(self.order.rank.reshape(view.n_layers, view.n_experts))
-        self._rank, self._bar = self.order.rank.data, self.order.bar.data
+        self._rank = self.order.rank.data
+        self._spared = Spared(self.order)
         self._means = np.zeros(view.n_layers * view.n_experts)  # average scores by `Piece.index`, for `score_position`
         self._n_stamped = 0
-        self._selected: list[int] = []
-        self._aimed: list[int] = []
         self._capacities = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]
         self._roomy = min(self._capacities) > view.n_experts  # more than one layer can hold back
 
@@ -117,28 +116,15 @@ class Leaving:
     def shield(self, layer: int, experts: Iterable[int]) -> None:
         """Section 5.3: what the router selected stays for as long as its layer runs."""
         if self._shields:
-            first, bar, selected = layer * self._n_experts, self._bar, self._selected
-            for expert in experts:
-                index = first + expert
-                bar[index] = LAST
-                selected.append(index)
+            self._spared.shield(layer * self._n_experts, experts)
 
     def unshield(self) -> None:
         """The layer's computation is complete."""
-        bar, aimed = self._bar, self._aimed
-        for index in self._selected:
-            bar[index] = NOT_FOR_PREFETCH if index in aimed else FREE
-        self._selected.clear()
+        self._spared.unshield()
 
     def aim(self, layer: int, experts: Iterable[int]) -> None:
         """Prefetches of the layer to come do not push each other out."""
-        first, bar, selected = layer * self._n_experts, self._bar, self._selected
-        for index in self._aimed:
-            if index not in selected:
-                bar[index] = FREE
-        self._aimed = [first + expert for expert in experts]
-        for index in self._aimed:
-            bar[index] = NOT_FOR_PREFETCH
+        self._spared.aim(layer * self._n_experts, experts)
 
     def makes_room(self, piece: Piece, view: View) -> bool:
         """Whether there is room for a piece that is demanded next, or somebody who can go."""

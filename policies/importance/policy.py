@@ -325,6 +325,7 @@ class Importance(Policy):
             pieces = self._pieces[layer + 1]
             wanted = [(pieces[e], -float(at), after) for at, e in enumerate(foreseen) if not holds(pieces[e])]
             yield Requeue(wanted)
+        leaving.unshield()  # section 5.3: revoked when the layer's computation is complete
 
     def _observe(self, gate: Gate) -> None:
         """Section 5.3: the layer's gate scores enter the window."""
@@ -337,9 +338,6 @@ class Importance(Policy):
 
     def iteration_end(self, iteration: Iteration, view: View) -> None:
         self._window.end()
-
-    def layer_done(self, layer: int, view: View) -> None:
-        self._leaving.unshield()  # section 5.3: revoked when the layer's computation is complete
 
     # -- the CPU-load balancer (section 5.4) ------------------------------------------------------------------------
 

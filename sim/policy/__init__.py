@@ -32,6 +32,7 @@ from sim.policy.path_search import EXACT_IN_SINGLE, PathSearch
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.routed_counts import routed_counts
 from sim.policy.segments import Buffer, Segment, SplitExpert, lowest
+from sim.policy.spared import Spared
 from sim.policy.standings import Counts, Keys, follow, follow_and_count
 from sim.policy.tickets import Ticket
 from sim.policy.vector_search import VectorSearch, scaled
@@ -99,6 +100,7 @@ __all__ = [
     "RunPart",
     "Segment",
     "Serve",
+    "Spared",
     "SplitExpert",
     "Steps",
     "StoreSplit",
