@@ -1,13 +1,11 @@
 cimport cython
-from sim.engine.copies cimport Copies
 from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
 from sim.policy.pieces cimport Piece, Pieces
 
 @cython.final
 cdef class View:
-    cdef readonly Copies _copies
-    cdef readonly object _policy, _machine, _arrays, _future
+    cdef readonly object _policy, _copies, _machine, _arrays, _future
     cdef readonly Residency _residency
     cdef readonly PendingExperts _pending
     cdef readonly Pieces _pieces
