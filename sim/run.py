@@ -14,13 +14,13 @@ from sim.base.own_file import read_from
 from sim.base.units import show_bytes
 from sim.bounds.time_bound import lower_bound
 from sim.engine.copies import Log
-from sim.engine.drive import Clockwork, Loop, drive
 from sim.engine.engine import Engine
 from sim.engine.host_tier import HostTier
 from sim.engine.recorder import AskedPrices, Recorder
 from sim.engine.recording import Recording as Recording
 from sim.engine.replay import Player
 from sim.engine.residency import Residency
+from sim.engine.run_loop import Clockwork, Loop, drive
 from sim.engine.tiered import Tiered
 from sim.machine.cost import Cost
 from sim.machine.protocol import Machine
@@ -42,7 +42,7 @@ from sim.workload.gate import Arrays
 from sim.workload.learn_split import StoreSplit
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Step
+    from sim.engine.run_loop import Step
     from sim.machine.lanes import Spans
     from sim.results.record import Result
     from sim.setup.third_tier import ThirdTier

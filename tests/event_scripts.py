@@ -12,10 +12,10 @@ from simpy_oracle import Observed
 from sim.machine.events.bill import TERMS, WAYS
 from sim.machine.events.machine import EventMachine
 from sim.machine.figures import Figures
+from sim.machine.memory_law import Sharing
 from sim.machine.price import Launch, Price
 from sim.machine.protocol import DEMAND, SPECULATIVE
 from sim.machine.several import ALONE
-from sim.machine.sharing import Sharing
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket
 from sim.profiles.hardware import Contention

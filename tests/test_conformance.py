@@ -400,7 +400,7 @@ def test_imports_inside_functions_and_helpers_are_seen():
     import sim.conformance.world as module
 
     assert {"sim.machine.cost", "sim.machine.simulated"} <= form.imports_of(module)
-    assert "sim.engine.drive" not in form.imports_of(module)  # for type checking only
+    assert "sim.engine.run_loop" not in form.imports_of(module)  # for type checking only
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput
 from sim.base.files import to_struct
 from sim.conformance.scheduling import Foretold
-from sim.engine.drive import RequestTimes
+from sim.engine.run_loop import RequestTimes
 from sim.results.load import Moments, taken_while_some_wait
 from sim.results.schema import SloAttainment
 from sim.run import Outcome, execute, prepare

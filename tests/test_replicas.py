@@ -28,7 +28,7 @@ import moesim
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput, IllegalDecision, MoesimError
 from sim.cli.run import command
-from sim.engine.drive import Clockwork, Loop, RequestTimes
+from sim.engine.run_loop import Clockwork, Loop, RequestTimes
 from sim.real.requirements import check
 from sim.results.load import load, unstable
 from sim.results.replicas import Watched

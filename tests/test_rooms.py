@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -96,3 +97,41 @@ def test_a_private_name_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "sim" / "mine.py"
     path.write_text("from sim.base.files import _Loader\nfrom traces.format import reader\nreader._secret()\n")
     assert reached(path) == ["mine.py:1 from sim.base.files", "mine.py:3 reader._secret"]
+
+
+CIMPORT = re.compile(r"^from ((?:sim|traces|policies)[\w.]*) cimport", re.MULTILINE)
+# What a policy sees is read straight from what is resident and still to run; a view is made by the engine.
+SEEN = {("sim.policy.view", "sim.engine.pending_experts"), ("sim.policy.view", "sim.engine.residency")}
+
+
+def test_compiled_modules_reach_downwards_too() -> None:
+    """`.pxd` files, which import-linter does not read."""
+    floor = {room.strip(): i for i, line in enumerate(RULES["contracts"][0]["layers"]) for room in line.split("|")}
+
+    def room(module: str) -> int:
+        return floor[next(name for name in floor if f"{module}.".startswith(f"{name}."))]
+
+    up = set()
+    for path in (path for top in ("sim", "traces", "policies") for path in (ROOT / top).rglob("*.pxd")):
+        here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        up |= {(here, there) for there in CIMPORT.findall(path.read_text("utf-8")) if room(there) < room(here)}
+    assert up == SEEN
+
+
+@pytest.mark.thorough
+def test_every_compiled_module_may_be_the_first_that_is_imported() -> None:
+    """In a process of its own: what runs first must not decide whether it can be imported."""
+    for path in sorted((ROOT / "sim").rglob("*.pxd")):
+        source = path.with_suffix(".py")
+        if source.exists():
+            name = ".".join(source.relative_to(ROOT).with_suffix("").parts)
+            done = subprocess.run(
+                [sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, (name, done.stderr)
+
+
+def test_counts_may_be_imported_before_policies() -> None:
+    """The one order that failed once."""
+    code = "import sim.engine.by_expert"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0

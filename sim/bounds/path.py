@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.base.flat import floats, ints, longer_floats
-from sim.machine.group import beyond_s, left_s
+from sim.machine.kernel_group import beyond_s, left_s
 from sim.machine.price import Launch
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
-    from sim.machine.together import Together
+    from sim.machine.dense_parallel import Together
     from sim.workload.iterations import Iteration
 
 NOT_KNOWN_S = -1.0

@@ -19,7 +19,7 @@ import numpy as np
 
 from sim.bounds.alone import MOST_KNOWN, Alone, Uses, alone, in_turn
 from sim.bounds.path import Experts, Path, path_of
-from sim.machine.together import Together
+from sim.machine.dense_parallel import Together
 from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ FORBIDDEN = frozenset(
         "sim.machine.simulated",
         "sim.engine.engine",
         "sim.engine.copies",
-        "sim.engine.drive",
+        "sim.engine.run_loop",
         "sim.run",
     }
 )

@@ -35,7 +35,7 @@ from sim.workload.learn_split import requests_of
 from traces.format.reader import Trace
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Clockwork
+    from sim.engine.run_loop import Clockwork
     from sim.machine.protocol import Machine
     from sim.machine.turn import Turn
     from sim.policy.api import ParamValue, Policy

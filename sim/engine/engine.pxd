@@ -4,7 +4,7 @@ from sim.engine.counts cimport HitCounts, Tally
 from sim.engine.layer cimport Layer
 from sim.engine.pending_experts cimport PendingExperts
 from sim.engine.residency cimport Residency
-from sim.engine.service cimport Service
+from sim.engine.default_service cimport Service
 from sim.machine.protocol cimport Machine
 from sim.policy.decisions cimport (
     Cancel, DropQueue, Evict, Fetch, Foresee, Predict, Prefetch, Requeue, RequeueFrom, RunCpu, RunCpuAhead, RunGpu,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED
+from sim.engine import reassign  # as a module: each of the two may be the first that is imported
 from sim.engine.copies import Copies, Log
 from sim.engine.counts import Tally
+from sim.engine.default_service import Service
 from sim.engine.layer import Layer
 from sim.engine.pending_experts import PendingExperts
-from sim.engine.reassign import reassign
 from sim.engine.residency import Residency
-from sim.engine.service import Service
 from sim.engine.victims import victims_of
 from sim.machine.protocol import Machine
 from sim.policy.api import answers_anew, overrides
@@ -403,7 +403,7 @@ class Engine:
         gate = gate_of(layer, iteration, iteration.chosen(layer), self.arrays)
         server = self.layer
         if self.on_assign:
-            gate = reassign(self, gate)
+            gate = reassign.reassign(self, gate)
         for expert, n_tokens in gate.needs.items():
             self.pending.add(expert, n_tokens)
         if self.machine.gathers:

@@ -1,5 +1,5 @@
 cimport cython
-from sim.engine.drive cimport Clockwork
+from sim.engine.run_loop cimport Clockwork
 from sim.engine.rooms cimport Rooms
 from sim.machine.plain_layers cimport plain_layers
 from sim.machine.protocol cimport Machine

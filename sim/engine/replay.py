@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.base.flat import floats, ints, longer_ints
-from sim.engine.drive import Clockwork
 from sim.engine.rooms import Rooms
+from sim.engine.run_loop import Clockwork
 from sim.machine.plain_layers import plain_layers
 from sim.machine.protocol import DEMAND, NO_TICKETS
 from sim.machine.simulated import SimulatedMachine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.machine.dense_parallel import Step, Together
 from sim.machine.experts import Experts
 from sim.machine.host import Host
 from sim.machine.lanes import GPU, H2D, HOST
@@ -12,7 +13,6 @@ from sim.machine.peers import Peers
 from sim.machine.price import Operation
 from sim.machine.protocol import NO_TICKETS
 from sim.machine.stream import Stream
-from sim.machine.together import Step, Together
 from sim.machine.waiting import KINDS
 from sim.policy.tickets import Ticket, ends_at
 

@@ -3,7 +3,7 @@
 Each price also names the figure it rests on (an index into `Cost.figures.entries`). An operation of n kernels takes
 max(n x kernel floor, bytes / memory bandwidth, FLOPs / rate), or their sum (`roofline.py`). Experts that share kernels
 are one operation: the first pays the floor, the others what exceeds it (in a sum, all of their own). What a copy takes
-stands in `copy_prices.py`, what the host spends in `launches.py`.
+stands in `copy_prices.py`, what the host spends in `launch_costs.py`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from sim.machine.copy_prices import CopyPrices
 from sim.machine.figures import Figures
-from sim.machine.group import beyond_s, left_s
+from sim.machine.kernel_group import beyond_s, left_s
 from sim.machine.kernel_rates import rooflines
-from sim.machine.launches import Launches
+from sim.machine.launch_costs import Launches
 from sim.machine.measured import SIX_DIGITS, Measured
+from sim.machine.memory_law import Sharing
 from sim.machine.price import Price, kernels_of
 from sim.machine.roofline import Attention
 from sim.machine.several import ALONE, TENSOR, Several
-from sim.machine.sharing import Sharing
 from sim.profiles.cpu_products import expert_flops_frac
 from sim.profiles.precisions import BITS_PER_PARAM
 

@@ -1,5 +1,5 @@
 cimport cython
-from sim.machine.group cimport Group
+from sim.machine.kernel_group cimport Group
 from sim.machine.host cimport Host
 from sim.machine.stream cimport Stream
 from sim.machine.operations cimport Operations, Places

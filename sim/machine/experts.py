@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.machine.group import Group
 from sim.machine.host import Host
+from sim.machine.kernel_group import Group
 from sim.machine.lanes import H2D, HOST
 from sim.machine.operations import Operations
 from sim.machine.price import Launch, Operation, Price

@@ -15,8 +15,8 @@ from sim.machine.copy_queue import CopyQueue
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.machine.lanes import Spans
+    from sim.machine.memory_law import Sharing
     from sim.machine.shared_memory import HostMemory
-    from sim.machine.sharing import Sharing
     from sim.machine.stream import Stream
     from sim.policy.pieces import Piece
     from sim.policy.tickets import Ticket

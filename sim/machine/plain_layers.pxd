@@ -2,7 +2,7 @@ cimport cython
 from sim.machine.blocks cimport Blocks
 from sim.machine.copy_queue cimport CopyQueue
 from sim.machine.experts cimport Experts
-from sim.machine.group cimport Group
+from sim.machine.kernel_group cimport Group
 from sim.machine.host cimport Host
 from sim.machine.stream cimport Stream
 from sim.machine.links cimport Links

@@ -1,7 +1,7 @@
 """Memory shared by lanes, as arithmetic: what is placed pays for what is known to run beside it.
 
 The end of what was placed before has been told and stands, so its lane owes the time by which it would have been later,
-and pays before it does anything else. See `sharing.py` for the law and `docs/contention.md` for what a static share is.
+and pays before it does anything else. `memory_law.py` has the law, `docs/contention.md` what a static share is.
 """
 
 from __future__ import annotations

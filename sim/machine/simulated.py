@@ -17,11 +17,11 @@ from sim.machine.experts import Experts
 from sim.machine.host import Host
 from sim.machine.lanes import H2D, HOST, SIDE, SerialLane, Spans
 from sim.machine.links import Links
+from sim.machine.memory_law import GPU_BY_COPIES
 from sim.machine.operations import Operations
 from sim.machine.peers import Peers
 from sim.machine.protocol import NO_TICKETS, Machine
 from sim.machine.shared_memory import GpuMemory
-from sim.machine.sharing import GPU_BY_COPIES
 from sim.machine.stream import Stream
 from sim.machine.transfers import Transfers
 from sim.machine.turn import Turn

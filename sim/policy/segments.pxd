@@ -1,7 +1,6 @@
 cimport cython
 from sim.policy.decisions cimport Fetch
 from sim.policy.pieces cimport Piece
-from sim.policy.view cimport View
 
 @cython.final
 cdef class Segment:
@@ -20,7 +19,7 @@ cdef class SplitExpert:
     cdef readonly list segments, absent
     cdef readonly int n_slices, n_held
     @cython.locals(one=Segment, asked=Fetch, n_absent=cython.Py_ssize_t)
-    cpdef look(self, View view)
+    cpdef look(self, object view)
     @cython.locals(one=Segment, n_bytes=cython.longlong)
     cpdef long long missing_bytes(self) noexcept
 
@@ -28,7 +27,7 @@ cdef class SplitExpert:
 cdef class Buffer:
     cdef readonly list said, room
     @cython.locals(gpu=int)
-    cpdef begin(self, View view, list kept_bytes)
+    cpdef begin(self, object view, list kept_bytes)
     cpdef bint fits(self, SplitExpert split, int gpu) except -1
     cpdef leave(self, Segment segment)
     cpdef wait(self, SplitExpert split)

@@ -8,10 +8,13 @@ decision for each slice.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from sim.policy.decisions import Decision, Evict, Fetch, Prefetch, RunPart
 from sim.policy.pieces import Piece
-from sim.policy.view import View
+
+if TYPE_CHECKING:
+    from sim.policy.view import View
 
 
 class Segment:

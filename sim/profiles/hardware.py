@@ -94,7 +94,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Extra time of an activity while another runs, as a share of its own (0.05: 5 % slower); 0 is off.
 
-    What is left out follows from the bandwidth of the memory that both share (`sim.machine.sharing`).
+    What is left out follows from the bandwidth of the memory that both share (`sim.machine.memory_law`).
     """
 
     gpu_slowdown_by_h2d: Quantity | None = None

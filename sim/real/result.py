@@ -8,8 +8,8 @@ from sim.results.fold import fold
 from sim.results.schema import Measurement, Spent
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Clockwork
     from sim.engine.engine import Engine
+    from sim.engine.run_loop import Clockwork
     from sim.real.machine.machine import RealMachine
     from sim.results.record import Result
     from sim.setup.setup import Setup

@@ -14,8 +14,8 @@ import msgspec
 
 from sim.base.device_faults import DeviceFault, fault_of
 from sim.base.interrupts import heard, held
-from sim.engine.drive import Clockwork, Loop, RequestTimes, drive
 from sim.engine.engine import Engine
+from sim.engine.run_loop import Clockwork, Loop, RequestTimes, drive
 from sim.machine.cost import Cost
 from sim.policy.api import Policy
 from sim.policy.api import overrides as implements
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sim.engine.copies import Log
-    from sim.engine.drive import Step
+    from sim.engine.run_loop import Step
     from sim.machine.lanes import Spans
     from sim.real.devices.lanes import Lanes
     from sim.results.record import Result

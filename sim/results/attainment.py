@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.results.schema import Attained, SloAttainment, Violations
 
 if TYPE_CHECKING:
-    from sim.engine.drive import RequestTimes, Spent
+    from sim.engine.run_loop import RequestTimes, Spent
     from sim.workload.slo import Slo, Slos
 
 

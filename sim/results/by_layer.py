@@ -13,7 +13,7 @@ from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
     from sim.engine.by_expert import ByExpert
-    from sim.engine.drive import Clockwork
+    from sim.engine.run_loop import Clockwork
     from sim.machine.waiting import Waiting
 
 Row = dict[str, Any]

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from sim.base.quantities import USER_REF
-from sim.machine.sharing import BY_LAW, SLOWS
+from sim.machine.memory_law import BY_LAW, SLOWS
 from sim.results.schema import Contention, Slowed
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sim.results.schema import Drafting, Share
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Clockwork
+    from sim.engine.run_loop import Clockwork
     from sim.setup.setup import Setup
 
 

@@ -32,8 +32,8 @@ from sim.workload.iterations import DECODE, MIXED, PREFILL
 from sim.workload.schedulers import DEFAULT
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Clockwork
     from sim.engine.engine import Engine
+    from sim.engine.run_loop import Clockwork
     from sim.machine.cost import Cost
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.results.schema import KvUse
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Clockwork
+    from sim.engine.run_loop import Clockwork
 
 
 def kv_use(clockwork: Clockwork, preempt: str) -> KvUse | None:

@@ -13,7 +13,7 @@ from sim.results.schema import Load, Replica
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sim.engine.drive import RequestTimes
+    from sim.engine.run_loop import RequestTimes
 
 
 class Moments:

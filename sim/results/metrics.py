@@ -30,7 +30,7 @@ from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.counts import Loss, Tally
-    from sim.engine.drive import Clockwork, RequestTimes
+    from sim.engine.run_loop import Clockwork, RequestTimes
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
 

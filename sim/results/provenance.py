@@ -12,7 +12,7 @@ from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
     from sim.base.quantities import Quantity
-    from sim.engine.drive import Clockwork
+    from sim.engine.run_loop import Clockwork
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
 

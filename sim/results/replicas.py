@@ -16,8 +16,8 @@ from sim.workload.draft_steps import Drafted
 from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Clockwork, PhaseTimes, RequestTimes, Step
     from sim.engine.engine import Engine
+    from sim.engine.run_loop import Clockwork, PhaseTimes, RequestTimes, Step
     from sim.machine.simulated import SimulatedMachine
     from sim.workload.kv_memory import KvMemory
 

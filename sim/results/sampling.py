@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Clockwork
+    from sim.engine.run_loop import Clockwork
 
 LEVEL = 0.95
 FEWEST = 8  # requests (batches of them) from which they are resampled

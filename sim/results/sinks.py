@@ -26,7 +26,7 @@ from sim.setup.naming import title_of
 from sim.setup.spec import dump_spec
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Step
+    from sim.engine.run_loop import Step
     from sim.results.keep import Keep
     from sim.run import Outcome, Progress, Setup
 

@@ -11,7 +11,7 @@ from sim.results.schema import Ends, Errors, Sampling, Uncertainty
 from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Clockwork
+    from sim.engine.run_loop import Clockwork
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
     from sim.results.metrics import Times

@@ -10,7 +10,7 @@ from simpy.events import Event, EventPriority
 from sim.machine.events.clock import Clock, Steps
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Loop
+    from sim.engine.run_loop import Loop
     from sim.workload.iterations import RequestInfo
 
 # Within an instant iterations end first (`ENDS`); then requests come and are sent somewhere; then replicas begin what

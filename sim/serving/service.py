@@ -15,7 +15,7 @@ from sim.machine.events.clock import Clock, Steps
 from sim.serving.replica import ARRIVES, Replica
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Loop
+    from sim.engine.run_loop import Loop
     from sim.workload.iterations import RequestInfo
     from sim.workload.router import Router
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.machine.memory_law import WAYS as CONTENTIONS
 from sim.machine.several import GPU0, PER_EXPERT, Several
-from sim.machine.sharing import WAYS as CONTENTIONS
 from sim.profiles.power import COUNTED
 from sim.setup.replicas import MAX_REPLICAS
 from sim.setup.spec import HIT_DEFINITIONS

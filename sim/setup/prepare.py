@@ -10,8 +10,8 @@ import msgspec
 
 from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.machine.copy_prices import crowded
+from sim.machine.memory_law import ON, needs_events
 from sim.machine.several import DATA, GPU0, TENSOR, Several
-from sim.machine.sharing import ON, needs_events
 from sim.policy.mistakes import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import without_file

@@ -19,8 +19,8 @@ from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
+from sim.machine.memory_law import ON, needs_events
 from sim.machine.several import APART, GPU0, PER_EXPERT, Several
-from sim.machine.sharing import ON, needs_events
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
 from sim.policy.registry import find

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sim.machine.copy_prices import CopyPrices
     from sim.machine.events.clock import Clock
     from sim.machine.lanes import Spans
-    from sim.machine.sharing import Sharing
+    from sim.machine.memory_law import Sharing
 
 
 class Lanes:

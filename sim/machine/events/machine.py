@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
+from sim.machine.dense_parallel import Step, Together
 from sim.machine.events.bill import Bill
 from sim.machine.events.clock import Clock, Pending
 from sim.machine.events.copies import Copy, CopyEngine
@@ -20,7 +21,6 @@ from sim.machine.exchange import Exchange
 from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, NVME, SIDE
 from sim.machine.protocol import DEMAND, Machine
 from sim.machine.several import SHARED
-from sim.machine.together import Step, Together
 from sim.machine.waiting import Waiting
 from sim.policy.tickets import UNKNOWN_S, Ticket
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Step
+    from sim.engine.run_loop import Step
     from sim.workload.iterations import RequestInfo
 
 

@@ -11,8 +11,8 @@ from sim.results.timeline.links import Copy, Expert, Link
 from sim.results.timeline.uses import Uses
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Step
     from sim.engine.engine import Engine
+    from sim.engine.run_loop import Step
     from sim.results.timeline.document import Process
     from sim.results.timeline.requests import Present
     from sim.results.timeline.window import Window

@@ -9,7 +9,7 @@ from sim.base.errors import BadInput
 from sim.base.units import show_count, show_seconds
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Step
+    from sim.engine.run_loop import Step
     from sim.results.keep import TimelineStart
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput
 
 if TYPE_CHECKING:
-    from sim.engine.drive import RequestTimes
+    from sim.engine.run_loop import RequestTimes
     from sim.studies.diff.spent import Shares, Spent
 
 

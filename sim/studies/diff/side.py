@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim import __version__
 from sim.base.errors import MoesimError
-from sim.engine.drive import Clockwork, Loop, drive
+from sim.engine.run_loop import Clockwork, Loop, drive
 from sim.policy.mistakes import blamed
 from sim.results.figure import figures
 from sim.results.keep import Keep

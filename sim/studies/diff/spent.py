@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.workload.iterations import PHASES, PREFILL
 
 if TYPE_CHECKING:
-    from sim.engine.drive import Clockwork, RequestTimes, Step
+    from sim.engine.run_loop import Clockwork, RequestTimes, Step
     from sim.machine.waiting import Waiting
 
 COPY, DEMAND, PREFETCH, QUEUE, OTHERS = "copy", "demand", "prefetch", "queue", "others"
