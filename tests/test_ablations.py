@@ -149,8 +149,7 @@ def test_moepic_prefetching_ends_between_copies():
 
 
 def test_moepic_table_1():
-    """RND is the share cached; LCP is ahead of LFU as published, and of LRU in the smallest cache alone, which leads
-    LFU everywhere."""
+    """RND is the share cached; LCP is ahead of LFU as published, and of LRU, which LFU leads in the smallest cache."""
     (text,) = tables("moepic.md", "lcp scope=layer")
     sizes = {int(line.split()[0]): dict(re.findall(r"([a-z][\w= ]*?) ([\d.]+) %", line)) for line in text.splitlines()}
     assert list(sizes) == [10, 20, 30, 40, 50]
@@ -159,10 +158,10 @@ def test_moepic_table_1():
         lfus = [hit.pop(f"lfu{counts}") for counts in ("", " tokens")]
         assert hit["random static"] == pytest.approx(100 * cached / 60, abs=1.5)
         assert hit["random static"] < min(*lfus, *(hit[name] for name in ("random", "lru", "lcp")))
-        assert max(lfus) < min(hit["lru"], hit["lcp"])
-        assert (hit["lcp"] > hit["lru"]) == (cached == 10)
-        assert (hit["random"] > max(lfus)) == (cached <= 30)
-        assert 0 < lfus[1] - lfus[0] < 1, "a prompt as one use, or as many as its tokens: little changes"
+        assert hit["lcp"] > max(*lfus, hit["lru"])
+        assert (lfus[1] > hit["lru"]) == (cached == 10)
+        assert (hit["random"] > lfus[0]) == (cached <= 20)
+        assert 0 < lfus[1] - lfus[0] < 2, "a prompt as one use, or as many as its tokens: little changes"
 
 
 def test_fine_moe_figure_14():

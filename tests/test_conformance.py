@@ -164,7 +164,7 @@ class ClockReader(Mutant):
 
     def victim(self, piece, speculative, view):
         free = [p for p in view.residents() if view.evictable(p)]
-        return free[int(view._machine.now_s * 1e6) % len(free)] if free else None
+        return free[int(view._machine.now() * 1e6) % len(free)] if free else None
 
 
 class Forgetful(Mutant):
