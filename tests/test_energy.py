@@ -246,6 +246,13 @@ def test_where_watts_are_lacking_there_is_no_number(tiny: Path) -> None:
     assert run(tiny, "lru", hw="rtx3090", set={"hw.cpu": "epyc-9355"}, energy="gpu").result.energy.energy_j > 0
 
 
+def test_watts_of_nothing_are_said(tiny: Path) -> None:
+    none = {f"hw.gpu.power.{figure}": 0.0 for figure in ("waiting_w", "memory_bound_w", "compute_bound_w")}
+    result = run(tiny, "lru", hw="rtx3090", set=none, energy="gpu").result
+    assert (result.energy.energy_j, result.energy.mean_w) == (0.0, 0.0)
+    assert "0 J: every watt that was counted is 0" in render(result)
+
+
 def test_bundled_watts_are_those_of_these_profiles() -> None:
     """Where somebody found sources: a part draws no less at work, and every reference is a citation."""
     bundled = [load_hardware(path) for path in set(hardware_names().values())]

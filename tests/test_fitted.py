@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from test_synth import profile
+import yaml
+from test_synth import profile, routed
 from tiny_traces import tiny_trace
 
 from sim.base.errors import BadInput, DoesNotFit
@@ -56,6 +57,44 @@ def test_a_fit_is_read_as_it_was_written(tmp_path):
     text = (tmp_path / "x.yaml").read_text(encoding="utf-8")
     (tmp_path / "y.yaml").write_text(text.replace("n_layers: 4", "n_layers: 5"), encoding="utf-8")
     with pytest.raises(BadInput, match=r"profile\.bias.*fit again"):
+        fitted.load(tmp_path / "y.yaml")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "text"),
+    [
+        ("shape.2", 13, "shape, its k, got 13: at most the experts"),
+        ("profile.bias.1", [0.5], r"bias\[1\], got 1 values: one per expert \(12\)"),
+        ("profile.bias.0.0", float("inf"), r"bias\[0\]\[0\]: Expected `float` <= 1000"),
+        ("profile.ahead.1", [0.5], r"ahead\.1, got 1 values: one per layer \(4\)"),
+        ("profile.ahead.7", [0.5] * 4, "ahead, got '7': known are 1, 2, 3"),
+        ("profile.shares.taks", [0.5] * 4, "shares, got 'taks': known are task, request"),
+        ("profile.shared", [], "shared, got 0 values: one per layer"),
+        ("profile.offset", None, "sharpness and offset, got one of them"),
+        ("profile.vocabulary", None, "routes, got them without a vocabulary"),
+        ("profile.vocabulary.rank", [1, 5], "got 2 ranks and 3 frequencies"),
+        ("profile.vocabulary.rank", [1, 50, 40], r"vocabulary\.rank, got 1, 50, 40: from 1, increasing"),
+        ("profile.vocabulary.rank", [1, 50, 10**9], "rank.*Expected `int` <= 1048576"),
+        ("profile.requests", [], "requests, got none: lengths are drawn from them"),
+        ("profile.tasks", ["one"], "requests, got task 1: one of 1 tasks, from 0"),
+        ("profile.routes.carry.0", -1.0, r"carry\[0\]: Expected `float` >= 0"),
+        ("profile.routes.spread", float("nan"), r"spread: Expected `float` >= 0"),
+        ("profile.routes.shares", {}, r"routes\.shares, got no 'carry': there is one of each, task, last"),
+        ("profile.routes.factors.token", "AAAA", r"factors\.token, got 3 weights: a multiple"),
+        ("profile.routes.factors.token", "no!", r"factors\.token, got no base64 \(only base64 data is allowed\)"),
+        ("profile.routes.factors.token", "A" * (65 * 48 * 4 // 3), "at most 64"),
+        ("profile.routes.factors.tokens", "", "factors, got 'tokens': known are token"),
+    ],
+)
+def test_a_fit_whose_numbers_cannot_be_is_refused(tmp_path, at, value, text):
+    fitted.save(tmp_path / "x.yaml", one(profile=routed()))
+    data = node = yaml.safe_load((tmp_path / "x.yaml").read_text(encoding="utf-8"))
+    *way, last = (int(key) if key.isdigit() and "ahead" not in at else key for key in at.split("."))
+    for key in way:
+        node = node[key]
+    node[last] = value
+    (tmp_path / "y.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    with pytest.raises(BadInput, match=text):
         fitted.load(tmp_path / "y.yaml")
 
 

@@ -273,6 +273,14 @@ def _outside_range(data: dict[str, Any]) -> None:
     data["h2d"]["bandwidth_bytes_per_s"]["value"] = 3e10
 
 
+def _stands_still(data: dict[str, Any]) -> None:
+    data["h2d"]["bandwidth_bytes_per_s"]["low"] = 0
+
+
+def _gives_joules_back(data: dict[str, Any]) -> None:
+    data["gpu"]["power"]["waiting_w"]["low"] = -100
+
+
 def _typo(data: dict[str, Any]) -> None:
     data["contenton"] = data.pop("contention")
 
@@ -297,6 +305,8 @@ def _bad_sources(data: dict[str, Any]) -> None:
         (_bare_flops, r"got `float`; write \{value: NUMBER"),
         (_no_origin, r"h2d\.latency_s: Object missing required field `source`"),
         (_outside_range, r"got 3e\+10: outside its own range 2\.36e\+10 to 2\.64e\+10; correct value, low or high"),
+        (_stands_still, r"h2d\.bandwidth_bytes_per_s\.low, got 0: from 1e6 to 1e14; did you write GB/s"),
+        (_gives_joules_back, r"gpu\.power\.waiting_w\.low, got -100: from 0 to 10,000; the unit is watts"),
         (_typo, r"unknown field `contenton`; did you mean 'contention'\?"),
         (_no_citation, r"memory_bandwidth_bytes_per_s\.ref, got 'ninfer': not a key of `sources`; add the citation"),
         (_cpu_from_nowhere, r"own\.yaml: cpu, got 'tr-pro-3999': unknown; did you mean 'tr-pro-39"),

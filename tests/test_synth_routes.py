@@ -47,7 +47,7 @@ def test_weights_are_kept_as_bytes():
     assert unpacked(text, 2, "here").tolist() == [[0.5, -0.25], [115 / 128, 127 / 128]]
     with pytest.raises(BadInput, match="layers x experts"):
         unpacked(text, 3, "here")
-    with pytest.raises(BadInput, match="fit the source again"):
+    with pytest.raises(BadInput, match="no base64"):
         unpacked("no base64", 2, "here")
 
 

@@ -70,10 +70,14 @@ def check_quantities(node: msgspec.Struct, sources: Mapping[str, str], where: st
     for path, figure in quantities(node):
         for part in ("value", "low", "high", "iqr"):
             number = getattr(figure, part)
-            if number is not None and not math.isfinite(number):
+            if number is None:
+                continue
+            if not math.isfinite(number):
                 raise BadInput(f"{where}: {path}.{part}, got {number}: a figure is finite; correct the number")
-        if rule := _implausible(path, figure.value):
-            raise BadInput(f"{where}: {path}, got {figure.value:g}: {rule}")
+            beyond_all = part == "high" and path.endswith("_frac")  # of another rate: measured, that may be more
+            if part != "iqr" and not beyond_all and (rule := _implausible(path, number)):
+                at = path if part == "value" else f"{path}.{part}"
+                raise BadInput(f"{where}: {at}, got {number:g}: {rule}")
         if (figure.low is not None and figure.low > figure.value) or (
             figure.high is not None and figure.high < figure.value
         ):

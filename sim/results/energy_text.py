@@ -36,7 +36,10 @@ def joules(result: Result) -> Iterator[tuple[str, str]]:
         blocks = " and ".join(f"hw.{block}" for block in found.missing)
         yield "energy", f"not known: {result.hw} has no {blocks}; give its watts in a profile of yours (docs/energy.md)"
         return
-    if found.joules_per_token is None or not found.energy_j or found.provenance is None:
+    if found.joules_per_token is None or found.provenance is None:
+        return
+    if not found.energy_j:
+        yield "energy", "0 J: every watt that was counted is 0"
         return
     ends = found.range_joules_per_token
     band = "" if ends is None else f" ({show_joules(ends[0])} to {show_joules(ends[1])}, were all figures off at once)"

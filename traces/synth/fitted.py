@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 import yaml
 from msgspec import Meta
 
@@ -19,6 +18,7 @@ from sim.base.files import bundled, read_yaml, to_struct
 from traces.stats.counts import WHAT_FOR, is_one
 from traces.synth.profile import Profile
 from traces.synth.scale import scaled
+from traces.synth.sound import check
 
 DRAWN_REQUESTS = 24  # of a trace that is drawn because a run asked for the model
 _DIGITS = 3
@@ -50,7 +50,7 @@ class Fitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     id: str
     source: str
     licence: str
-    shape: Annotated[list[int], Meta(min_length=3, max_length=3)]
+    shape: Annotated[list[Annotated[int, Meta(ge=1, le=4096)]], Meta(min_length=3, max_length=3)]
     check: Check | None
     profile: Profile
 
@@ -66,16 +66,7 @@ def load(name: str | Path) -> Fitted:
     if is_one(path):
         raise BadInput(f"{path}: {WHAT_FOR}")
     found = to_struct(read_yaml(path), Fitted, str(path))
-    profile = found.profile
-    shape = (profile.n_layers, profile.n_experts)
-    if np.shape(profile.bias) != shape:
-        raise BadInput(f"{path}: profile.bias, got {np.shape(profile.bias)}: layers x experts, {shape}; fit again")
-    lists: dict[str, list[Any]] = {**profile.shares, "depth": profile.depth, **profile.ahead}
-    if profile.routes is not None:
-        lists |= {"routes.carry": profile.routes.carry, "routes.rest": profile.routes.rest}
-    for key, values in lists.items():
-        if len(values) != profile.n_layers:
-            raise BadInput(f"{path}: profile.{key}, got {len(values)} values: one per layer ({shape[0]}); fit again")
+    check(found.profile, found.shape, str(path))
     return found
 
 

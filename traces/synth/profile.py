@@ -10,7 +10,7 @@ in popularity follows the expert of the same rank.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -25,6 +25,8 @@ PARTS = ("task", "last", "token", "pair", "carry", "new")  # of a route
 GRAMS = ("token", "pair", "triple")  # fields of the last one, two and three token ids
 FIELDS = ("task", "request", *(f"fade{n}" for n in FADES), *GRAMS, "carry")
 Share = Annotated[float, Meta(ge=0, le=1)]
+Correlation = Annotated[float, Meta(ge=-1, le=1)]
+Score = Annotated[float, Meta(ge=-1000, le=1000)]  # of a normal deviate, so far beyond any
 
 
 class Vocabulary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,8 +38,8 @@ class Vocabulary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         request: how often pairs and triples of ids come again.
     """
 
-    rank: list[int]
-    log_p: list[float]
+    rank: list[Annotated[int, Meta(ge=1, le=1 << 20)]]
+    log_p: list[Score]
     reuse: Share
     follow: Share = 0.0
     follow2: Share = 0.0
@@ -53,8 +55,8 @@ class Vocabulary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request of the source: what synthetic requests take their lengths and tasks from."""
 
-    prompt: Annotated[int, Meta(ge=1)]
-    decode: Annotated[int, Meta(ge=0)]
+    prompt: Annotated[int, Meta(ge=1, le=10_000_000)]
+    decode: Annotated[int, Meta(ge=0, le=10_000_000)]
     task: Annotated[int, Meta(ge=0)]
     store: bool
 
@@ -74,10 +76,10 @@ class RouteShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     factors: dict[str, str]
     lasting: dict[str, Share]
-    carry: list[float]
-    rest: list[float]
-    shares: dict[str, list[float]]
-    spread: Annotated[float, Meta(ge=0)]
+    carry: list[Annotated[float, Meta(ge=0, le=1e6)]]
+    rest: list[Share]
+    shares: dict[str, list[Share]]
+    spread: Annotated[float, Meta(ge=0, le=10)]
     kind: Share
     repeat: Share
 
@@ -98,22 +100,22 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """
 
     source: str
-    n_layers: Annotated[int, Meta(ge=1)]
-    n_experts: Annotated[int, Meta(ge=1)]
+    n_layers: Annotated[int, Meta(ge=1, le=1024)]
+    n_experts: Annotated[int, Meta(ge=1, le=4096)]
     top_k: Annotated[int, Meta(ge=1)]
-    score: str
+    score: Literal["softmax", "sigmoid"]
     renormalised: bool
-    scaling: float
-    bias: list[list[float]]
-    shares: dict[str, list[float]]
-    depth: list[float]
+    scaling: Annotated[float, Meta(gt=0, le=1000)]
+    bias: list[list[Score]]
+    shares: dict[str, list[Share]]
+    depth: list[Correlation]
     core: Share = 0.0
-    ahead: dict[str, list[float | None]]
-    shared: list[float | None] | None
-    sharpness: list[float] | None
-    offset: list[float] | None
+    ahead: dict[str, list[Correlation | None]]
+    shared: list[Correlation | None] | None
+    sharpness: list[Score] | None
+    offset: list[Score] | None
     vocabulary: Vocabulary | None
-    embedding_width: Annotated[int, Meta(ge=0)]
+    embedding_width: Annotated[int, Meta(ge=0, le=4096)]
     tasks: list[str]
     requests: list[Lengths]
     routes: RouteShares | None = None

@@ -42,7 +42,7 @@ def unpacked(text: str, n_rows: int, where: str) -> Array:
     try:
         flat = np.frombuffer(b64decode(text, validate=True), np.int8)
     except ValueError as error:
-        raise BadInput(f"{where}: {error}; fit the source again") from None
+        raise BadInput(f"{where}, got no base64 ({str(error).lower()}): weights as bytes; fit again") from None
     if len(flat) % n_rows:
         raise BadInput(f"{where}, got {len(flat)} weights: a multiple of layers x experts ({n_rows}); fit again")
     return flat.reshape(n_rows, -1).astype(np.float32) / _WEIGHT_GRAIN
@@ -108,7 +108,8 @@ class Routes:
             return None
         counts = self.counts["token"]
         shaped = np.zeros((len(self.table), WIDTH))
-        shaped[:, : len(counts)] = self.table * (counts / counts.mean()) ** 0.25
+        if counts.any():
+            shaped[:, : len(counts)] = self.table * (counts / counts.mean()) ** 0.25
         return (np.rint(shaped * 16) / 16).astype(np.float16)
 
     def tokens(self, plan: RequestPlan) -> Ints:
