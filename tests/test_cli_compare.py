@@ -103,7 +103,12 @@ def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
 def row(label: str, tpot_s: float, *labels: str, times: tuple[float, ...] = ()) -> Row:
     sample = Sample(dict(enumerate(times or (tpot_s, tpot_s))))
     said = SimpleNamespace(
-        tpot_s=Statistic(tpot_s, None, None, None, 2), labels=list(labels), hw="easy", overrides={}, slo=None
+        tpot_s=Statistic(tpot_s, None, None, None, 2),
+        labels=list(labels),
+        hw="easy",
+        overrides={},
+        slo=None,
+        energy=None,
     )
     said.time_s = lambda _: said.tpot_s
     return Row(label, said, sample)

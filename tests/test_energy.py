@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import easy_numbers
 import msgspec
 import pytest
 import tiered_worlds
-from cli_help import moesim
+from cli_help import moesim, simulated
 from easy_numbers import EXPERT_BYTES, figure
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -306,3 +307,40 @@ def test_joules_are_a_figure_like_others(tiny: Path) -> None:
     assert "gpu.power.waiting_w = 130 W (measured) [clubp2]" in shown
     with pytest.raises(BadInput, match="nobody counts joules; add --energy gpu"):
         readings(goals_of(["energy.energy_j <= 1"]), run(tiny, "lru", hw="rtx3090").result)
+
+
+# -- several machines, several policies --------------------------------------------------------------------------------
+
+
+def test_the_first_line_has_the_joules_that_were_asked_for(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--hw", "rtx3090", "--model", "mixtral-8x7b", "--trace", tiny)
+    first = simulated(capsys, "--policy", "lru", *where, "--energy", "gpu").out.splitlines()[0]
+    assert re.search(r"tokens/s decoding\), \d+ J of the GPU per output token, bound by", first)
+    policies = ("--policy", "lru", "--policy", "lfu")
+    first = moesim(capsys, "compare", *policies, *where, "--energy", "gpu").out.splitlines()[0]
+    assert re.search(r"; least energy per token under (lru|lfu): \d+ J$", first)
+    links = ("--link", "pcie3x16,pcie5x16")
+    first = moesim(capsys, "sweep", *policies, *where, *links, "--energy", "gpu").out.splitlines()[0]
+    assert re.search(r"; least energy per token: [\d.]+ J, (lru|lfu) \(link pcie5x16\)$", first)
+    first = moesim(capsys, "sweep", "--policy", "lru", *where, "--energy", "gpu,machine").out.splitlines()[0]
+    assert "energy per token" not in first, "boards and machines are not held against each other"
+
+
+def test_a_table_says_why_it_has_no_joules(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--model", "mixtral-8x7b", "--trace", tiny, "--precision", "int4_g128", "--energy", "gpu")
+    why = "energy not known: rtx3060 has no hw.gpu.power; give its watts in a profile of yours"
+    policies = ("--policy", "lru", "--policy", "lfu")
+    assert why in moesim(capsys, "compare", *policies, "--hw", "rtx3060", *where).out
+    said = moesim(capsys, "sweep", *policies, "--hw", "rtx3060,rtx3090", *where).out
+    assert why in said and "least energy per token" in said.splitlines()[0]
+
+
+def test_a_plan_passes_over_machines_without_watts(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--policy", "lru", "--model", "mixtral-8x7b", "--trace", tiny, "--precision", "int4_g128")
+    asked = (*where, "--goal", "energy.joules_per_token <= 100", "--energy", "gpu")
+    found = moesim(capsys, "plan", "--hw", "rtx3060,rtx3090", *asked, "--json").json
+    assert found["best"]["hw"] == "rtx3090"
+    (other,) = (one for one in found["candidates"] if one["hw"] == "rtx3060")
+    assert (other["state"], other["reason"].partition(":")[0]) == ("not_run", "--energy, got gpu")
+    assert "has no hw.gpu.power; give its watts" in moesim(capsys, "plan", "--hw", "rtx3060", *asked).error
+    assert "add --energy gpu" in moesim(capsys, "plan", "--hw", "rtx3060", *asked[:-2]).error

@@ -35,6 +35,16 @@ def test_each_host_memory_and_drive_has_a_bound_of_its_own(brute: list[dict[str,
     assert alone.bound.tpot_s == least[30e9, "gen3x4"]
 
 
+def test_figures_of_the_drive_are_set_in_a_plan(fixed: dict[str, Any]) -> None:
+    axes = {"host_memory_bytes": int(30e9), "nvme": "gen3x4:depth=8", "goal": "tpot_s.mean <= 1ms", **fixed}
+    slow, fast = (
+        face.plan(policy="lfu", hw="rtx3090", set={"hw.drive.bandwidth_bytes_per_s": rate}, quick=True, **axes)
+        for rate in (2e9, 9e9)
+    )
+    seconds = [frame.attrs["plan"]["candidates"][0]["bounds"][0]["value"] for frame in (slow, fast)]
+    assert seconds[0] > 2 * seconds[1]
+
+
 @pytest.mark.parametrize("factor", [0.9, 1.2, 2.5])
 def test_the_smallest_host_memory_and_drive_that_reach_a_goal(
     factor: float, brute: list[dict[str, Any]], fixed: dict[str, Any]

@@ -27,14 +27,32 @@ LANES = {
 }
 
 
+def at_once(result: Result) -> str:
+    """A token's joules in a few words, for the verdict; empty where nobody counts them."""
+    found = result.energy
+    if found is None:
+        return ""
+    each_j = found.joules_per_token
+    return (
+        f", {'joules not known' if each_j is None else f'{show_joules(each_j)} of {_whose(result)} per output token'}"
+    )
+
+
+def unknown(result: Result) -> str:
+    """Why a run that was asked for joules has none, and what would help; empty where it has."""
+    if result.energy is None or not result.energy.missing:
+        return ""
+    blocks = " and ".join(f"hw.{block}" for block in result.energy.missing)
+    return f"not known: {result.hw} has no {blocks}; give its watts in a profile of yours (docs/energy.md)"
+
+
 def joules(result: Result) -> Iterator[tuple[str, str]]:
     """(title, text) of each line; none where no energy is counted."""
     found = result.energy
     if found is None:
         return
-    if found.missing:
-        blocks = " and ".join(f"hw.{block}" for block in found.missing)
-        yield "energy", f"not known: {result.hw} has no {blocks}; give its watts in a profile of yours (docs/energy.md)"
+    if why := unknown(result):
+        yield "energy", why
         return
     if found.joules_per_token is None or found.provenance is None:
         return
@@ -43,8 +61,7 @@ def joules(result: Result) -> Iterator[tuple[str, str]]:
         return
     ends = found.range_joules_per_token
     band = "" if ends is None else f" ({show_joules(ends[0])} to {show_joules(ends[1])}, were all figures off at once)"
-    whose = "machine" if found.counted == MACHINE else "GPU" if result.gpus == 1 else "GPUs"
-    each = f"{show_joules(found.joules_per_token)} of the {whose} per output token, prefill included{band}"
+    each = f"{show_joules(found.joules_per_token)} of {_whose(result)} per output token, prefill included{band}"
     yield "energy", f"{each}; {found.mean_w:.0f} W on average"
     largest = sorted(found.lanes_j.items(), key=lambda item: -item[1])
     shares = ((LANES[lane], show_frac(lane_j / found.energy_j)) for lane, lane_j in largest)
@@ -54,6 +71,11 @@ def joules(result: Result) -> Iterator[tuple[str, str]]:
     yield "", f"derived: watts x seconds; {grounds} watts, by share of joules{without}; the largest:"
     for figure in found.provenance.figures[:TOP_FIGURES]:
         yield "", show_ground(figure)
+
+
+def _whose(result: Result) -> str:
+    counted = result.energy is not None and result.energy.counted
+    return "the machine" if counted == MACHINE else "the GPU" if result.gpus == 1 else "the GPUs"
 
 
 def _left_out(counted: str) -> str:

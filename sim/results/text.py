@@ -11,7 +11,7 @@ from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.engine.counts import CLASSES
 from sim.results.by_layer_text import lines
-from sim.results.energy_text import joules
+from sim.results.energy_text import at_once, joules
 from sim.results.grounds import TOP_FIGURES, show_ground
 from sim.results.load_text import under_load
 from sim.results.scheduler_text import scheduler_line
@@ -82,6 +82,7 @@ def verdict(result: Result) -> str:
         speed = f"{show_seconds(tpot_s)} per token{at} ({over})"
     if result.draft is not None and result.draft.tokens_per_step is not None:
         speed += f", {result.draft.tokens_per_step:.2f} tokens a step by drafts of k={result.draft.k}"
+    speed += at_once(result)
     # What turns the figure into a bound rather than a forecast belongs into the same sentence.
     catch = "".join(
         f"; {label}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.results.text import show_lengths
 from sim.setup.naming import machine_of, show
-from sim.studies.promised import Columns, keeps_most, kept_by
+from sim.studies.promised import Columns, draws_least, keeps_most, kept_by
 from sim.studies.ranking import is_bound, speed
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank]) -> str:
         text += f"; {kept_by(keeps.result)} keep their SLO"
     elif keeps is not None:
         text += f"; most keep their SLO under {keeps.label}: {kept_by(keeps.result)}"
+    thrifty = draws_least(faithful or systems, lambda row: row.result)
+    if thrifty is not None and len(systems) == 1:
+        text += f"; {thrifty[1]} per token"
+    elif thrifty is not None:
+        text += f"; least energy per token under {thrifty[0].label}: {thrifty[1]}"
     return text
 
 
@@ -124,7 +129,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
             str(result.bound_by.resource),
             ", ".join(note for note in notes if len(note) <= MOST_IN_A_CELL),
         )
-    below = [*told, *([f"all of them: {', '.join(common)}\n"] if common else []), *_bounds(rows)]
+    below = [*load.notes, *told, *([f"all of them: {', '.join(common)}\n"] if common else []), *_bounds(rows)]
     return render(shown) + ("\n" if below else "") + "".join(below)
 
 

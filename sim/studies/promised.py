@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from sim.base.units import show_frac, show_joules, show_seconds
+from sim.results.energy_text import unknown
 
 if TYPE_CHECKING:
     from sim.results.record import Result
@@ -21,6 +22,12 @@ class Columns:
         self._load = any(result.load is not None for result in every)
         self._slo = any(result.slo is not None for result in every)
         self._energy = any(result.energy is not None for result in every)
+        self.notes = [f"energy {why}\n" for why in dict.fromkeys(map(unknown, every)) if why]
+
+    @property
+    def below(self) -> str:
+        """What stands below the table: whose joules are not known, and why."""
+        return "".join(["\n", *self.notes]) if self.notes else ""
 
     @property
     def titles(self) -> list[str]:
@@ -53,6 +60,16 @@ def keeps_most(runs: Sequence[Run], result_of: Callable[[Run], Result]) -> Run |
     if not known:
         return None
     return max(known, key=lambda one: (one[1].attained_frac or 0.0, one[1].goodput_requests_per_s or 0.0))[0]
+
+
+def draws_least(runs: Iterable[Run], result_of: Callable[[Run], Result]) -> tuple[Run, str] | None:
+    """The one with the fewest joules per token, and these; None where nobody counts them, or not all the same parts."""
+    found = [(run, energy) for run in runs if (energy := result_of(run).energy) is not None]
+    known = [(energy.joules_per_token, run) for run, energy in found if energy.joules_per_token is not None]
+    if not known or len({energy.counted for _, energy in found}) > 1:
+        return None
+    each_j, run = min(known, key=lambda one: one[0])
+    return run, show_joules(each_j)
 
 
 def kept_by(result: Result) -> str:

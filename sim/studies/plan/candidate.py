@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.profiles.drives import DRIVES
-from sim.profiles.hardware import load_hardware
+from sim.profiles.hardware import Hardware, load_hardware
 from sim.profiles.overrides import parse_set
+from sim.profiles.power import lacking
 from sim.setup.spec import CAPS, RunSpec
 from sim.studies.plan.goal import Reading, worst
 from sim.studies.sweep.work import OK, Resolved
@@ -67,8 +68,7 @@ class Machine(NamedTuple):
 
 def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
     """The machine of a run. Raises BadInput."""
-    changes = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items()).hw
-    hw = load_hardware(spec.hw, changes, spec.link)
+    hw = _hardware(spec)
     price = None if prices is None else prices.by_id.get(hw.id)
     return Machine(
         hw.id,
@@ -80,6 +80,20 @@ def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
         None if price is None else price.price * spec.gpus * spec.replicas,
         spec.replicas,
     )
+
+
+def _hardware(spec: RunSpec) -> Hardware:
+    changes = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items()).hw
+    return load_hardware(spec.hw, changes, spec.link, None if spec.nvme is None else spec.nvme.split(":")[0])
+
+
+def without_watts(spec: RunSpec) -> str:
+    """Why nobody knows the joules that a run is to count, in a line; empty where its profile has watts."""
+    if spec.energy is None:
+        return ""
+    missing = " and ".join(f"hw.{block}" for block in lacking(_hardware(spec), spec.energy))
+    way_out = "give its watts in a profile of yours (docs/energy.md)"
+    return f"--energy, got {spec.energy}: the machine's profile has no {missing}; {way_out}" if missing else ""
 
 
 def budget_of(spec: RunSpec) -> tuple[float, ...]:

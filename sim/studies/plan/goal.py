@@ -128,11 +128,15 @@ def readings(goals: Sequence[Goal], result: Result) -> list[Reading]:
             of = f"it takes {n} requests, and {result.n_requests} are replayed" if n else "no run here has one"
             if goal.key.startswith("slo.") and result.slo is None:
                 raise BadInput(f"--goal, got {goal.key!r}: nothing is promised to any request; add --slo")
-            if goal.key.startswith("energy."):
-                why = "nobody counts joules; add --energy gpu" if result.energy is None else f"{result.hw} has no watts"
-                raise BadInput(f"--goal, got {goal.key!r}: {why}")
+            if of_energy(goal) and result.energy is None:
+                raise BadInput(f"--goal, got {goal.key!r}: nobody counts joules; add --energy gpu")
             raise BadInput(f"--goal, got {goal.key!r}: {of}; ask for another figure, or give a longer --trace")
     return [one for one in found if one is not None]
+
+
+def of_energy(goal: Goal) -> bool:
+    """Whether it is on joules, which only some profiles have watts for."""
+    return goal.key.startswith("energy.")
 
 
 def growing(result: Result) -> str:

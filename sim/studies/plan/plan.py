@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sim.base.errors import BadInput
 from sim.policy.registry import find, policies
 from sim.setup.spec import CAPS
-from sim.studies.plan.candidate import Candidate, machine_of
-from sim.studies.plan.goal import Goal
+from sim.studies.plan.candidate import Candidate, machine_of, without_watts
+from sim.studies.plan.goal import Goal, of_energy
 from sim.studies.plan.headroom import Headroom, headroom
 from sim.studies.plan.ladder import Level, climb, levels_of
 from sim.studies.plan.limits import rule_out
@@ -222,8 +224,10 @@ def candidates_of(asked: Asked, prices: Prices | None, progress: Progress) -> li
     found: dict[str, Candidate] = {}
     for point, row in zip(points, rows, strict=True):
         one = Candidate(point, row, machine_of(row.spec, prices), "lossy" in _kind(row.spec.policy).traits)
-        if row.status != OK:
-            one.failed(row.reason)
+        if row.status == OK and any(of_energy(goal) for goal in asked.goals) and (why := without_watts(row.spec)):
+            one.asked = msgspec.structs.replace(row, status=REFUSED, reason=why)
+        if not one.ready:
+            one.failed(one.asked.reason)
         found.setdefault(row.id, one)
     return list(found.values())
 

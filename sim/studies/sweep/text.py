@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.setup.naming import show
-from sim.studies.promised import Columns, kept_by
+from sim.studies.promised import Columns, draws_least, kept_by
 from sim.studies.ranking import speed
 from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings_of
 
@@ -112,7 +112,21 @@ def _changes(groups: Sequence[Group], found: Summary) -> str:
 
 
 def _kept(groups: Sequence[Group], found: Summary) -> str:
-    """Who keeps what was promised to the most requests."""
+    """Who keeps what was promised to the most requests, and who draws the fewest joules."""
+    return _promised(groups, found) + _thrifty(groups, found)
+
+
+def _thrifty(groups: Sequence[Group], found: Summary) -> str:
+    systems = [row for group in groups for row in group.faithful or group.systems]
+    thrifty = draws_least(systems, _of)
+    if thrifty is None:
+        return ""
+    row, each = thrifty
+    where = ", ".join(f"{_word(key)} {value}" for key, value in _settings(row, found.by))
+    return f"; least energy per token: {each}, {title(row, found)}" + (f" ({where})" if where else "")
+
+
+def _promised(groups: Sequence[Group], found: Summary) -> str:
     rows = [row for group in groups if (row := group.keeps) is not None]
     if not rows:
         return ""
@@ -236,7 +250,8 @@ def groups_table(found: Summary) -> str:
             "-" if other is None or not group.ranks else "yes" if not tied else f"not from {len(tied)}",
         )
     left = len(groups) - MOST_SHOWN
-    return render(shown) + (f"and {left:,} groups more: --json, or the table of --out\n" if left > 0 else "")
+    more = f"and {left:,} groups more: --json, or the table of --out\n" if left > 0 else ""
+    return render(shown) + more + load.below
 
 
 def points_table(group: Group, found: Summary) -> str:
@@ -264,7 +279,8 @@ def points_table(group: Group, found: Summary) -> str:
             ", ".join(label for label in result.labels if label in ("oracle", "lossy") or "fit" in label),
         )
     left = len(rows) - MOST_SHOWN
-    return render(shown) + (f"and {left:,} points more: --json, or the table of --out\n" if left > 0 else "")
+    more = f"and {left:,} points more: --json, or the table of --out\n" if left > 0 else ""
+    return render(shown) + more + load.below
 
 
 def front_table(found: Summary) -> str:
