@@ -71,7 +71,7 @@ class Compiled(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self._folder = tempfile.mkdtemp(prefix="moesim-build-")
         root = Path(self.root)
-        if self.target_name != "wheel" or os.environ.get("MOESIM_PURE"):
+        if self.target_name != "wheel" or os.environ.get("MOESIM_PURE", "0") not in ("", "0"):
             return
         into = root if version != "editable" and is_compiled(root) else Path(self._folder)
         if into != root:
@@ -116,7 +116,9 @@ def put_in_place(root: Path, folder: Path) -> None:
     for path in modules_in(root):
         path.unlink()
     for binary in binaries(root).values():
-        shutil.copy(folder / binary, root / binary)
+        whole = root / binary
+        part = shutil.copy(folder / binary, whole.with_suffix(".part"))
+        Path(part).replace(whole)  # half of a module would end every command in a crash
 
 
 def typed(root: Path) -> list[Path]:

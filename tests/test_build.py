@@ -213,6 +213,31 @@ def test_one_module_that_does_not_compile_leaves_all_of_them_plain(compiled: Pat
     assert name.endswith("-py3-none-any.whl") and files == PLAIN
 
 
+@pytest.mark.parametrize(("word", "plain"), [("0", False), ("1", True)])
+def test_pure_is_asked_for_by_anything_but_zero(compiled: Path, tmp_path: Path, word: str, plain: bool) -> None:
+    folder = tmp_path / "sample"
+    shutil.copytree(compiled, folder)
+    (folder / ".gitignore").write_text("*.so\n*.pyd\nbuild\n")
+    assert wheel_of(folder, CC="false", MOESIM_PURE=word)[0].endswith("-py3-none-any.whl") is plain
+
+
+def test_a_build_that_is_killed_leaves_no_half_of_a_module(compiled: Path, tmp_path: Path) -> None:
+    """Which would end whatever imports it in a crash of the loader, and be newer than its source."""
+    folder = tmp_path / "sample"
+    shutil.copytree(compiled, folder)
+    script = (
+        "import hatch_build, os, pathlib, shutil\n"
+        "def killed(one, two):\n"
+        "    last = 'total' in str(one)\n"
+        "    pathlib.Path(two).write_bytes(pathlib.Path(one).read_bytes()[: 1000 if last else None])\n"
+        "    return os._exit(9) if last else two\n"
+        "shutil.copy = killed\n"
+        "hatch_build.put_in_place(pathlib.Path.cwd(), pathlib.Path.cwd() / 'build' / 'compiled')\n"
+    )
+    assert run("-c", script, cwd=folder).returncode == 9
+    assert run("-c", SHOW, cwd=folder).stdout.split() == ["True", (compiled / "plain.txt").read_text()]
+
+
 @pytest.mark.thorough
 def test_gcc_and_clang_give_the_same_bits(tmp_path: Path) -> None:
     """The engine itself by two compilers, over random worlds."""
