@@ -47,6 +47,13 @@ def one(**facts):
     return fitted.Fitted(**base | facts)
 
 
+def test_what_older_code_has_drawn_is_not_taken_for_todays(monkeypatch):
+    paths = {drawn.drawn_path(name) for name in ("qwen3-30b-a3b", "qwen3-30b-a3b@3x4k2")}
+    monkeypatch.setattr(drawn, "_code", lambda: "of another day")
+    assert not paths & {drawn.drawn_path(name) for name in ("qwen3-30b-a3b", "qwen3-30b-a3b@3x4k2")}
+    assert drawn.drawn_path("nobody") is None
+
+
 def test_a_fit_is_read_as_it_was_written(tmp_path):
     made = one()
     fitted.save(tmp_path / "x.yaml", made)

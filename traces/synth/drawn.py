@@ -1,7 +1,7 @@
 """Traces that are drawn because a run asks for a model: from its own fit, or scaled from the nearest shape's.
 
 `NAME` is the trace drawn from the bundled fit of that name; `NAME@LxEkK` the one scaled from a bundled fit or trace to
-another shape. Either is drawn once per version, into a folder for temporary files.
+another shape. Either is drawn once by each version of the code that draws, into a folder for temporary files.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 import re
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,9 +75,16 @@ def drawn_path(name: str) -> Path | None:
     path = fitted.fitted().get(source) or (bundled_traces().get(source) if source != name else None)
     if path is None:
         return None
-    asked = f"{__version__} {fitted.DRAWN_REQUESTS} {name if source != name else ''}"
+    asked = f"{__version__} {_code()} {fitted.DRAWN_REQUESTS} {name if source != name else ''}"
     digest = hashlib.sha256(asked.encode() + path.read_bytes()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"moesim-{digest}" / f"{name}{SUFFIX}"
+
+
+@cache
+def _code() -> str:
+    """Digest of what fits and draws: in a checkout one version has many."""
+    sources = (path for part in ("synth", "stats") for path in sorted(Path(__file__).parents[1].glob(f"{part}/*.py")))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def drawn(name: str) -> Path:
