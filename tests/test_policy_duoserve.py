@@ -27,6 +27,7 @@ from policies.duoserve.predictor import (
     counts_of,
     decode_positions,
     find,
+    outputs_for,
     parameters,
     popularity,
     read,
@@ -104,8 +105,6 @@ class Told:
     def __init__(self, told):
         self.told, self.at = told, 0
 
-    outputs, facts = None, {}
-
     def named(self, ids):
         self.at += len(ids)
         return np.array(self.told[self.at - len(ids) : self.at])
@@ -114,6 +113,7 @@ class Told:
 @pytest.fixture
 def told(monkeypatch):
     def make(predictions, **settings):
+        monkeypatch.setattr("policies.duoserve.policy.outputs_for", lambda *_: None)
         monkeypatch.setattr("policies.duoserve.policy.read", lambda *_: Told(predictions))
         return DuoServe(**{"predictor": "told", "mlp_s": 3.0, "mlp_bytes": 0} | settings)
 
@@ -422,7 +422,7 @@ def test_shipped_predictor_says_what_it_measured():
         blocks = list(blocks_of(trace, spans))
         got = accuracy(map(predictor.named, blocks), blocks, trace.top_k)
         rows = decode_positions(trace)[spans[0][0] : spans[0][1]]
-        assert (predictor.outputs[rows] == predictor.named(blocks[0])).all()
+        assert (outputs_for(path, trace)[rows] == predictor.named(blocks[0])).all()
         assert predictor.facts["outputs_of"] == trace.sha256
     facts = predictor.facts
     assert (facts["model"], tuple(facts["widths"])) == (DEFAULT, _duoserve.WIDTHS)
@@ -453,6 +453,25 @@ def test_a_predictor_of_another_shape_is_refused(tmp_path):
     save(tmp_path / "other", {}, {"format": 1, "n_layers": 4, "n_experts": 6, "top_k": 2, "affinity": "rows"})
     with pytest.raises(BadInput, match="counts of another shape"):
         read(tmp_path / "other", 4, 6, 2)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "refused"),
+    [
+        (np.zeros((5, 3, 2), dtype=np.uint8), "5 rows for a trace of 4 decode rows"),
+        (np.zeros((4, 2, 2), dtype=np.uint8), "outputs of another shape"),
+        (np.zeros((4, 3, 2)), "outputs of another shape"),
+        (np.full((4, 3, 2), 6, dtype=np.uint16), "name experts there are not"),
+    ],
+)
+def test_outputs_that_do_not_fit_the_trace_are_refused(tmp_path, outputs, refused):
+    facts = {"format": 1, "n_layers": 4, "n_experts": 6, "top_k": 2, "affinity": "rows"}
+    with Trace(tiny_trace(tmp_path / "t", 4, 6, 2, 1, outputs=5, levels=())) as trace:
+        save(tmp_path / "mine", {"outputs": outputs}, facts | {"outputs_of": trace.sha256})
+        with pytest.raises(BadInput, match=refused):
+            outputs_for(tmp_path / "mine", trace)
+        save(tmp_path / "of another trace", {"outputs": outputs}, facts | {"outputs_of": "another"})
+        assert outputs_for(tmp_path / "of another trace", trace) is None
 
 
 def chain(path, n_requests=6, outputs=20):

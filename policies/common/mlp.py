@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -87,8 +87,11 @@ def save(path: Path, layers: Mapping[str, NDArray[Any]], facts: Mapping[str, Any
         save_file(whole, part, {"facts": json.dumps(dict(facts))})
 
 
-def load(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def load(path: Path, only: Container[str] | None = None) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Tensors and facts of a file that `save` wrote.
+
+    Args:
+        only: the tensors that are read, of those that there are; None: all.
 
     Raises:
         BadInput: unreadable, too large, or not such a file.
@@ -101,7 +104,8 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
             raise BadInput(f"{path}, got {size_bytes} bytes: at most {MAX_FILE_BYTES} are read; is it a predictor?")
         with safe_open(str(path), framework="numpy") as file:
             facts = json.loads((file.metadata() or {}).get("facts", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            named = [name for name in file.keys() if only is None or name in only]  # noqa: SIM118 - not a mapping
+            tensors = {name: file.get_tensor(name) for name in named}
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}; check the path") from None
     except (SafetensorError, ValueError, TypeError, RecursionError) as error:

@@ -20,9 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.common.surrogate import PREFIX, Surrogate
-from policies.duoserve.predictor import Ids, Predictor, decode_positions, find, predictor_bytes, read, stand_in
+from policies.duoserve.predictor import (
+    Ids,
+    Predictor,
+    decode_positions,
+    find,
+    outputs_for,
+    predictor_bytes,
+    read,
+    stand_in,
+)
 from sim.policy import (
     PREFILL,
     BadInput,
@@ -164,13 +174,13 @@ class DuoServe(Policy):
         self._slots: list[list[int]] = [[EMPTY] * self._n_slots(view) for _ in range(view.n_gpus)]
         self._coming: list[Ticket] = []  # copies that synchronisation point 1 waits for
         self._ahead: list[list[int]] = []  # by layer but the first the experts predicted, best first
-        self._said: list[tuple[Ids, Ids]] = []  # what was named and chosen in iterations not counted yet
+        self._said: list[tuple[NDArray[Any], Ids]] = []  # what was named and chosen in iterations not counted yet
         self._n = self._right = self._every = self._some = 0
 
     def learn(self, store: StoreSplit) -> None:
         trace = store.trace
-        shape = (trace.n_layers, trace.n_experts, trace.top_k)
         self._mlp: Predictor | None = None
+        self._outputs: NDArray[Any] | None = None
         if self.predictor.startswith(PREFIX):
             self._surrogate = Surrogate(stand_in(self.predictor, self._served), trace.top_k, trace.n_experts, self.seed)
             return
@@ -181,14 +191,9 @@ class DuoServe(Policy):
                 f"policy duoserve, got a trace of {model!r}: no predictor is bundled for that model; train one with "
                 f"`moesim train duoserve --trace {trace.path} --out FILE` and name it with --predictor FILE"
             )
-        self._mlp = read(path, *shape)
-        self._outputs = self._mlp.outputs if self._mlp.facts.get("outputs_of") == trace.sha256 else None
-        n_rows = trace.requests.n_decode_rows
-        if self._outputs is not None and len(self._outputs) != n_rows:
-            raise BadInput(
-                f"{path}: outputs, got {len(self._outputs)} rows for a trace of {n_rows} decode rows: one "
-                "each; train it again"
-            )
+        self._outputs = outputs_for(path, trace)
+        if self._outputs is None:
+            self._mlp = read(path, trace.n_layers, trace.n_experts, trace.top_k)
         self._position = decode_positions(trace)
 
     # -- predicting (sections 4.2 and 5.3) --------------------------------------------------------------------------
@@ -205,12 +210,12 @@ class DuoServe(Policy):
             return
         chosen = iteration.all_ids()
         rows = [row for r in iteration.ranges for row in range(r.start_row, r.stop_row)]
-        if self._mlp is None:
-            named = self._drawn(rows, chosen)
-        elif self._outputs is not None:
+        if self._outputs is not None:
             named = self._outputs[self._position[rows]]
-        else:
+        elif self._mlp is not None:
             named = self._mlp.named(chosen)
+        else:
+            named = self._drawn(rows, chosen)
         self._said.append((named, chosen))
         if len(self._said) == COUNTED_AT_ONCE:
             self._count()
@@ -240,7 +245,7 @@ class DuoServe(Policy):
             self._every += int((found == self._k).sum())
             self._some += int((found > 0).sum())
 
-    def _voted(self, named: Ids) -> list[int]:
+    def _voted(self, named: NDArray[Any]) -> list[int]:
         """Experts that a batch's tokens name for a layer, by how many name them, ties to the lowest id."""
         ids, votes = np.unique(named, return_counts=True)
         found: list[int] = ids[np.argsort(-votes, kind="stable")].tolist()

@@ -27,6 +27,7 @@ Ids = NDArray[np.int64]
 WIDTHS = (2048, 1024, 512, 256, 128, 64)
 UNIT = 4096  # inputs are multiples of 1 / 4096
 SUFFIX = ".duoserve.safetensors"
+OUTPUTS = "outputs"  # the tensor of what it names for the decode rows of the trace of facts["outputs_of"]
 FORMAT = 1
 
 # Section 6.4: around 300 MB; Table 2 has 0.28 GB (8x7B) and 0.38 GB (8x22B) between DuoServe-MoE and ACC.
@@ -120,7 +121,6 @@ class Predictor:
     states: States
     nets: list[IntMlp]
     facts: dict[str, Any]
-    outputs: Ids | None = None  # [decode rows, L-1, K], what it names for the trace of facts["outputs_of"]
 
     def named(self, ids: Ids) -> Ids:
         """Experts named for layers 1 to L-1 of tokens [n, L, K], best first; [n, L-1, K]."""
@@ -151,11 +151,8 @@ def accuracy(named: Iterable[Ids], blocks: Iterable[Ids], top_k: int) -> dict[st
 def decode_positions(trace: Trace) -> Ids:
     """For every row its position among the decode rows; -1 for prompts."""
     found = np.full(trace.n_tokens, -1, dtype=np.int64)
-    at = 0
-    for r in trace.requests:
-        n = r.end_row - r.first_row - r.prompt_len
-        found[r.first_row + r.prompt_len : r.end_row] = np.arange(at, at + n)
-        at += n
+    n_rows = trace.requests.n_decode_rows
+    found[trace.requests.decode_rows(0, n_rows)] = np.arange(n_rows)
     return found
 
 
@@ -211,14 +208,7 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
         BadInput: not such a file, or one of another shape.
     """
     tensors, facts = load(path)
-    shape = (facts.get("n_layers"), facts.get("n_experts"), facts.get("top_k"))
-    if facts.get("format") != FORMAT or facts.get("affinity") not in ("rows", "full"):
-        raise BadInput(f"{path}: not a predictor of duoserve in format {FORMAT}; train it with `moesim train duoserve`")
-    if shape != (n_layers, n_experts, top_k):
-        raise BadInput(
-            f"{path}, got a predictor for {shape[0]}x{shape[1]}, k={shape[2]}: the trace is "
-            f"{n_layers}x{n_experts}, k={top_k}; train one with `moesim train duoserve`"
-        )
+    _check(path, facts, (n_layers, n_experts, top_k))
     single, joint = (tensors.get(name, np.zeros(0)) for name in ("popularity_counts", "affinity_counts"))
     if single.shape != (n_layers, n_experts) or joint.shape != (n_layers - 1, n_experts, n_experts):
         raise BadInput(f"{path}: popularity or affinity counts of another shape; train it again")
@@ -236,8 +226,40 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
         )
         for prefix in prefixes
     ]
-    outputs = tensors.get("outputs")
-    fits = outputs is None or (outputs.dtype.kind in "ui" and outputs.shape[1:] == (n_layers - 1, top_k))
-    if not fits or (outputs is not None and not 0 <= outputs.min(initial=0) <= outputs.max(initial=0) < n_experts):
-        raise BadInput(f"{path}: outputs of another shape, or naming experts there are not; train it again")
-    return Predictor(states, nets, facts, None if outputs is None else outputs.astype(np.int64))
+    return Predictor(states, nets, facts)
+
+
+def outputs_for(path: Path, trace: Trace) -> NDArray[Any] | None:
+    """What a predictor's file says that it names for the decode rows of this very trace [rows, L-1, K], in integers of
+    any size; None where it does not say. Its networks are not read.
+
+    Raises:
+        BadInput: not such a file, one of another shape, or one that names what there is not.
+    """
+    tensors, facts = load(path, only=(OUTPUTS,))
+    _check(path, facts, (trace.n_layers, trace.n_experts, trace.top_k))
+    outputs = tensors.get(OUTPUTS)
+    if outputs is None or facts.get("outputs_of") != trace.sha256:
+        return None
+    if outputs.dtype.kind not in "ui" or outputs.shape[1:] != (trace.n_layers - 1, trace.top_k):
+        raise BadInput(f"{path}: outputs of another shape; train it again")
+    if not 0 <= outputs.min(initial=0) <= outputs.max(initial=0) < trace.n_experts:
+        raise BadInput(f"{path}: outputs that name experts there are not; train it again")
+    n_rows = trace.requests.n_decode_rows
+    if len(outputs) != n_rows:
+        raise BadInput(
+            f"{path}: outputs, got {len(outputs)} rows for a trace of {n_rows} decode rows: one each; train it again"
+        )
+    return outputs
+
+
+def _check(path: Path, facts: dict[str, Any], asked: tuple[int, int, int]) -> None:
+    """Raises BadInput where a file holds no predictor, or one of another routing shape."""
+    shape = (facts.get("n_layers"), facts.get("n_experts"), facts.get("top_k"))
+    if facts.get("format") != FORMAT or facts.get("affinity") not in ("rows", "full"):
+        raise BadInput(f"{path}: not a predictor of duoserve in format {FORMAT}; train it with `moesim train duoserve`")
+    if shape != asked:
+        raise BadInput(
+            f"{path}, got a predictor for {shape[0]}x{shape[1]}, k={shape[2]}: the trace is "
+            f"{asked[0]}x{asked[1]}, k={asked[2]}; train one with `moesim train duoserve`"
+        )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from policies.common.mlp import LIMITS, Floats, load, quantised, save, step_for
 from policies.duoserve.predictor import (
     FORMAT,
+    OUTPUTS,
     UNIT,
     WIDTHS,
     Ids,
@@ -126,7 +127,7 @@ def judge(trace: Trace, out: Path) -> dict[str, Any]:
     n_rows = sum(stop - start for start, stop in spans)
     if 0 < n_rows * (trace.n_layers - 1) * trace.top_k <= MAX_OUTPUTS:
         named = np.concatenate([predictor.named(ids) for ids in blocks_of(trace, spans)])
-        tensors["outputs"] = named.astype(np.uint8 if trace.n_experts <= 256 else np.uint16)
+        tensors[OUTPUTS] = named.astype(np.uint8 if trace.n_experts <= 256 else np.uint16)
         facts["outputs_of"] = trace.sha256
     save(out, tensors, facts)
     return facts
