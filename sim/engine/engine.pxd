@@ -32,7 +32,7 @@ cdef class Engine:
     cdef readonly View view
     cdef HitCounts counts
     cdef set _begun
-    cdef object _layer_enter, _gate_input, _gate_done, _layer_done
+    cdef object _layer_enter, _gate_input, _gate_done, _layer_done, _steps
     cpdef take_hooks(self)
     cdef public object drafts
     cdef readonly bint on_drafting
@@ -40,6 +40,7 @@ cdef class Engine:
     cdef readonly bint on_layer_done, on_iteration_end, on_request_end, on_idle
     @cython.locals(n=int, most=int, tickets=list)
     cpdef obey(self, object decisions, str hook)
+    cdef bint _are_steps(self, object decisions) except -1
     @cython.locals(ticket=Ticket, run=RunGpu, fetch=Fetch, evict=Evict, ask=Prefetch, part=RunPart, on_cpu=RunCpu, wait=Wait,
                    queue=Requeue, line=RequeueFrom, after=tuple)
     cpdef Ticket apply(self, object decision, bint asked=*)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import COMPILED
@@ -58,8 +58,6 @@ MAX_DECISIONS = 1_000_000
 """Of one call of a hook; asking for every piece of every expert of the largest models takes a tenth of that."""
 LANES = ("side", "gpu", "host")
 LONGEST_S = sys.float_info.max
-GENERATORS = (GeneratorType, Generator)
-"""Python's type first, as nearly always; a policy that somebody has compiled makes others."""
 
 
 def _step(steps: Generator[Any, Any, None], answer: Any) -> Any:
@@ -107,6 +105,7 @@ class Engine:
         self.counts = self.tally.hits[PREFILL]
         self.drafts: Drafts | None = None  # of decode steps that verify some
         self._begun: set[int] = set()  # requests that the policy has been told of
+        self._steps: type = GeneratorType  # of the last hook that yielded; that of a compiled policy is another
         self.take_hooks()
 
     def start(self) -> None:
@@ -167,7 +166,7 @@ class Engine:
                     n += 1
                     if n > most:
                         break
-            elif isinstance(decisions, GENERATORS):
+            elif self._are_steps(decisions):
                 answer: Any = None
                 while n <= most:
                     decision = None
@@ -202,6 +201,15 @@ class Engine:
             if found is None:
                 raise
             raise located(IllegalDecision(found), self.policy, hook, self.pending.layer) from error
+
+    def _are_steps(self, decisions: Any) -> TypeGuard[Generator[Any, Any, None]]:
+        """Whether a hook has answered with a generator; of the kind that the last one was, no more is asked."""
+        if type(decisions) is self._steps:
+            return True
+        if not isinstance(decisions, Generator):
+            return False
+        self._steps = type(decisions)
+        return True
 
     def _several(self, decisions: Any) -> Any:
         """What a hook has returned, as something to go through."""

@@ -210,7 +210,8 @@ class Layer:
             ticket = self._launch_joined(whole, enough, n_tokens, after)
         else:
             for piece in enough:
-                ticket = self._settled(self._launch(piece, n_tokens, after))
+                launched = self._launch(piece, n_tokens, after)
+            ticket = self._settled(launched)
         self._ran(expert, n_tokens, [*begun, *enough])
         return ticket
 

@@ -1,11 +1,12 @@
 cimport cython
 from sim.engine.counts cimport Loss
 from sim.engine.engine cimport Engine
-from sim.workload.gate cimport Gate
+from sim.workload.gate cimport Gate, gate_of
 
 cpdef Gate reassign(Engine engine, Gate gate)
 cdef list _of_one(Gate gate)
 cdef list _ids(Engine engine, Gate gate, object answer)
+@cython.locals(n_kept=int)
 cpdef dict needs_of_token(Engine engine, list ids)
-@cython.locals(mass_before=double, mass_kept=double, scores=list, loss=Loss, expert=int, scale=double)
+@cython.locals(mass_before=double, mass_kept=double, scores=list, loss=Loss, expert=int, score=double, scale=double)
 cpdef bint count_token(Engine engine, Gate gate, list chosen, list after) except -1

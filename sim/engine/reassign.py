@@ -12,7 +12,7 @@ from sim.machine.protocol import Machine
 from sim.policy.api import Assignment
 from sim.policy.mistakes import located
 from sim.profiles.geometry import BITS_PER_PARAM
-from sim.workload.gate import Gate
+from sim.workload.gate import Gate, gate_of
 
 if TYPE_CHECKING:
     from sim.engine.engine import Engine
@@ -43,7 +43,7 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
     else:
         ids, array = gate.ids, np.array(after)
         needs = needs_of_rows(engine, ids, array)
-    served = Gate(gate.layer, gate.iteration, needs, engine.arrays)
+    served = gate_of(gate.layer, gate.iteration, needs, engine.arrays)
     if answer.precision:
         served.precision = check_precision(engine, answer.precision)
     served.asked = {expert: n for expert, n in gate.needs.items() if expert in needs}
@@ -110,11 +110,15 @@ def needs_of_rows(engine: Engine, before: np.ndarray, after: np.ndarray) -> dict
 
 def needs_of_token(engine: Engine, ids: list[int]) -> dict[int, int]:
     """`needs_of_rows` of a single token, the common case, without arrays, in the order of the ids."""
-    if min(ids, default=0) < -1 or max(ids, default=0) >= engine.pieces.n_experts:
-        raise IllegalDecision(f"assign of {engine.policy.name}, got ids {ids}: must be expert ids or -1")
-    kept = [expert for expert in ids if expert >= 0]
-    needs = dict.fromkeys(kept, 1)
-    if len(needs) < len(kept):
+    needs: dict[int, int] = {}
+    n_kept = 0
+    for expert in ids:
+        if not -1 <= expert < engine.pieces.n_experts:
+            raise IllegalDecision(f"assign of {engine.policy.name}, got ids {ids}: must be expert ids or -1")
+        if expert != -1:
+            needs[expert] = 1
+            n_kept += 1
+    if len(needs) < n_kept:
         raise IllegalDecision(TWICE.format(engine.policy.name))
     return needs
 
@@ -167,7 +171,8 @@ def count_token(engine: Engine, gate: Gate, chosen: list[int], after: list[int])
     loss, scores, scale = engine.tally.loss, arrays.scores_of_token()[gate.layer], arrays.trace.score_scale
     mass_before = mass_kept = 0.0
     for expert in chosen:
-        mass_before += scores[expert] / scale
+        score = scores[expert]
+        mass_before += score / scale
     loss.activations += len(chosen)
     loss.mass_before += mass_before
     if after is chosen:
@@ -177,6 +182,7 @@ def count_token(engine: Engine, gate: Gate, chosen: list[int], after: list[int])
     loss.dropped += len(chosen) - len(served)
     loss.changed += sum([expert not in chosen for expert in served])
     for expert in served:
-        mass_kept += scores[expert] / scale
+        score = scores[expert]
+        mass_kept += score / scale
     loss.mass_kept += mass_kept
     return True

@@ -35,3 +35,4 @@ cdef class SimulatedMachine(Machine):
     cdef readonly CpuPool pool
     cdef readonly Transfers transfers
     cdef dict _predicted_by
+    cdef double _kernel_s

@@ -66,6 +66,7 @@ class SimulatedMachine(Machine):
         self.gpu_s = [0.0] * len(cost.figures.entries)  # busy seconds of compute streams by the quantity they rest on
         self.side_s = [0.0] * len(cost.figures.entries)
         self._predicted_by = cost.q_predictor
+        self._kernel_s = cost.launches.kernel_s
         self.host = Host(cost, self.stream, self.links, spans)
         self.operations = Operations(self.stream, self._gpu_memory(cost))
         self.experts = Experts(cost, self.host, self.stream, self.operations, n_gpus)
@@ -181,7 +182,7 @@ class SimulatedMachine(Machine):
             ticket = Ticket(host.now_s, HOST)
         else:
             self.experts.close()
-            host.now_s += self.cost.launches.kernel_s
+            host.now_s += self._kernel_s
             self.gpu_s[attributed_to] += duration_s
             self.operations.tell()
             length = stream.seconds.meter.at(duration_s)

@@ -66,7 +66,7 @@ class Gate:
         found = self._arrays.by_layer(work, self.layer, reads)
         if found is not None:
             return found
-        return work(*(self._arrays.named(name)[:, self.layer, None] for name in reads or SCORES))[0]
+        return work(*[self._arrays.named(name)[:, self.layer, None] for name in reads or SCORES])[0]
 
     @property
     def score_scale(self) -> int:
