@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from tiny_traces import tiny_header, tiny_trace
 
 from policies.importance.balance import Costs, one_pass, two_pointers, typical
-from policies.importance.cache import ScoreWindow
+from policies.importance.cache import counted
 from policies.importance.policy import Importance
 from policies.importance.router import LoneToken, Thresholds, Token, route
 from sim.base.errors import BadInput
+from sim.policy import ScoreWindow
 from sim.results.schema import ServedRates
 from traces.format.reader import Trace
 from traces.format.requests import Request
@@ -269,17 +270,17 @@ def test_costs_of_the_code():
 
 def test_window_against_a_naive_one():
     rng = np.random.default_rng(3)
-    window, seen = ScoreWindow(3, 2, 4), {0: [], 1: []}
+    means, seen = np.zeros(8), {0: [], 1: []}
+    window = ScoreWindow(3, 4, means)
     for step in range(10):
-        rows = rng.integers(0, 4096, (1 + step % 3, 2, 4)).astype(float)
-        every = window.averages(rows)
+        scores = rng.integers(0, 4096, (1 + step % 3, 2, 4)).astype(float)
+        every = counted(scores)
         for layer in range(2):
-            alone = window.averages_of(layer, rows[:, layer])
-            assert all(map(np.array_equal, every[layer], alone))
-            window.observe(layer, *alone)
-            seen[layer].append(np.rint(rows[:, layer].mean(axis=0)))
+            assert counted(scores[:, layer, None]) == [every[layer]]
+            seen[layer].append(np.rint(scores[:, layer].mean(axis=0)))
+            window.observe(layer, every[layer])
             average = np.stack(seen[layer][-3:]).sum(axis=0) / len(seen[layer][-3:])
-            assert np.array_equal(window.rows[layer], average)
+            assert np.array_equal(means.reshape(2, 4)[layer], average)
         window.end()
 
 
@@ -293,10 +294,10 @@ def test_a_token_alone_is_routed_as_a_batch_of_one(rule, data):
     there = data.draw(st.sets(st.integers(0, 5)))
     thresholds = Thresholds(0.25, rule)
     alone = LoneToken(thresholds, rule, k)
-    (roles,) = alone.roles(np.array([[row]], dtype=float), np.array([[chosen]]))
+    ((top, low, near),) = alone.roles(np.array([[row]], dtype=float), np.array([[chosen]]))
     token = Token.of(row, chosen, thresholds)
-    assert roles.top == token.top
-    swaps = alone.swaps(roles, there.__contains__)
+    assert top == token.top
+    swaps = alone.swaps(low, near, there.__contains__)
     assert [swaps.get(e, e) for e in chosen] == route([token], rule, there.__contains__)[0]
     best = sorted(range(len(row)), key=lambda e: (-row[e], e))[:k]
     assert alone.foreseen(np.array([[row]], dtype=float), True) == [Token.of(row, best, thresholds).top]

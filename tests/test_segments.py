@@ -143,10 +143,10 @@ def test_the_lowest_that_is_not_spared(keys, experts, but_for, found):
 
 def test_who_is_spared():
     order = Rank(8)
-    spared = Spared(order)
-    spared.aim(4, [1, 2])
+    spared = Spared(order, 4)
+    spared.aim(1, [1, 2])
     assert order.bar.tolist() == [FREE] * 5 + [NOT_FOR_PREFETCH] * 2 + [FREE]
-    spared.shield(4, [0, 1])
+    spared.shield(1, [0, 1])
     assert order.bar.tolist() == [FREE] * 4 + [LAST, LAST, NOT_FOR_PREFETCH, FREE]
     spared.aim(0, [3])  # who was aimed at is free, unless its layer still runs
     assert order.bar.tolist() == [FREE, FREE, FREE, NOT_FOR_PREFETCH, LAST, LAST, FREE, FREE]

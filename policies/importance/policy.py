@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.importance.balance import Costs, Missing, by_batch, one_pass, two_pointers
-from policies.importance.cache import Leaving, ScoreWindow
+from policies.importance.cache import Leaving, counted
 from policies.importance.router import LoneToken, Thresholds, Token, route, tokens_of
 from sim.policy import (
     PREFILL,
@@ -42,6 +42,9 @@ from sim.policy import (
     Wait,
 )
 
+# Counted while decoding: experts used after substitution, of them those in GPU memory or on the way there, those loaded
+# and those computed on the CPU; experts predicted, of them those with top scores and those chosen.
+USED, THERE, LOADED, COMPUTED, PREDICTED, TOP, ACTIVE = range(7)
 DROP_QUEUE = DropQueue()
 NOBODY: tuple[list[int], list[int]] = ([], [])
 
@@ -192,23 +195,20 @@ class Importance(Policy):
         self._prediction_s = float(self.settings["prediction_s"] or 0.0)
         self._thresholds = Thresholds(alpha, str(self.low_score_rule))
         self._alone = LoneToken(self._thresholds, str(self.low_score_rule), view.top_k)
-        self._window = ScoreWindow(self.score_window, view.n_layers, view.n_experts)
-        self._leaving = Leaving(str(self.evict), self.shield, self._window, view)
+        self._leaving = Leaving(str(self.evict), self.score_window, view)
         self.order = self._leaving.order if self._leaving.native else None
         self._costs = Costs()
         self._cpu_s, self._load_s = view.prices.cpu_s(1), view.prices.copy_s()
         self._pieces = [
             [view.piece(layer, expert) for expert in range(view.n_experts)] for layer in range(view.n_layers)
         ]
-        self._roles, self._names, self._averages = self._alone.roles, self._named, self._window.averages
-        self._tokens = self._tokens_of
+        self._roles, self._names, self._tokens = self._alone.roles, self._named, self._tokens_of
         self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
         self._fetches = [[Fetch(piece) for piece in pieces] for pieces in self._pieces]
         self._predict = Predict(self._prediction_s, "gpu")
         self._predicted: list[int] = []  # experts foreseen for the layer to come
-        self._n_used = self._n_there = self._n_predicted = self._n_top = self._n_active = 0
-        self._n_loaded = self._n_computed = 0
+        self._n = [0] * 7  # `USED` to `ACTIVE`
 
     def _flag(self, name: str, otherwise: bool) -> bool:
         value = self.settings[name] = int(otherwise) if self.settings[name] is None else self.settings[name]
@@ -232,14 +232,14 @@ class Importance(Policy):
             self._predicted = []
             return None
         if gate.iteration.n_tokens == 1:
-            roles = gate.by_layer(self._roles, "scores", "ids")
-            self._count_right(gate, roles.top)
-            if not roles.low or not roles.near or self.low_score_rule == "none":
+            top, low, near = gate.by_layer(self._roles, "scores", "ids")
+            self._count_right(gate.needs, top)
+            if not low or not near or self.low_score_rule == "none":
                 return None
-            swaps = self._alone.swaps(roles, self._on_gpu(gate.layer, view))
+            swaps = self._alone.swaps(low, near, self._on_gpu(gate.layer, view))
             return Assignment([[swaps.get(expert, expert) for expert in gate.needs]]) if swaps else None
         tokens = gate.by_layer(self._tokens, "scores", "ids")
-        self._count_right(gate, {expert for token in tokens for expert in token.top})
+        self._count_right(gate.needs, {expert for token in tokens for expert in token.top})
         if self.low_score_rule == "none":
             return None
         on_gpu = self._on_gpu(gate.layer, view)
@@ -259,33 +259,38 @@ class Importance(Policy):
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         layer, needs, leaving = gate.layer, gate.needs, self._leaving
-        decodes, by_use, run_gpu = gate.phase != PREFILL, leaving.by_use, self._run_gpu
-        pieces, fetches = self._pieces[layer], self._fetches[layer]
+        decodes, is_last = gate.phase != PREFILL, layer + 1 == view.n_layers
+        by_use, run_gpu = leaving.by_use, self._run_gpu
+        pieces, fetches, spared = self._pieces[layer], self._fetches[layer], leaving.spared
         arrived, holds = view.arrived, view.holds
         here: list[int] = []
         coming: list[int] = []
         missing: list[Missing] = []
-        for expert, n in needs.items():
+        for expert, n_tokens in needs.items():
             piece = pieces[expert]
             if arrived(piece):
                 here.append(expert)
             elif holds(piece):
                 coming.append(expert)
             else:
-                missing.append((expert, n))
+                missing.append((expert, n_tokens))
         loads: list[Ticket] = []
         for expert in coming:
             ticket = yield fetches[expert]  # a prefetch under way stays, and goes first
             loads.append(ticket)
         yield DROP_QUEUE  # section 5.2: the real scores are known, the load queue is cleared
-        self._observe(gate)
-        leaving.shield(layer, needs)
-        load, on_cpu = self._share(missing, gate.phase) if missing else NOBODY
+        leaving.window.observe(layer, gate.by_layer(counted))  # section 5.3: they enter the window
+        if not leaving.native:
+            leaving.score_scale = float(gate.score_scale)
+        if self.shield:  # section 5.3: what the router selected stays for as long as its layer runs
+            spared.shield(layer, needs)
+        load, on_cpu = self._share(missing, decodes) if missing else NOBODY
         if decodes:
-            self._n_used += len(needs)
-            self._n_there += len(here) + len(coming)
-            self._n_loaded += len(load)
-            self._n_computed += len(on_cpu)
+            n = self._n
+            n[USED] += len(needs)
+            n[THERE] += len(here) + len(coming)
+            n[LOADED] += len(load)
+            n[COMPUTED] += len(on_cpu)
         fetched: list[int] = []
         for expert in load:
             if leaving.makes_room(pieces[expert], view):
@@ -303,10 +308,13 @@ class Importance(Policy):
             ends.append((yield run_gpu[expert]))
         foreseen: list[int] = []
         after: tuple[Ticket, ...] = ()
-        if self._foresees(gate, bool(missing), view):
+        if not is_last and (self._foresees(missing) if decodes else self._prefill_ahead):
             if decodes:
-                after = ((yield self._predict),)
-                foreseen = self._foresee(gate, view)
+                after = ((yield self._predict),)  # on the GPU, after the hits
+                foreseen = self._predicted = gate.by_layer(self._names, "shared_scores")
+                if self.prefetch == "one":  # the first one missing, as a set of small integers yields them
+                    following = self._pieces[layer + 1]
+                    foreseen = [expert for expert in sorted(foreseen) if not holds(following[expert])][:1]
             else:  # nearly all experts will be asked for: no prediction
                 foreseen = list(range(view.n_experts))
         for expert in coming + fetched:
@@ -320,30 +328,21 @@ class Importance(Policy):
                 ends.append((yield run_gpu[expert]))
         if self._barrier:
             yield Wait(tuple(ends))
-        if layer + 1 < view.n_layers:
-            leaving.aim(layer + 1, foreseen)
+        if not is_last:
+            spared.aim(layer + 1, foreseen)  # prefetches of the layer to come do not push each other out
             pieces = self._pieces[layer + 1]
             wanted = [(pieces[e], -float(at), after) for at, e in enumerate(foreseen) if not holds(pieces[e])]
             yield Requeue(wanted)
-        leaving.unshield()  # section 5.3: revoked when the layer's computation is complete
-
-    def _observe(self, gate: Gate) -> None:
-        """Section 5.3: the layer's gate scores enter the window."""
-        window, layer = self._window, gate.layer
-        row, average = gate.at_once(self._averages) or window.averages_of(layer, gate.scores)
-        window.observe(layer, row, average)
-        if not self._leaving.native:
-            window.scale = float(gate.score_scale)
-        self._leaving.averaged(layer, average)
+        spared.unshield()  # section 5.3: revoked when the layer's computation is complete
 
     def iteration_end(self, iteration: Iteration, view: View) -> None:
-        self._window.end()
+        self._leaving.window.end()
 
     # -- the CPU-load balancer (section 5.4) ------------------------------------------------------------------------
 
-    def _share(self, missing: list[Missing], phase: str) -> tuple[list[int], list[int]]:
+    def _share(self, missing: list[Missing], decodes: bool) -> tuple[list[int], list[int]]:
         """(experts to load, experts for the CPU). Prompts are loaded (section 4.1), except by the code."""
-        if self.balance == "load" or (phase == PREFILL and not self._prefill_cpu):
+        if self.balance == "load" or not (decodes or self._prefill_cpu):
             return [expert for expert, _ in by_batch(missing)], []
         if self.balance == "cpu":
             return [], [expert for expert, _ in by_batch(missing)]
@@ -356,19 +355,9 @@ class Importance(Policy):
 
     # -- prefetching (section 5.2) ----------------------------------------------------------------------------------
 
-    def _foresees(self, gate: Gate, missed: bool, view: View) -> bool:
-        """Whether anything may be loaded for the next layer."""
-        self._predicted = []
-        if self.prefetch == "none" or gate.layer + 1 == view.n_layers:
-            return False
-        return self._prefill_ahead if gate.phase == PREFILL else missed or self.prefetch != "one"
-
-    def _foresee(self, gate: Gate, view: View) -> list[int]:
-        """What to load for the next layer, best first; computed on the GPU after the hits."""
-        self._predicted = gate.by_layer(self._names, "shared_scores")
-        if self.prefetch == "one":  # the first one missing, as a set of small integers yields them
-            return [e for e in sorted(self._predicted) if not view.holds(self._pieces[gate.layer + 1][e])][:1]
-        return self._predicted
+    def _foresees(self, missing: list[Missing]) -> bool:
+        """Whether anything may be loaded for the next layer while decoding."""
+        return self.prefetch != "none" and (len(missing) > 0 or self.prefetch != "one")
 
     def _named(self, scores: NDArray[np.float64]) -> list[list[int]]:
         """By layer, what predicted scores [n, L, E] name."""
@@ -382,32 +371,30 @@ class Importance(Policy):
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 
-    def _count_right(self, gate: Gate, tops: Collection[int]) -> None:
+    def _count_right(self, needs: Collection[int], tops: Collection[int]) -> None:
         predicted = self._predicted
-        if not predicted:
-            return
-        self._predicted = []
-        needs, n_top, n_active = gate.needs, 0, 0
-        for expert in predicted:
-            if expert in tops:
-                n_top += 1
-            if expert in needs:
-                n_active += 1
-        self._n_predicted += len(predicted)
-        self._n_top += n_top
-        self._n_active += n_active
+        if predicted:
+            self._predicted = []
+            n = self._n
+            n[PREDICTED] += len(predicted)
+            for expert in predicted:
+                if expert in tops:
+                    n[TOP] += 1
+                if expert in needs:
+                    n[ACTIVE] += 1
 
     def stats(self) -> dict[str, float]:
         """While decoding. cache_ratio: of the experts used after substitution, those in GPU memory or on the way there
         (the paper's GPU cache ratio); of those predicted, top_right_frac had top scores and active_frac were chosen
         (Figure 18: 0.82 and 0.95).
         """
-        used, predicted = max(1, self._n_used), max(1, self._n_predicted)
+        n = self._n
+        used, predicted = max(1, n[USED]), max(1, n[PREDICTED])
         return {
-            "cache_ratio": self._n_there / used,
-            "loaded_frac": self._n_loaded / used,
-            "on_cpu_frac": self._n_computed / used,
-            "predicted": self._n_predicted,
-            "top_right_frac": self._n_top / predicted,
-            "active_frac": self._n_active / predicted,
+            "cache_ratio": n[THERE] / used,
+            "loaded_frac": n[LOADED] / used,
+            "on_cpu_frac": n[COMPUTED] / used,
+            "predicted": n[PREDICTED],
+            "top_right_frac": n[TOP] / predicted,
+            "active_frac": n[ACTIVE] / predicted,
         }

@@ -87,12 +87,9 @@ def _places(chosen: NDArray[np.bool_]) -> list[list[list[int]]]:
     return [[[e for e, is_near in enumerate(row) if is_near] for row in layer] for layer in chosen.tolist()]
 
 
-class Roles(NamedTuple):
-    """What Algorithm 1 makes of one layer's experts for a token that is alone."""
-
-    top: list[int]  # must be computed as they are, in router order
-    low: list[int]  # the other chosen ones
-    near: list[int]  # alternatives, those first that are taken first
+Roles = tuple[list[int], list[int], list[int]]
+"""What Algorithm 1 makes of one layer's experts for a token that is alone: who must be computed as they are, in router
+order; the other chosen ones, who score low; and the alternatives to these, those first that are taken first."""
 
 
 class LoneToken:
@@ -115,12 +112,12 @@ class LoneToken:
         top_first = np.take_along_axis(chosen, np.argsort(~top, axis=1, kind="stable"), 1)
         order = np.broadcast_to(np.arange(row.shape[1]), row.shape) if self._by_id else best_first(row)
         alternatives = order[np.take_along_axis(near, order, 1)].tolist()  # one layer after the other
-        found, start = [], 0
+        n_top = top.sum(axis=1).tolist()
         stops = near.sum(axis=1).cumsum().tolist()
-        for experts, n_top, stop in zip(top_first.tolist(), top.sum(axis=1).tolist(), stops, strict=True):
-            found.append(Roles(experts[:n_top], experts[n_top:], alternatives[start:stop]))
-            start = stop
-        return found
+        return [
+            (experts[:n], experts[n:], alternatives[start:stop])
+            for experts, n, start, stop in zip(top_first.tolist(), n_top, [0, *stops[:-1]], stops, strict=True)
+        ]
 
     def foreseen(self, scores: NDArray[np.float64], only_top: bool) -> list[list[int]]:
         """By layer, the top-score experts (or the top k) that predicted scores [n, L, E] name, best first.
@@ -141,12 +138,12 @@ class LoneToken:
         n_named = (highest > UNNAMED).sum(axis=1)
         return [experts[:n] for experts, n in zip(order.tolist(), n_named.tolist(), strict=True)]
 
-    def swaps(self, roles: Roles, on_gpu: Callable[[int], bool]) -> dict[int, int]:
+    def swaps(self, low: list[int], near: list[int], on_gpu: Callable[[int], bool]) -> dict[int, int]:
         """Who replaces whom."""
-        leaving = roles.low if self._all_low else [e for e in roles.low if not on_gpu(e)]
-        if not leaving or not roles.near:
+        leaving = low if self._all_low else [e for e in low if not on_gpu(e)]
+        if not leaving or not near:
             return {}
-        alternatives = [e for e in roles.near if on_gpu(e)]
+        alternatives = [e for e in near if on_gpu(e)]
         return dict(zip(leaving, alternatives, strict=False)) if self._by_id else replace_last(leaving, alternatives)
 
 

@@ -31,6 +31,7 @@ from sim.policy.outlook import Outlook
 from sim.policy.path_search import EXACT_IN_SINGLE, PathSearch
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.routed_counts import routed_counts
+from sim.policy.score_window import ScoreWindow
 from sim.policy.segments import Buffer, Segment, SplitExpert, lowest
 from sim.policy.spared import Spared
 from sim.policy.standings import Counts, Keys, follow, follow_and_count
@@ -98,6 +99,7 @@ __all__ = [
     "RunCpuAhead",
     "RunGpu",
     "RunPart",
+    "ScoreWindow",
     "Segment",
     "Serve",
     "Spared",

@@ -11,15 +11,17 @@ _FREE, _NOT_FOR_PREFETCH, _LAST = FREE, NOT_FOR_PREFETCH, LAST  # machine intege
 
 
 class Spared:
-    """Writes the bars of an order: of whole experts, by the `Piece.index` of a layer's first and their ids."""
+    """Writes the bars of an order of whole experts, so many in each layer."""
 
-    def __init__(self, order: Rank) -> None:
+    def __init__(self, order: Rank, n_experts: int) -> None:
         self.bar = order.bar.data
+        self.n_experts = n_experts
         self.shielded: list[int] = []
         self.aimed: list[int] = []
 
-    def shield(self, first: int, experts: Iterable[int]) -> None:
-        """These make room for nobody while others can, until `unshield`."""
+    def shield(self, layer: int, experts: Iterable[int]) -> None:
+        """These of a layer make room for nobody while others can, until `unshield`."""
+        first = layer * self.n_experts
         for expert in experts:
             self.bar[first + expert] = _LAST
             self.shielded.append(first + expert)
@@ -30,12 +32,13 @@ class Spared:
             self.bar[index] = _NOT_FOR_PREFETCH if index in self.aimed else _FREE
         self.shielded.clear()
 
-    def aim(self, first: int, experts: Iterable[int]) -> None:
-        """These, and no longer those before them, make room for no prefetch."""
+    def aim(self, layer: int, experts: Iterable[int]) -> None:
+        """These of a layer, and no longer those before them, make room for no prefetch."""
         for index in self.aimed:
             if index not in self.shielded:
                 self.bar[index] = _FREE
         self.aimed.clear()
+        first = layer * self.n_experts
         for expert in experts:
             self.bar[first + expert] = _NOT_FOR_PREFETCH
             self.aimed.append(first + expert)
