@@ -118,9 +118,9 @@ class ProMoe(Policy):
         n_layers, n_experts = self._shape = (view.n_layers, view.n_experts)
         gpus = range(view.n_gpus)
         self._home = [[view.piece(layer, expert).gpu for expert in range(n_experts)] for layer in range(n_layers)]
-        self._room = [self._shares(gpu, view) for gpu in gpus]
-        # Per GPU and layer the experts that have a chunk there or on its way, least recently accessed first.
-        self._lru: list[list[dict[int, None]]] = [[{} for _ in range(n_layers)] for _ in gpus]
+        self._room = list(zip(*[self._shares(gpu, view) for gpu in gpus], strict=True))  # by layer and GPU
+        # Per layer and GPU the experts that have a chunk there or on its way, least recently accessed first.
+        self._lru: list[list[dict[int, None]]] = [[{} for _ in gpus] for _ in range(n_layers)]
         self._parts: list[list[Chunks | None]] = [[None] * n_experts for _ in range(n_layers)]
         self._stale: list[Piece] = []  # chunks of experts whose place has been taken
         self._surrogate = Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if self.labels else None
@@ -147,42 +147,40 @@ class ProMoe(Policy):
 
     # -- a gate has spoken ------------------------------------------------------------------------------------------
 
-    def gate_input(self, layer: int, view: View) -> Steps | list[Cancel]:
+    def gate_input(self, layer: int, view: View) -> list[Evict | Cancel]:
         """Until the gate has spoken, nobody in its layer loses its place to a prediction any more.
 
-        So low tasks of experts that have no place and would find none are withdrawn: a chunk of theirs would else take
-        free bytes that belong to an expert which is still to be completed, and that may be the one the gate asks for.
+        What is left of experts that have lost their place is given up. So low tasks of experts that have no place and
+        would find none are withdrawn: a chunk of theirs would else take free bytes that belong to an expert which is
+        still to be completed, and that may be the one the gate asks for.
         """
-        return self._swept(layer, view) if self._stale else self._placeless(layer, view)
-
-    def _swept(self, layer: int, view: View) -> Steps:
-        """Give up what is left of experts that have lost their place, then the same."""
-        gone = self._stale.copy()
-        self._stale.clear()
-        yield [Evict(chunk) for chunk in gone]
-        lru = self._lru
-        for chunk in gone:
-            held = lru[chunk.gpu][chunk.layer]
-            if chunk.expert in held:
-                self._left(held, chunk, view)
-        yield self._placeless(layer, view)
-
-    def _placeless(self, layer: int, view: View) -> list[Cancel]:
         self._gating = layer
-        found: list[Cancel] = []
+        found: list[Evict | Cancel] = self._swept(view) if self._stale else []
         aimed = self._aimed[layer]
         if aimed:
-            home = self._home[layer]
-            taken = [len(held[layer]) for held in self._lru]
+            home, lru, room = self._home[layer], self._lru[layer], self._room[layer]
+            taken = [len(held) for held in lru]
             for expert in aimed:
                 gpu = home[expert]
-                if expert in self._lru[gpu][layer]:
+                if expert in lru[gpu]:
                     continue
-                if taken[gpu] < self._room[gpu][layer]:
+                if taken[gpu] < room[gpu]:
                     taken[gpu] += 1
                 else:
-                    found += [one for one in self._chunks(layer, expert, view).cancels if one.piece in self._asked]
+                    queued = self._asked
+                    found += [one for one in self._chunks(layer, expert, view).cancels if one.piece in queued]
         return found
+
+    def _swept(self, view: View) -> list[Evict | Cancel]:
+        """Give up all that is stale; with its last chunk an expert that has got a place again loses it."""
+        gone, self._stale = self._stale, []
+        for chunk in gone:
+            held = self._lru[chunk.layer][chunk.gpu]
+            if chunk.expert in held:
+                kept = view.held_of(self._chunks(chunk.layer, chunk.expert, view).pieces)
+                if all(one in gone for one in kept):
+                    del held[chunk.expert]
+        return [Evict(chunk) for chunk in gone]
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         self._gating = -1
@@ -208,9 +206,9 @@ class ProMoe(Policy):
                             if not holds(piece):
                                 if piece in stale:
                                     stale.remove(piece)
-                                self._left(self._lru[piece.gpu][layer], piece, view)
+                                self._left(self._lru[layer][piece.gpu], piece, view)
         home, runs = self._home[layer], self._runs
-        lru, room = [held[layer] for held in self._lru], [shares[layer] for shares in self._room]
+        lru, room = self._lru[layer], self._room[layer]
         waiting = self._in_order(layer, needs, view)
         coming: list[RunGpu] = []
         asked = False
@@ -263,11 +261,11 @@ class ProMoe(Policy):
         n_arrived, parts = view.n_arrived, self._parts[layer]
         if not self.reorder or len(needs) == 1:
             return [(expert, False) for expert in needs]
-        home, lru, all_there = self._home[layer], self._lru, -self.chunks
+        home, lru, all_there = self._home[layer], self._lru[layer], -self.chunks
         order = []
         for at, expert in enumerate(needs):
             ready = n_arrived((parts[expert] or self._chunks(layer, expert, view)).pieces)
-            order.append((-ready, expert not in lru[home[expert]][layer], at, expert))
+            order.append((-ready, expert not in lru[home[expert]], at, expert))
         order.sort()
         return [(expert, ready == all_there) for ready, _, _, expert in order]
 
@@ -285,8 +283,8 @@ class ProMoe(Policy):
         """Predict `stride` layers ahead and queue what is missing, chunk by chunk, in the order of prediction."""
         after: tuple[Ticket, ...] = ((yield self._prediction),)
         named = self._aimed[target] = self._named(gate, target)
-        home, taken = self._home[target], [0] * len(self._lru)
-        lru, room = [held[target] for held in self._lru], [shares[target] for shares in self._room]
+        home, lru, room = self._home[target], self._lru[target], self._room[target]
+        taken = [0] * len(lru)
         parts, holds, queued = self._parts[target], view.holds, self._asked
         for expert in named:
             gpu = home[expert]
@@ -322,18 +320,18 @@ class ProMoe(Policy):
         """A predicted chunk found room; where that room belongs to an expert still to come, somebody has no place."""
         gpu, layer, expert = piece.gpu, piece.layer, piece.expert
         self._asked.discard(piece)
-        held = self._lru[gpu][layer]
+        held = self._lru[layer][gpu]
         if expert in held:
             return
         held[expert] = None
-        if len(held) > self._room[gpu][layer]:
+        if len(held) > self._room[layer][gpu]:
             leaving = self._leaves(held, layer, expert, view)
             self._lose(held, layer, expert if leaving is None else leaving, view)
 
     def _lose(self, held: dict[int, None], layer: int, expert: int, view: View) -> None:
         """An expert loses its place: what it has there is given up."""
         del held[expert]
-        self._stale += view.held_of(self._chunks(layer, expert, view).pieces)
+        self._stale.extend(view.held_of(self._chunks(layer, expert, view).pieces))
 
     def _left(self, held: dict[int, None], piece: Piece, view: View) -> None:
         """A chunk has left, or is about to: with the last one its expert has no place any more.
@@ -348,15 +346,16 @@ class ProMoe(Policy):
     def victim(self, piece: Piece, speculative: bool, view: View) -> Piece | None:
         """When a new expert's first chunk starts, the victim loses its place, and so all of its chunks."""
         gpu, layer = piece.gpu, piece.layer
-        held = self._lru[gpu][layer]
-        if piece.expert not in held and len(held) == self._room[gpu][layer]:
+        held = self._lru[layer][gpu]
+        if piece.expert not in held and len(held) == self._room[layer][gpu]:
             leaving = self._leaves(held, layer, piece.expert, view)
             if leaving is None or layer == self._gating:
                 return None
             self._lose(held, layer, leaving, view)
-        for chunk in self._stale:
+        stale = self._stale
+        for chunk in stale:
             if chunk.layer == layer and chunk.gpu == gpu and view.evictable(chunk):
-                self._stale.remove(chunk)
+                stale.remove(chunk)
                 self._left(held, chunk, view)
                 return chunk
         return None
