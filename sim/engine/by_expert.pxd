@@ -17,9 +17,6 @@ cdef class ByExpert:
     cpdef end(self, Residency residency)
     @cython.locals(column=int, row=int)
     cdef void _hold(self, Residency residency, int sign) noexcept
-    cpdef long long total(self, int column, int phase, int row) noexcept
-    @cython.locals(at=int, found=cython.longlong, expert=int)
-    cpdef long long of_layer(self, int column, int phase, int layer) noexcept
     cpdef void add(self, int column, Piece piece, long long n) noexcept
     cpdef void more(self, int column, int row, long long n) noexcept
     @cython.locals(at=int)

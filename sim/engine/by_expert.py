@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sim.base.flat import ints
 from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from sim.engine.residency import Residency
     from sim.policy.pieces import Piece
 
@@ -115,17 +119,9 @@ class ByExpert:
         for row in range(self.n_rows):
             self.n[column + row] += sign * residency.here[row]
 
-    def total(self, column: int, phase: int, row: int) -> int:
-        """A count of an expert in a phase (its number in `PHASES`)."""
-        return self.n[column * self.stride + phase * self.n_rows + row]
-
-    def of_layer(self, column: int, phase: int, layer: int) -> int:
-        """The sum over a layer's experts."""
-        at = column * self.stride + phase * self.n_rows + layer * self.n_experts
-        found = 0
-        for expert in range(self.n_experts):
-            found += self.n[at + expert]
-        return found
+    def table(self) -> NDArray[np.int64]:
+        """All counts, [columns, phases, layers, experts]."""
+        return np.asarray(self.n).reshape(len(COLUMNS), len(PHASES), self.n_layers, self.n_experts)
 
     def add(self, column: int, piece: Piece, n: int) -> None:
         """Count `n` more for the expert of a piece."""

@@ -5,8 +5,11 @@ Columns are documented in docs/output.md; a test holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sim.engine.by_expert import COLUMNS
 from sim.workload.iterations import PHASES
@@ -18,8 +21,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 """One row: column -> whole number, seconds, share or text."""
-Count = Callable[[str], int]
-"""How many of a column of the engine's."""
+Ints = NDArray[np.int64]
 
 FOUND = ("hit", "partial_hit", "late_hit", "miss", "cpu", "substituted", "dropped")
 MISSES = ("cold", "capacity", "evicted_unused", "wrong_prediction", "too_late")
@@ -50,36 +52,38 @@ WAIT_DRIVE_S = "wait_drive_s"
 AT = {name: column for column, name in enumerate(COLUMNS)}
 
 
-def counted(n: Count, expert_bytes: int) -> dict[str, int]:
-    """The columns `COUNTS`, from the engine's."""
-    together = {name: n(f"exchanged_{name}") for name in ("cold", "capacity", "evicted_unused")}
-    missed = {name: n(f"miss_{name}") + together.get(name, 0) for name in MISSES}
-    demanded = n("demand") + sum(together.values())
-    on_gpu = n("gpu") + sum(together.values())
-    served = on_gpu + n("ran_on_cpu")
-    found = {name: n(name) for name in FOUND if name not in ("hit", "miss")} | {"miss": sum(missed.values())}
+def counted(of_engine: Ints, expert_bytes: int) -> Iterator[tuple[int, ...]]:
+    """The columns `COUNTS` of layers or of experts, a tuple each, from what the engine counted of them [columns, n]."""
+    n = dict(zip(COLUMNS, of_engine, strict=True))
+    together = {name: n[f"exchanged_{name}"] for name in ("cold", "capacity", "evicted_unused")}
+    missed = {name: n[f"miss_{name}"] + together.get(name, 0) for name in MISSES}
+    exchanged = sum(together.values())
+    demanded = n["demand"] + exchanged
+    on_gpu = n["gpu"] + exchanged
+    served = on_gpu + n["ran_on_cpu"]
+    found = {name: n[name] for name in FOUND if name not in ("hit", "miss")} | {"miss": sum(missed.values())}
     others = ("partial_hit", "late_hit", "miss", "cpu")
-    found["hit"] = served - n("instead") - sum(found[name] for name in others)
+    found["hit"] = served - n["instead"] - sum(found[name] for name in others)
     values = [
         sum(found.values()),
         *(found[name] for name in FOUND),
         *missed.values(),
-        n("instead"),
+        n["instead"],
         served,
         on_gpu,
-        n("ran_ahead"),
-        n("part"),
-        n("evict_piece") + n("held") + demanded + n("issued_whole") - n("cancel_whole"),
-        n("cancel"),
-        demanded + n("demand_piece"),
-        *(n(fate) for fate in FATES),
-        n("refused"),
-        n("write_back"),
-        demanded * expert_bytes + n("demand_piece_bytes"),
-        *(n(f"{fate}_bytes") for fate in FATES),
-        n("write_back_bytes"),
+        n["ran_ahead"],
+        n["part"],
+        n["evict_piece"] + n["held"] + demanded + n["issued_whole"] - n["cancel_whole"],
+        n["cancel"],
+        demanded + n["demand_piece"],
+        *(n[fate] for fate in FATES),
+        n["refused"],
+        n["write_back"],
+        demanded * expert_bytes + n["demand_piece_bytes"],
+        *(n[f"{fate}_bytes"] for fate in FATES),
+        n["write_back_bytes"],
     ]
-    return dict(zip(COUNTS, values, strict=True))
+    return zip(*np.array(values).tolist(), strict=True)
 
 
 def _ran(clockwork: Clockwork) -> list[tuple[int, str]]:
@@ -95,15 +99,11 @@ def layer_rows(
     Args:
         drive: it had one below host memory; waits for it have a column of their own.
     """
-    rows = []
+    rows, of_layers = [], counts.table().sum(axis=3)
     for number, phase in _ran(clockwork):
-        for layer in range(counts.n_layers):
-
-            def of_layer(name: str, number: int = number, layer: int = layer) -> int:
-                return counts.of_layer(AT[name], number, layer)
-
+        for layer, values in enumerate(counted(of_layers[:, number], expert_bytes)):
             row: Row = {"phase": phase, "layer": layer, "iterations_n": clockwork.phases[phase].n_iterations}
-            row |= counted(of_layer, expert_bytes)
+            row |= zip(COUNTS, values, strict=True)
             waited_s = waiting.seconds(number, layer)
             row |= {column: waited_s[name] for column, name in zip(WAITS_S, WAITS, strict=True)}
             if drive:
@@ -123,11 +123,7 @@ def layer_table(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
 
 def expert_table(counts: ByExpert, clockwork: Clockwork, expert_bytes: int) -> Iterator[tuple[Any, ...]]:
     """The table `experts`: one row per phase that ran, MoE layer and expert, in this order."""
+    table = counts.table()
     for number, phase in _ran(clockwork):
-        for at in range(counts.n_rows):
-
-            def of_expert(name: str, number: int = number, at: int = at) -> int:
-                return counts.total(AT[name], number, at)
-
-            layer, expert = divmod(at, counts.n_experts)
-            yield (phase, layer, expert, *counted(of_expert, expert_bytes).values())
+        for at, values in enumerate(counted(table[:, number].reshape(len(COLUMNS), -1), expert_bytes)):
+            yield (phase, *divmod(at, counts.n_experts), *values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,8 +56,14 @@ def model_of_shape(named: str, shape: tuple[int, int, int]) -> str | None:
     """The catalogue's model of that name, or the first of that routing shape."""
     if named in model_names():
         return named
-    fitting = (name for name in model_names() if not name.startswith("cpu-") and shape_of(load_model(name)) == shape)
+    fitting = (name for name in model_names() if not name.startswith("cpu-") and _bundled_shape(name) == shape)
     return next(fitting, None)
+
+
+@cache
+def _bundled_shape(name: str) -> tuple[int, int, int]:
+    """Of a model in the catalogue."""
+    return shape_of(load_model(name))
 
 
 def trace_for(model_name: str | None, overrides: Overrides) -> str:
@@ -89,16 +96,17 @@ def unhurried(spec: RunSpec, trace: Trace) -> RunSpec:
 
     Who names neither trace nor arrivals asks what a token takes, not how a queue grows, and not for an hour's log.
     """
-    arriving = any(request.arrival_s is not None for request in trace.requests)
-    if spec.trace is not None or spec.arrivals is not None or not arriving:
+    if spec.trace is not None or spec.arrivals is not None or trace.requests.arrival_s is None:
         return spec
     return msgspec.structs.replace(spec, arrivals=NONE, requests=spec.requests or UNASKED)
 
 
 def said_of_requests(asked: RunSpec, taken: RunSpec, trace: Trace) -> str | None:
     """What `unhurried` took of the requests where nobody said how many; None where it left them."""
+    if taken is asked or asked.requests is not None:
+        return None
     of_split = len([1 for request in trace.requests if asked.split in ("all", request.split)])
-    if taken is asked or asked.requests is not None or of_split <= UNASKED:
+    if of_split <= UNASKED:
         return None
     return (
         f"note: --model {asked.model} alone takes the first {UNASKED} of {of_split} requests of {trace.name}, back to "
