@@ -18,7 +18,10 @@ from tiny_traces import ALL
 import moesim as face
 from sim.cli.verbs import VERBS
 from sim.results.tables import SCHEMAS
+from sim.setup.naming import OPTIONS
+from sim.setup.spec import RunSpec
 from sim.studies.diff.diff import Diff
+from sim.studies.diff.inputs import ASKED, TOLD
 from sim.studies.diff.named import both
 from sim.studies.diff.spent import PARTS
 
@@ -274,6 +277,38 @@ def test_words_are_over_the_other_run(trace: Path, run: Any) -> None:
     assert second.spec is not None
     assert (first.spec.split, first.spec.set) == ("test", {"hw.h2d.latency_s": 0.1, "split": "uniform"})
     assert (second.spec.requests, second.spec.set) == (1, {"hw.h2d.latency_s": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "value"),
+    [
+        ("contention=off", "contention", "off"),
+        ("energy=gpu", "energy", "gpu"),
+        ("peer=all-to-all", "peer", "all-to-all"),
+        ("dense=tensor", "dense", "tensor"),
+        ("host_links=shared", "host_links", "shared"),
+    ],
+)
+def test_an_option_that_was_changed_is_an_input_that_differs(
+    diff: Any, trace: Path, word: str, key: str, value: str
+) -> None:
+    found = diff(f"lru hw=rtx3090 gpus=2 requests=1 trace={trace}", word, "--json").json
+    assert [row["b"] for row in found["inputs"] if row["key"] == key] == [value]
+    assert found["a"]["name"] != found["b"]["name"]
+
+
+def test_joules_are_in_the_answer_where_both_count_the_same(diff: Any, trace: Path) -> None:
+    a = f"lru hw=rtx3090 requests=1 trace={trace} energy=gpu"
+    said = diff(a, "hw.h2d.bandwidth_bytes_per_s=5e10", "--json").json
+    each = [side["energy.joules_per_token"] for side in ({row["key"]: row["a"] for row in said["figures"]},)]
+    assert re.search(rf"; [\d.]+ J per token against {each[0]:.3g} J;", said["answer"] + ";")
+    assert "J per token" not in diff(a, "energy=machine", "--json").json["answer"]
+
+
+def test_every_field_of_a_run_is_compared() -> None:
+    """But for what changes no figure (`engine`, `unstable`) and what a result tells as `set.*`."""
+    elsewhere = {"set", "predictor", *OPTIONS, "engine", "unstable"}
+    assert set(RunSpec.__struct_fields__) <= {*TOLD, *ASKED, *elsewhere}
 
 
 def test_one_at_a_time_is_what_each_run_gives(diff: Any, trace: Path) -> None:

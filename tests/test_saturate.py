@@ -105,6 +105,7 @@ def test_the_command(spec: RunSpec) -> None:
     ("options", "said"),
     [
         (["--arrivals", "poisson:1"], "the rate is what is looked for"),
+        (["--energy", "gpu"], "--energy, got 'gpu': rates are looked for"),
         (["--attain", "2"], "--attain, got 2: a share"),
         (["--requests", "1"], "--requests, got 1: too few for anybody to wait"),
         (["--requests", "0"], "--requests, got 0"),

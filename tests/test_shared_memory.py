@@ -169,7 +169,7 @@ def test_a_static_run_takes_the_time_that_its_bytes_need(tiny: Path, policy: str
 def told(tiny: Path, policy: str, **rest: Any) -> dict[str, Any]:
     """A result where no memory has an end; `provenance` names no figure of what is off."""
     result = run(tiny, policy, plenty=True, hw="rtx4090", **rest).result.to_dict()
-    return {key: value for key, value in result.items() if key not in ("wall_s", "run_id")}
+    return {key: value for key, value in result.items() if key not in ("wall_s", "run_id", "name")}
 
 
 @pytest.mark.parametrize(

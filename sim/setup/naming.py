@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.base.own_file import read_from
 from sim.base.units import show_count
 from sim.policy.policy_file import file_of
+from sim.profiles.power import GPU
 
 if TYPE_CHECKING:
     from sim.setup.setup import Setup
@@ -18,6 +20,7 @@ Overrides = Mapping[str, Value]
 """What was set -> to what."""
 
 GROUPS = ("hw", "model", "stack")
+USUAL = {"peer": "per-expert", "dense": "gpu0", "host_links": "apart", "contention": "on"}
 OPTIONS = ("link", "vram_bytes", "expert_cache_bytes", "experts", "cache_frac")  # of the machine and its expert part
 
 
@@ -60,7 +63,10 @@ def title_of(setup: Setup) -> str:
         rest.append(f"drafts {setup.drafter.draft.title}")
     rest += [f"SLO {said}" for said in sorted(_slos(spec))]
     rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
-    rest += [f"energy of the {spec.energy}"] * (spec.energy is not None)
+    rest += [f"{key.replace('_', ' ')} {said}" for key, usual in USUAL.items() if (said := getattr(spec, key)) != usual]
+    if spec.placement is not None:
+        rest.append(f"placement {Path(spec.placement).name}")
+    rest += [f"energy of the {'GPU' if spec.energy == GPU else spec.energy}"] * (spec.energy is not None)
     rest += [f"hits by {spec.hit_definition}"] * (spec.hit_definition != "gate")
     return f"{who} on {machine_of(setup.hw.id, own)} ({', '.join(rest)})"
 

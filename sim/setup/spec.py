@@ -87,10 +87,15 @@ def read_spec(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(data, dict):
         raise BadInput(f"{path}, got {type(data).__name__}: a configuration is a mapping; save one with --out")
     resolved = data.pop("resolved", None)
-    if isinstance(data.get("contention"), bool):
-        data["contention"] = "on" if data["contention"] else "off"  # as YAML reads the bare words
+    data = as_words(data)
     to_struct({"policy": "x", "hw": "x", **data}, RunSpec, str(path))
     return data, resolved if isinstance(resolved, dict) else {}
+
+
+def as_words(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a run with `contention` as a word: YAML reads a bare `off` as a truth value."""
+    said = fields.get("contention")
+    return {**fields, "contention": "on" if said else "off"} if isinstance(said, bool) else fields
 
 
 class _Dumper(yaml.SafeDumper):

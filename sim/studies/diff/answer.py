@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.lanes import WAITED_FOR
-from sim.base.units import show_count, show_frac, show_seconds
+from sim.base.units import show_count, show_frac, show_joules, show_seconds
 from sim.studies.diff.load import in_short
 from sim.studies.diff.spent import DEMAND, OTHERS, PREFETCH, QUEUE
 from sim.studies.diff.times import numbering
@@ -65,8 +65,16 @@ def answer(found: Diff) -> str:
         return f"A and B differ in {show_count(len(found.figure_rows), 'figure')}; neither has a time to compare"
     same_slo = all(row.key != "slo" for row in found.input_rows)
     load = in_short(found.a.told, found.b.told, same_slo)
-    said = [_speed(time) + _why(time), *load, *_hits(found), *_caveats(found, time)]
+    said = [_speed(time) + _why(time), *load, *_joules(found), *_hits(found), *_caveats(found, time)]
     return "; ".join(said)
+
+
+def _joules(found: Diff) -> list[str]:
+    """Of a token, where both count those of the same parts."""
+    if any(row.key == "energy" for row in found.input_rows):
+        return []
+    each_j = [(a_j, b_j) for key, a_j, b_j in found.figure_rows if key == "energy.joules_per_token"]
+    return [f"{show_joules(b_j)} per token against {show_joules(a_j)}" for a_j, b_j in each_j if a_j and b_j]
 
 
 def _speed(time: Difference) -> str:

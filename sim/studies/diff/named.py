@@ -12,7 +12,7 @@ from sim.base.own_file import is_file
 from sim.policy.policy_file import split
 from sim.profiles.overrides import GROUPS, parse_set
 from sim.results.run_folder import CONFIG, RESULT
-from sim.setup.spec import CAPS, RunSpec, read_spec
+from sim.setup.spec import CAPS, RunSpec, as_words, read_spec
 from sim.studies.diff.told import facts_of
 from sim.studies.sweep.values import option_of
 
@@ -170,7 +170,7 @@ def _settings(policy: str, words: list[str]) -> tuple[dict[str, Any], dict[str, 
         from sim.policy.registry import find
 
         params = {param.name for param in find(policy).params}
-    shared = {key: value for key, value in values.items() if key in fields - params}
+    shared = as_words({key: value for key, value in values.items() if key in fields - params})
     own = {key: value for key, value in values.items() if key not in shared}
     for key in [key for key in shared if key.endswith("_bytes") and isinstance(shared[key], str)]:
         from sim.base.units import parse_bytes

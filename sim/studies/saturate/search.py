@@ -88,6 +88,8 @@ def saturate(
     for _, spec in specs:
         if spec.arrivals is not None or spec.rate_scale != 1.0:
             raise BadInput("--arrivals, got it here: the rate is what is looked for; leave it out")
+        if spec.energy is not None:
+            raise BadInput(f"--energy, got {spec.energy!r}: rates are looked for, no joules; take simulate --arrivals")
     jobs = [(i, draw) for i in range(len(specs)) for draw in range(n_draws)]
     calls = [(one_draw, (_seeded(specs[i][1], draw), kept_frac)) for i, draw in jobs]
     found: dict[tuple[int, int], Drawn] = {}
