@@ -18,7 +18,8 @@ from sim.base.errors import BadInput
 from sim.cli.verbs import guarded, moesim
 from sim.results.figure import better, parse_figure, show_figure, unit_of
 from sim.studies.check.baseline import Tolerance, read_baseline
-from sim.studies.check.check import BETTER, CHANGED, NEW, SAME, WORSE, verdict_of
+from sim.studies.check.check import BETTER, CHANGED, NEW, SAME, WORSE, Judged, verdict_of
+from sim.studies.check.text import change
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -279,3 +280,8 @@ def test_the_hook_is_one_of_our_commands() -> None:
 
     assert hook["entry"].split()[0] == "moesim"
     assert hook["entry"].split()[1] in VERBS
+
+
+@pytest.mark.parametrize(("value", "said"), [(1.002, "+0.2 %"), (0.5, "-50 %"), (131.0, "+13,000 %")])
+def test_a_change_is_said_in_plain_digits(value: float, said: str) -> None:
+    assert change(Judged("tpot_s.mean", 1.0, value, Tolerance(0.0, False, "0"), WORSE)) == said

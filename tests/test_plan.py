@@ -14,6 +14,8 @@ import moesim as face
 from sim.base.errors import BadInput
 from sim.profiles.hardware import load_hardware
 from sim.setup.spec import RunSpec
+from sim.studies.plan.goal import Reading, goals_of
+from sim.studies.plan.text import reading_text
 from sim.studies.sweep import run as sweep_run
 from sim.studies.sweep import shared_recording
 from sim.studies.sweep.work import carried_out
@@ -503,3 +505,9 @@ def test_links_share_a_recording(trace: Path, ran: list[RunSpec], monkeypatch: p
     frame = face.plan("tpot_s.mean <= 700ms", "lru", "rtx3090", trace=trace, experts=40, workers=1)
     assert frame.attrs["plan"]["remedies"]["rtx3090"][0]["what"] == "bandwidth"
     assert calls["timed"] >= 5
+
+
+@pytest.mark.parametrize(("value_s", "said"), [(0.0205, "2.5 %"), (0.0416, "108 %"), (30.0, "149,900 %")])
+def test_how_much_is_too_much_is_said_in_plain_digits(value_s: float, said: str) -> None:
+    (goal,) = goals_of(["tpot_s.mean <= 20ms"])
+    assert reading_text(Reading(goal, value_s, None)).endswith(f", {said} too much")

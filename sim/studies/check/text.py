@@ -78,7 +78,7 @@ def change(one: Judged) -> str:
     if one.expected == 0:
         return "from 0"
     frac = (one.value - one.expected) / abs(one.expected)
-    return f"{100.0 * frac:+.3g} %"
+    return f"{100.0 * frac:+,.0f} %" if abs(frac) >= 9.995 else f"{100.0 * frac:+.3g} %"
 
 
 def table_of(verdict: Verdict, every: bool) -> str:

@@ -89,7 +89,8 @@ def reading_text(one: Reading) -> str:
         low, high = (show_figure(one.goal.key, end) for end in one.band)
         text += f" ({low} to {high})"
     side = "to spare" if one.met else "too much" if one.goal.at_most else "too little"
-    return f"{text}, {100 * abs(one.margin_frac):.2g} % {side}"
+    share = 100 * abs(one.margin_frac)
+    return f"{text}, {share:,.0f} % {side}" if share >= 99.5 else f"{text}, {share:.2g} % {side}"
 
 
 def _budget(spec: RunSpec) -> str:
