@@ -164,6 +164,7 @@ class TestRefusals:
             (("--policy", "lru", "--hw", "rtx3090", "--stack", "baer"), "did you mean 'bare'"),
             (("--policy", "lru", "--hw", "rtx3090", "--trace", "nothing-like-it"), "no bundled trace and no file"),
             (("--polcy", "lru"), "No such option"),
+            (("--policy", "lru", "--hw"), "requires an argument; see simulate --help"),
         ],
     )
     def test_unknown_names(self, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], hint: str) -> None:

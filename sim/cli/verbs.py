@@ -79,11 +79,11 @@ def moesim() -> None:
     """What would this MoE offloading policy cost, in time, memory and PCIe traffic, on that GPU?"""
 
 
-def with_way_out(error: click.ClickException) -> str:
-    """What click says, and where to read on where it leaves that out."""
+def with_way_out(error: click.ClickException, name: str) -> str:
+    """What click says, and where to read on where it leaves that out; of some errors it names no command."""
     said = error.format_message()
-    if isinstance(error, click.UsageError) and error.ctx is not None and not {";", "?"} & set(said):
-        said = f"{said.removesuffix('.')}; see {error.ctx.command_path} --help"
+    if isinstance(error, click.UsageError) and not {";", "?"} & set(said):
+        said = f"{said.removesuffix('.')}; see {name if error.ctx is None else error.ctx.command_path} --help"
     return said
 
 
@@ -119,7 +119,7 @@ def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> No
         sys.exit(130)
     except click.ClickException as error:
         help_only = type(error).__name__ == "NoArgsIsHelpError"  # a group by itself; click before 8.2 prints and exits
-        click.echo(error.format_message() if help_only else f"error: {with_way_out(error)}", err=True)
+        click.echo(error.format_message() if help_only else f"error: {with_way_out(error, name)}", err=True)
         sys.exit(error.exit_code)
     except MoesimError as error:
         if isinstance(error, DoesNotFit) and error.sizes:
