@@ -190,7 +190,7 @@ CASES: dict[str, Case] = {
     ),
     "missing field": Case(
         BAD_MODEL + HW,
-        ("bad.yaml", "missing required field `hidden_size`", "; correct"),
+        ("bad.yaml", "missing required field `hidden_size`", "; give it"),
         files={"bad.yaml": lambda: yaml.safe_dump({k: v for k, v in MODEL.items() if k != "hidden_size"})},
     ),
     "wrong type": Case(

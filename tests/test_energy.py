@@ -279,12 +279,16 @@ def test_profiles_show_watts(capsys: pytest.CaptureFixture[str]) -> None:
             {"energy": "gpu", "set": {"hw.gpu.power.waiting_w": 400}},
             "memory_bound_w, got 334: less than waiting_w, 400",
         ),
+        (
+            {"hw": "rtx3060", "energy": "gpu", "set": {"hw.gpu.power.waiting_w": 60}},
+            "missing required field `memory_bound_w`; give all of waiting_w, memory_bound_w, compute_bound_w",
+        ),
         ({"energy": "gpu", "set": {"hw.gpu.power.waiting_w": -1}}, "from 0 to 10,000; the unit is watts"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(BadInput) as refused:
-        prepare(RunSpec(policy="lru", hw="rtx3090", **fields))
+        prepare(RunSpec(**{"policy": "lru", "hw": "rtx3090", **fields}))
     assert text in str(refused.value)
 
 

@@ -23,6 +23,7 @@ from sim.base.errors import BadInput, did_you_mean
 
 MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_YAML_BYTES = 512 * 1024  # PyYAML reads about 100 kB per second, and a profile takes a few
+MOST_NEEDED = 6  # fields that an error names where one of them is missing
 MAX_YAML_DEPTH = 32
 MAX_NUMBER_CHARS = 100  # base 60, as YAML has it, takes time with the square of them
 PART = ".part"
@@ -172,12 +173,17 @@ def to_struct(data: Any, kind: type[T], where: str) -> T:
         field = path.rstrip("`").removeprefix("$.").removeprefix("$") or "top level"
         unknown = re.search(r"unknown field `([^`]+)`", message)
         fields = _fields_at(kind, field)
-        hint = f"; {did_you_mean(unknown.group(1), fields)}" if unknown and fields else "; correct the field"
+        needed = _fields_at(kind, field, required=True) if "missing required field" in message else []
+        hint = "; correct the field"
+        if unknown and fields:
+            hint = f"; {did_you_mean(unknown.group(1), fields)}"
+        elif needed:
+            hint = f"; give all of {', '.join(needed)}" if 1 < len(needed) <= MOST_NEEDED else "; give it"
         raise BadInput(f"{where}: {field}: {message}{hint}") from None
 
 
-def _fields_at(kind: Any, path: str) -> list[str]:
-    """Names of the fields a Struct has at a dotted path, for "did you mean"; empty when the path leaves Structs."""
+def _fields_at(kind: Any, path: str, required: bool = False) -> list[str]:
+    """Names of a Struct's fields at a dotted path, of all or of those it requires; none where that leaves Structs."""
     for part in [] if path == "top level" else path.split("."):
         info = msgspec.inspect.type_info(kind)
         if not isinstance(info, msgspec.inspect.StructType):
@@ -196,7 +202,9 @@ def _fields_at(kind: Any, path: str) -> list[str]:
             return []
         kind = nested[0].cls
     info = msgspec.inspect.type_info(kind)
-    return [field.encode_name for field in info.fields] if isinstance(info, msgspec.inspect.StructType) else []
+    if not isinstance(info, msgspec.inspect.StructType):
+        return []
+    return [field.encode_name for field in info.fields if field.required or not required]
 
 
 def bundled(package: str, suffix: str) -> dict[str, Path]:
