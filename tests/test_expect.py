@@ -104,6 +104,15 @@ def test_only_figures_can_be_expected(key: str, way_out: str) -> None:
     assert way_out in str(refused.value)
 
 
+def test_a_figure_that_has_to_be_asked_for_says_how() -> None:
+    with pytest.raises(BadInput, match=r"'energy\.joules_per_token': the run was not asked for it; add --energy gpu"):
+        verdict("energy.joules_per_token <= 100")
+    (only,) = judged(parsed(("energy.mean_w <= 100",)), {**RESULT, "energy": {"mean_w": 90.0}})
+    assert only.held
+    with pytest.raises(BadInput, match="did you mean 'energy.mean_w'"):
+        judged(parsed(("energy.mean <= 100",)), {**RESULT, "energy": {"mean_w": 90.0}})
+
+
 def test_the_exit_status_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = ("--policy", "lru", "--hw", "rtx3090", "--trace", mixtral_shaped(tmp_path), "--json")
     met = simulated(capsys, *run, "--expect", "requests == 2", "--expect", "miss_rate >= 0")

@@ -20,6 +20,14 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 }
 _WAY_OUT = "write e.g. 'hit_rate >= 30%', 'tpot_s.mean < 650ms' or 'h2d_bytes <= 40TB'"
 
+ASKED_FOR = {
+    "energy": "--energy gpu",
+    "slo": "--slo 'ttft_s <= 10s'",
+    "host_memory": "--nvme gen4x4",
+    "draft": "--draft k=4,acceptance=0.7",
+}
+"""Parts of a result that only some runs have, and what asks for them."""
+
 
 class Expectation(NamedTuple):
     """One comparison of a figure of the result, named by its keys with dots between them, with a number."""
@@ -90,6 +98,9 @@ def _judged(expected: Expectation, flat: dict[str, float | None]) -> Judged:
 def known(key: str, flat: Mapping[str, float | None], what: str) -> None:
     """Raises BadInput where a result has no such figure."""
     if key not in flat:
+        kind, _, rest = key.partition(".")
+        if kind in ASKED_FOR and rest and not any(name.startswith(f"{kind}.") for name in flat):
+            raise BadInput(f"{what}, got {key!r}: the run was not asked for it; add {ASKED_FOR[kind]}")
         inside = [name for name in flat if name.startswith(f"{key}.")]
         way_out = f"one of {', '.join(inside)}" if inside else did_you_mean(key, flat)
         raise BadInput(f"{what}, got {key!r}: no figure of a result, see docs/output.md; {way_out}")
