@@ -109,7 +109,7 @@ def test_a_figure_that_has_to_be_asked_for_says_how() -> None:
         verdict("energy.joules_per_token <= 100")
     (only,) = judged(parsed(("energy.mean_w <= 100",)), {**RESULT, "energy": {"mean_w": 90.0}})
     assert only.held
-    with pytest.raises(BadInput, match="did you mean 'energy.mean_w'"):
+    with pytest.raises(BadInput, match=r"did you mean 'energy\.mean_w'"):
         judged(parsed(("energy.mean <= 100",)), {**RESULT, "energy": {"mean_w": 90.0}})
 
 
