@@ -32,15 +32,18 @@ class ScoreWindow:
 
     def observe(self, layer: int, scores: Sequence[float]) -> None:
         """A layer's gate has spoken in the iteration under way: once, with a score for each of its experts."""
+        means, sums, ring = self.means, self.sums, self.ring
         n = self.n_seen + 1 if self.n_seen < self.n else self.n
-        first = layer * self.n_experts
-        oldest = self.n_seen % self.n * self.n_all + first
+        at = layer * self.n_experts
+        oldest = self.n_seen % self.n * self.n_all + at
         for expert in range(self.n_experts):
             score = scores[expert]
-            total = self.sums[first + expert] + (score - self.ring[oldest + expert])
-            self.sums[first + expert] = total
-            self.ring[oldest + expert] = score
-            self.means[first + expert] = total / n
+            total = sums[at] + (score - ring[oldest])
+            sums[at] = total
+            ring[oldest] = score
+            means[at] = total / n
+            at += 1
+            oldest += 1
 
     def end(self) -> None:
         """All gates of the iteration have spoken."""
