@@ -16,7 +16,7 @@ cdef class CpuPool:
     cdef readonly long long d2h_bytes
     cdef readonly list busy_s
     cdef readonly int n_hybrid
-    cdef double _hybrid_s
+    cdef double _launch_s, _hybrid_s
     cdef bint _shares
     cdef int _n_begun
     cdef list _hybrid_in

@@ -32,7 +32,7 @@ class CpuPool:
         self.d2h_bytes = 0
         self.busy_s = [0.0] * len(cost.figures.entries)
         self.n_hybrid = 0
-        self._hybrid_s = cost.launches.hybrid_layer_s
+        self._launch_s, self._hybrid_s = cost.launches.cpu_s, cost.launches.hybrid_layer_s
         self._n_begun = 0
         self._hybrid_in = [0] * n_layers  # the iteration (from 1) in which a layer had its last expert here
         # Tokens -> bytes, seconds there, seconds back and their place in the link's counters, seconds, basis, bytes/s.
@@ -71,7 +71,7 @@ class CpuPool:
         if known is None:
             known = by_tokens[n_tokens] = self._work(n_tokens, joins)
         n_bytes, there_s, back_s, length, duration_s, attributed_to, draws_per_s = known
-        host.spend("launch cpu_expert", layer, expert, n_tokens, n_bytes, self._cost.launches.cpu_s)
+        host.spend("launch cpu_expert", layer, expert, n_tokens, n_bytes, self._launch_s)
         host.n_copies += 1
         host.experts_copied += 1.0
         arrived_s = self.d2h.use("activations", layer, expert, n_tokens, host.now_s, there_s)
