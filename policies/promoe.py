@@ -131,6 +131,7 @@ class ProMoe(Policy):
         self._aimed: list[list[int]] = [[] for _ in range(n_layers)]  # by layer to come: experts named, in order
         self._prediction = Predict(self.predictor_s, "side", basis="measured")
         self._reads = f"next_scores_{self.stride}"
+        self._names = self._best
         self._n = self._right = 0
 
     def _chunks(self, layer: int, expert: int, view: View) -> Chunks:
@@ -190,10 +191,10 @@ class ProMoe(Policy):
         if aimed:
             self._aimed[layer] = []
             self._n += len(needs)
+            self._right += len([expert for expert in aimed if expert in needs])
             # The layer's low tasks are withdrawn; those of experts it needs become high ones.
             for expert in sorted(aimed):
                 needed = expert in needs
-                self._right += needed
                 if needed or self.preempt:
                     chunks = parts[expert] or self._chunks(layer, expert, view)
                     for cancel in chunks.cancels:
@@ -209,7 +210,7 @@ class ProMoe(Policy):
                                 self._left(self._lru[layer][piece.gpu], piece, view)
         home, runs = self._home[layer], self._runs
         lru, room = self._lru[layer], self._room[layer]
-        waiting = self._in_order(layer, needs, view)
+        waiting = self._in_order(layer, needs, lru, view)
         coming: list[RunGpu] = []
         asked = False
         while waiting or coming:
@@ -239,13 +240,10 @@ class ProMoe(Policy):
                     continue
                 chunks = parts[expert] or self._chunks(layer, expert, view)
                 if stale:
-                    came = []
-                    for fetch in chunks.fetches:
-                        if fetch.piece in stale:  # it has its place again
-                            stale.remove(fetch.piece)
-                        came.append((yield fetch))
-                else:
-                    came = yield chunks.fetches
+                    for chunk in chunks.pieces:
+                        if chunk in stale:  # it has its place again
+                            stale.remove(chunk)
+                came = yield chunks.fetches
                 queued.difference_update(chunks.pieces)
                 tickets = tuple([ticket for ticket in came if ticket is not None])
                 coming.append(RunGpu(expert, tickets) if tickets else runs[expert])
@@ -254,14 +252,20 @@ class ProMoe(Policy):
                 target = layer + self.stride
                 if target < self._shape[0] and gate.phase != PREFILL:
                     yield from self._predict(gate, target, view)
-            yield coming.pop(0)
+            if waiting:  # until one of those that are there has run
+                yield coming.pop(0)
+            else:
+                yield coming
+                return
 
-    def _in_order(self, layer: int, needs: dict[int, int], view: View) -> list[tuple[int, bool]]:
+    def _in_order(
+        self, layer: int, needs: dict[int, int], lru: list[dict[int, None]], view: View
+    ) -> list[tuple[int, bool]]:
         """Cached experts, those on their way by the chunks that have arrived, then the others; and who is all there."""
         n_arrived, parts = view.n_arrived, self._parts[layer]
         if not self.reorder or len(needs) == 1:
             return [(expert, False) for expert in needs]
-        home, lru, all_there = self._home[layer], self._lru[layer], -self.chunks
+        home, all_there = self._home[layer], -self.chunks
         order = []
         for at, expert in enumerate(needs):
             ready = n_arrived((parts[expert] or self._chunks(layer, expert, view)).pieces)
@@ -307,7 +311,7 @@ class ProMoe(Policy):
             rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
             drawn = [self._surrogate.name(row, target, ids) for row, ids in zip(rows, truth, strict=True)]
             return list(dict.fromkeys(expert for choices in zip(*drawn, strict=True) for expert in choices))
-        named: list[int] = gate.by_layer(self._best, self._reads)
+        named: list[int] = gate.by_layer(self._names, self._reads)
         return list(dict.fromkeys(named)) if gate.iteration.n_tokens > 1 else named
 
     def _best(self, scores: NDArray[np.float64]) -> list[list[int]]:
@@ -348,8 +352,8 @@ class ProMoe(Policy):
         gpu, layer = piece.gpu, piece.layer
         held = self._lru[layer][gpu]
         if piece.expert not in held and len(held) == self._room[layer][gpu]:
-            leaving = self._leaves(held, layer, piece.expert, view)
-            if leaving is None or layer == self._gating:
+            leaving = None if layer == self._gating else self._leaves(held, layer, piece.expert, view)
+            if leaving is None:
                 return None
             self._lose(held, layer, leaving, view)
         stale = self._stale
