@@ -44,6 +44,7 @@ cdef class Engine:
     @cython.locals(ticket=Ticket, run=RunGpu, fetch=Fetch, evict=Evict, ask=Prefetch, part=RunPart, on_cpu=RunCpu, wait=Wait,
                    queue=Requeue, line=RequeueFrom, after=tuple)
     cpdef Ticket apply(self, object decision, bint asked=*)
+    @cython.locals(withdrawn=Cancel)
     cdef Ticket _apply_seldom(self, object decision)
     @cython.locals(plain=bint)
     cdef Ticket _predict(self, Predict asked)

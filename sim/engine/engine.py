@@ -277,8 +277,9 @@ class Engine:
         if kind is RunCpuAhead:
             return self.layer.run_cpu_ahead(decision.layer, decision.expert, decision.n_tokens)
         if kind is Cancel:
+            withdrawn: Cancel = decision
             self.copies.needs_timing("Cancel")
-            self.copies.cancel(self.residency.known(decision.piece))
+            self.copies.cancel(self.residency.known(withdrawn.piece))
             return None
         if kind is DropQueue:
             self.copies.needs_timing("DropQueue")

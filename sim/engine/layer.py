@@ -269,7 +269,7 @@ class Layer:
         index = piece.index
         arrival: Ticket | None = residency.arrival[index]
         arrived_s = residency.rows[index].arrived_s
-        if arrival is None and residency.told:
+        if arrival is None and residency.tells:
             arrival = residency.told_of(index)
             if arrival is not None:
                 arrived_s = 0.0
@@ -300,7 +300,7 @@ class Layer:
         arrivals: list[Ticket] = []
         for one in slices:
             arrival = residency.arrival[one.index]
-            if arrival is None and residency.told:
+            if arrival is None and residency.tells:
                 arrival = residency.told_of(one.index)
             if arrival is not None:
                 arrivals.append(arrival)

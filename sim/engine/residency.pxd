@@ -23,8 +23,8 @@ cdef class Residency:
     cdef bint ticketed
     cdef readonly list arrival, busy
     cdef readonly dict read_back, room_after
-    cdef readonly dict told
-    cdef list _parts
+    cdef readonly bint tells
+    cdef list _parts, _told
     @cython.locals(one=Piece, index=int)
     cpdef Piece known(self, object piece)
     cpdef bint holds(self, Piece piece) noexcept

@@ -77,7 +77,8 @@ class Residency:
         self.arrival: list[Ticket | None] = [None] * n
         self.busy: list[Ticket | None] = [None] * n
         self.ticketed = False  # whether there has been any ticket among these
-        self.told: dict[int, Ticket] = {}  # by `Piece.index`: what `arrival_of` gave for copies without a ticket
+        self._told: list[Ticket | None] = [None] * n  # what `arrival_of` gave for copies without a ticket
+        self.tells = False  # whether it ever has
         self.read_back: dict[int, Ticket] = {}
         self.room_after: dict[int, tuple[float, tuple[Ticket, ...]]] = {}
         self.n_parts = 0  # resident pieces that are no whole experts in the serving precision
@@ -136,12 +137,13 @@ class Residency:
         if ticket is None and self.rows[index].origin != 2:  # not placed
             ticket = self.told_of(index)
             if ticket is None:
-                ticket = self.told[index] = ends_at(self.rows[index].arrived_s, _H2D)
+                ticket = self._told[index] = ends_at(self.rows[index].arrived_s, _H2D)
+                self.tells = True
         return ticket
 
     def told_of(self, index: int) -> Ticket | None:
         """The ticket that a policy was given of a resident piece's copy which has none: others may wait for it, too."""
-        ticket: Ticket | None = self.told.get(index)
+        ticket: Ticket | None = self._told[index]
         if ticket is not None and ticket.end_s == self.rows[index].arrived_s:  # else it is of an earlier copy
             return ticket
         return None
@@ -344,6 +346,7 @@ class Residency:
         self.rows = rows
         self.arrival.extend([None] * more)
         self.busy.extend([None] * more)
+        self._told.extend([None] * more)
         self.n_known = n
 
 
