@@ -190,6 +190,22 @@ def test_a_run_draws_what_its_lanes_draw(tiny: Path, world: dict[str, Any]) -> N
     assert gpu_s == pytest.approx(makespan_s * n_replicas * world.get("gpus", 1))
 
 
+def test_the_range_leaves_time_without_requests_as_it_is(tiny: Path) -> None:
+    """A board that waits for requests draws 115 to 144 W (130) for as long, however fast it serves."""
+    crowded, seldom = (
+        run(tiny, "lru", hw="rtx3090", energy="gpu", arrivals=f"poisson:{rate}").result for rate in (100.0, 1e-5)
+    )
+    low, high = (end / seldom.energy.joules_per_token for end in seldom.energy.range_joules_per_token)
+    assert (low, high) == pytest.approx((115 / 130, 144 / 130), rel=1e-3)
+    low, high = (end / crowded.energy.joules_per_token for end in crowded.energy.range_joules_per_token)
+    assert low < 0.99 * 115 / 130 and high > 144 / 130
+    alone = run(tiny, "lru", hw="rtx3090", energy="gpu").result
+    watts, factor = alone.energy.lanes_j, alone.uncertainty.low_factor
+    least = factor * (115 / 130 * watts["gpu_waiting"] + 277 / 334 * watts["gpu_memory_bound"])
+    assert watts["gpu_compute_bound"] == 0.0
+    assert alone.energy.range_joules_per_token[0] * alone.n_outputs == pytest.approx(least)
+
+
 @pytest.mark.parametrize("policy", ["lru", "llama_cpp"])
 def test_engines_count_alike(tiny: Path, policy: str) -> None:
     found = [

@@ -17,6 +17,7 @@ from sim.results.provenance import span
 from sim.results.schema import Energy, Figure, Provenance
 
 if TYPE_CHECKING:
+    from sim.engine.run_loop import Clockwork
     from sim.machine.simulated import SimulatedMachine
     from sim.profiles.hardware import Hardware
     from sim.real.machine.machine import RealMachine
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 COMPUTE_BOUND = ("gpu.flops_per_s.", "gpu.quantised_flops_per_s", "stack.quantised.")
 """Figures that kernels rest on where arithmetic takes longest. Other kernels read memory, are too small for either, or
 were measured whole: those count as bound by memory."""
+
+
+_AT_REST = ("gpu_waiting", "cpu_waiting", "memory_waiting", "drive_waiting", "rest")
+"""Lanes that draw while nothing is there to serve."""
 
 
 class Drawn(NamedTuple):
@@ -56,6 +61,7 @@ class Spent(NamedTuple):
 def energy(
     setup: Setup,
     machine: SimulatedMachine | RealMachine,
+    clockwork: Clockwork,
     makespan_s: float,
     n_outputs: int,
     uncertainty: Uncertainty,
@@ -71,13 +77,16 @@ def energy(
         return None
     if missing := lacking(setup.hw, counted):
         return Energy(counted, missing)
-    drawn = list(parts(setup.hw, counted, spent(machine, makespan_s, setup.spec.gpus, n_replicas)))
+    time = spent(machine, makespan_s, setup.spec.gpus, n_replicas)
+    drawn = list(parts(setup.hw, counted, time))
     total_j = math.fsum(one.joules for one in drawn)
     each_j = total_j / n_outputs if n_outputs else None
     ends = None
     if n_outputs and uncertainty.low_factor is not None and uncertainty.high_factor is not None:
-        low_j, high_j = (math.fsum(span(one.watts)[end] * one.seconds for one in drawn) for end in (0, 1))
-        ends = low_j * uncertainty.low_factor / n_outputs, high_j * uncertainty.high_factor / n_outputs
+        served_s = math.fsum(phase.time_s for phase in clockwork.phases.values()) / n_replicas
+        empty_frac = 1.0 - min(1.0, served_s / makespan_s) if setup.open_loop else 0.0
+        low_j = _end_j(drawn, time, 0, uncertainty.low_factor, empty_frac)
+        ends = low_j / n_outputs, _end_j(drawn, time, 1, uncertainty.high_factor, empty_frac) / n_outputs
     return Energy(
         counted,
         missing,
@@ -88,6 +97,18 @@ def energy(
         {one.lane: one.joules for one in drawn},
         _rests_on(drawn, total_j),
     )
+
+
+def _end_j(drawn: list[Drawn], time: Spent, end: int, factor: float, empty_frac: float) -> float:
+    """Joules with every watt at one end of its range and everything served in so many times its time.
+
+    empty_frac: of the run, while nothing was there to serve; that lasts as long however long serving takes.
+    """
+    watts = {one.lane: span(one.watts)[end] for one in drawn}
+    all_j = math.fsum(watts[one.lane] * one.seconds for one in drawn)
+    whole_s = {lane: time.gpus_s if lane == "gpu_waiting" else time.hosts_s for lane in watts if lane in _AT_REST}
+    empty_j = empty_frac * math.fsum(watts[lane] * seconds for lane, seconds in whole_s.items())
+    return factor * all_j + (1.0 - factor) * empty_j
 
 
 def spent(machine: SimulatedMachine, makespan_s: float, n_gpus: int, n_replicas: int = 1) -> Spent:

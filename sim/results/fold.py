@@ -195,7 +195,7 @@ def fold(
         draft=drafting(setup, clockwork, machine.h2d_bytes),
         host_memory=host_memory(setup, engines, machine),
         contention=contention(machine, setup.hw, max(1, len(replicas))),
-        energy=energy(setup, machine, makespan_s, n_outputs, off_by, max(1, len(replicas))),
+        energy=energy(setup, machine, clockwork, makespan_s, n_outputs, off_by, max(1, len(replicas))),
         kv=kv,
         scheduling=_scheduling(setup, clockwork),
         router=setup.router.name if replicas else None,
