@@ -507,6 +507,11 @@ def test_links_share_a_recording(trace: Path, ran: list[RunSpec], monkeypatch: p
     assert calls["timed"] >= 5
 
 
+def test_where_no_way_can_be_replayed_the_reason_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--hw", "rtx3060", "--trace", mixtral_shaped(tmp_path), "--nvme", "gen3x4", "--workers", 1)
+    assert "at least 32 whole experts" in moesim(capsys, "plan", "--policy", "promoe", *where).error
+
+
 @pytest.mark.parametrize(("value_s", "said"), [(0.0205, "2.5 %"), (0.0416, "108 %"), (30.0, "149,900 %")])
 def test_how_much_is_too_much_is_said_in_plain_digits(value_s: float, said: str) -> None:
     (goal,) = goals_of(["tpot_s.mean <= 20ms"])

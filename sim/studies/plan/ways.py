@@ -190,7 +190,8 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
             ways[way.way] = way
     found = sorted(ways.values(), key=lambda way: way.tpot_s)
     if not found:
-        raise BadInput("plan without --goal: no policy could be replayed; `moesim sweep` says why")
+        reasons = list(dict.fromkeys(answer for answer in (*few, *answers) if isinstance(answer, str)))
+        raise BadInput(reasons[0] + (f" (and {len(reasons) - 1} reasons more)" if len(reasons) > 1 else ""))
     return Compared(found, list(_crossovers(found, replays, n)), replays, trace)
 
 
