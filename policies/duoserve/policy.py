@@ -161,11 +161,11 @@ class DuoServe(Policy):
     def bind(self, view: View) -> None:
         self._k = view.top_k
         # Experts are named by `Piece.index`; of each its GPU, and what is decided about it.
-        self._shape = (view.n_layers, view.n_experts)
         pieces = [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts)]
         self._gpu_of = [piece.gpu for piece in pieces]
         self._evicts, self._fetches = [Evict(piece) for piece in pieces], [Fetch(piece) for piece in pieces]
         self._pieces = pieces
+        self._of_piece = self._gpu_of, self._evicts, self._fetches, pieces
         self._runs = [RunGpu(expert) for expert in range(view.n_experts)]
         self._firsts = np.arange(1, view.n_layers)[:, None] * view.n_experts  # of the layers that are predicted
         self._prediction = Predict(self.mlp_s, "side", basis="measured")
@@ -309,11 +309,13 @@ class DuoServe(Policy):
         return self._prefill(gate, view) if gate.phase == PREFILL else self._decode(gate, view)
 
     def _decode(self, gate: Gate, view: View) -> Steps:
-        if self._coming:  # synchronisation point 1: prefetching has finished
-            yield Wait(tuple(self._coming))
-            self._coming = []
+        coming = self._coming
+        if coming:  # synchronisation point 1: prefetching has finished
+            yield Wait(tuple(coming))
+            coming.clear()
         # What the gate chose is compared with what the slots hold, and what is missing is fetched (again).
-        layer, all_slots, gpu_of, evicts = gate.layer, self._slots, self._gpu_of, self._evicts
+        layer, all_slots = gate.layer, self._slots
+        gpu_of, evicts, fetches, pieces = self._of_piece
         first = layer * view.n_experts
         order: list[int] = []  # of computation
         missing: list[int] = []
@@ -334,7 +336,7 @@ class DuoServe(Policy):
                 if old != EMPTY:
                     yield evicts[old]
                 slots.append(piece)
-                tickets.append((yield self._fetches[piece]))
+                tickets.append((yield fetches[piece]))
                 order.append(piece)
             if tickets and not overlaps:
                 yield Wait(tuple(tickets))
@@ -343,11 +345,11 @@ class DuoServe(Policy):
         # Compute; a slot that is done with takes what this layer still lacks, then what the next one is to need.
         ahead: list[int] = []
         after: tuple[Ticket, ...] = ()
-        if layer + 1 < self._shape[0]:  # as the expert phase begins, on the prediction stream
+        predicted = self._ahead
+        if layer < len(predicted):  # as the expert phase begins, on the prediction stream
             after = ((yield self._prediction),)
-            ahead = self._ahead[layer]
-        hold, is_first = order.copy(), True
-        runs, pieces, coming = self._runs, self._pieces, self._coming
+            ahead = predicted[layer]
+        hold, runs, is_first = order.copy(), self._runs, True
         for piece in order:  # which grows by what came `later`
             ticket = yield runs[piece - first]
             if is_first:
@@ -360,7 +362,7 @@ class DuoServe(Policy):
             if later:
                 for following in later.copy():
                     if overwritten(all_slots[gpu_of[following]], hold) != FULL:
-                        yield from self._load(following, self._fetches[following], hold)
+                        yield from self._load(following, fetches[following], hold)
                         later.remove(following)
                         order.append(following)
                         hold.append(following)
