@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
@@ -12,7 +13,7 @@ from traces.stats import observe
 from traces.stats.observe import LAGS, Sample, choose
 from traces.synth.calibrate import calibrated
 from traces.synth.draw import selections
-from traces.synth.fit_routes import with_routes
+from traces.synth.fit_routes import tables_of_routes, with_routes
 from traces.synth.fit_text import vocabulary
 from traces.synth.latent import GRID, gate_scores, overlap_table, popularity_bias, to_correlation
 from traces.synth.profile import FADES, FIELDS, GRAMS, Lengths, Profile
@@ -44,8 +45,6 @@ def fit(trace: Trace, requests: list[Request] | None = None, routes: bool = True
     gate, tasks = trace.header.gate, list(trace.requests.tasks)
     assumptions = [SPARSEMIXER] if gate.score == "sparsemixer" else []
     sharpness, offset = _gate(rows, bias, rng) if "scores" in trace.levels else (None, None)
-    ahead = {str(d): _ahead(rows, f"next_scores_{d}", d, tables) for d in observe.distances(trace)}
-    shared = _ahead(rows, "shared_scores", 1, tables) if "shared_scores" in trace.levels else None
     store = [
         Lengths(r.prompt_len, r.n_decode, tasks.index(r.task) if tasks else 0, r.split == "store")
         for r in rows.requests[:MAX_REQUESTS]
@@ -67,8 +66,8 @@ def fit(trace: Trace, requests: list[Request] | None = None, routes: bool = True
         shares={k: _rounded(v) for k, v in shares.items()},
         core=round(core, 5),
         depth=_rounded(depth),
-        ahead=ahead,
-        shared=shared,
+        ahead={},
+        shared=None,
         sharpness=None if sharpness is None else _rounded(sharpness),
         offset=None if offset is None else _rounded(offset),
         vocabulary=vocabulary(rows),
@@ -79,8 +78,14 @@ def fit(trace: Trace, requests: list[Request] | None = None, routes: bool = True
     )
     # Where ids are known they bring most of what caches feel, and leave no share to lend to anything else.
     if rows.token_ids is None:
-        return calibrated(found, rows, selections)
-    return with_routes(found, rows, tables) if routes else found
+        found = calibrated(found, rows, selections)
+    elif routes:
+        found = with_routes(found, rows, tables)
+        if found.routes is not None:
+            tables = tables_of_routes(found, rows)
+    ahead = {str(d): _ahead(rows, f"next_scores_{d}", d, tables) for d in observe.distances(trace)}
+    shared = _ahead(rows, "shared_scores", 1, tables) if "shared_scores" in trace.levels else None
+    return msgspec.structs.replace(found, ahead=ahead, shared=shared)
 
 
 def _rounded(values: Floats) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,19 +14,20 @@ from traces.format.layout import Array, Floats, Ints
 from traces.stats import observe
 from traces.stats.observe import LAGS, Sample, choose
 from traces.synth.fit_text import least, repeats
-from traces.synth.latent import to_correlation
+from traces.synth.latent import overlap_table, to_correlation
 from traces.synth.profile import FADES, Profile, RouteShares
 from traces.synth.routes import WIDTH, Routes, packed
 from traces.synth.streams import RequestPlan
 
 _SEED = 20_509_834_3  # fitting draws no luck
-_FEW_ROWS, _FEW_PAIRS, _MOST_ROWS, _MOST_SCORES = 2000, 40, 12_000, 2048
+_FEW_ROWS, _FEW_PAIRS, _MOST_ROWS, _MOST_PAIRS, _MOST_SCORES = 2000, 40, 12_000, 60_000, 2048
 _FEW_SCORES = 0.8  # so many of a token's scores have to be known
 _PAIRS_PER_ROW, _FEW_OF_ID = 6, 12
 _POOL = 0.7  # how much all layers weigh in what fades in one of them
 _FADES = FADES[:-1]
 _LASTING = ("request", *(f"fade{n}" for n in _FADES))
 _FROM_LAG = 4  # from where on what tokens share is neither of the last id nor of the pair
+_COVARIED = ("token", "token, task", "pair", "pair, task", "last")
 _RANKS = {"token": WIDTH, "task": 5, "last": 16, "pair": 16, "new": 16}  # directions kept at most
 _PLAIN = 0.1  # of what is new, so much is not in directions
 _KIND_ROWS, _MOST_KIND, _SEEDS = 4000, 0.98, (11, 12)
@@ -51,22 +53,39 @@ def with_routes(profile: Profile, rows: Sample, tables: list[Floats]) -> Profile
     if scores is None:
         text = f"drawn layer by layer, not as whole routes: the source has {why or 'few of the scores'}"
         return msgspec.structs.replace(profile, assumptions=[*profile.assumptions, text])
-    rng = np.random.default_rng(_SEED)
-    seen = _observed(rows, scores, tables, rng)
+    seen = _observed(rows, scores, tables)
     spread = _spread(rows, scores)
-    shares, lasting = _shares(seen.shared, float(np.exp(-(spread**2))))
-    factors, left = _factors(seen, shares, profile.n_experts)
-    plan = RouteShares(
-        factors={name: packed(factor) for name, factor in factors.items()},
-        lasting={name: round(share, 4) for name, share in lasting.items()},
-        carry=(shares["carry"] / np.maximum(shares["token"], 1e-6)).round(5).tolist(),
-        rest=left.round(5).tolist(),
-        shares={name: part.round(5).tolist() for name, part in shares.items()},
-        spread=round(spread, 4),
-        kind=0.0,
-        repeat=0.0 if profile.vocabulary is None else round(repeats(profile.vocabulary, rows), 4),
-    )
-    return _with_kinds(msgspec.structs.replace(profile, routes=plan), rows)
+    repeat = 0.0 if profile.vocabulary is None else round(repeats(profile.vocabulary, rows), 4)
+
+    def made(shared: dict[str, Floats], kind: float) -> Profile:
+        shares, lasting = _shares(shared, float(np.exp(-(spread**2))))
+        factors, left = _factors(seen, shares, profile.n_experts)
+        plan = RouteShares(
+            factors={name: packed(factor) for name, factor in factors.items()},
+            lasting={name: round(share, 4) for name, share in lasting.items()},
+            carry=(shares["carry"] / np.maximum(shares["token"], 1e-6)).round(5).tolist(),
+            rest=left.round(5).tolist(),
+            shares={name: part.round(5).tolist() for name, part in shares.items()},
+            spread=round(spread, 4),
+            kind=kind,
+            repeat=repeat,
+        )
+        return msgspec.structs.replace(profile, routes=plan)
+
+    kind = _kind(made(seen.shared, 0.0), rows)
+    # What is drawn shares other parts of its experts than normal scores of its correlations would: that is taken off.
+    drawn = _shared(_drawn(Routes(made(seen.shared, kind), _SEEDS[0]), rows, len(rows.experts)), tables)
+    off = {name: one - drawn[name] for name, one in seen.shared.items()}
+    off["token"] = off["id"]  # no part is of an id in a task
+    shared = {name: one + off[name] for name, one in seen.shared.items()}
+    return made(shared, _kind(made(shared, 0.0), rows))
+
+
+def tables_of_routes(profile: Profile, rows: Sample) -> list[Floats]:
+    """`overlap_table` by layer of the scores that are drawn as whole routes, for requests as the sample's."""
+    source, rng = Routes(profile, _SEEDS[0]), np.random.default_rng(_SEED)
+    drawn = np.concatenate([g for _, g in _scores_drawn(source, rows, _KIND_ROWS)])
+    return [overlap_table(source.bias[i], profile.top_k, rng, drawn=drawn[:, i]) for i in range(profile.n_layers)]
 
 
 def _missing(rows: Sample) -> str:
@@ -96,43 +115,56 @@ def _scores(rows: Sample) -> Array | None:
     return found.astype(np.float32)
 
 
-def _observed(rows: Sample, scores: Array, tables: list[Floats], rng: np.random.Generator) -> _Seen:
-    """Pairs by class: of other tasks or the same, with the same id, after the same id, and by lag in a request."""
+def _observed(rows: Sample, scores: Array, tables: list[Floats]) -> _Seen:
+    """What all classes of pairs share."""
+    flat, tasks = scores.reshape(len(scores), -1), rows.task.any()
+    pairs = _pairs(rows)
+    far = [pairs[f"lag {lag}"] for lag in LAGS if lag >= _FROM_LAG]
+    pairs["last"] = np.concatenate([one for one, _ in far]), np.concatenate([two for _, two in far])
+    together = {}
+    for name in _COVARIED:
+        one, two = pairs[name]
+        product = flat[one].T @ flat[two] / max(1, len(one))
+        together[name] = np.zeros_like(product) if len(one) < _FEW_PAIRS else (product + product.T) / 2
+    together["task"], together["none"] = _of_tasks(rows, flat) if tasks else (np.zeros((flat.shape[1],) * 2),) * 2
+    return _Seen(together, _shared(rows, tables), flat.T @ flat / len(flat))
+
+
+def _pairs(rows: Sample) -> dict[str, tuple[Ints, Ints]]:
+    """Pairs of rows by class: of one task, with the same id, after the same id, and by lag in a request."""
     assert rows.token_ids is not None
-    flat, ids, tasks = scores.reshape(len(scores), -1), rows.token_ids, rows.task.any()
-    together, shared = {}, {}
-
-    def put(name: str, pairs: tuple[Ints, Ints], covary: bool = True) -> None:
-        one, two = pairs
-        few = len(one) < _FEW_PAIRS
-        if covary:
-            product = flat[one].T @ flat[two] / max(1, len(one))
-            together[name] = np.zeros_like(product) if few else (product + product.T) / 2
-        seen = observe.overlap(rows, one[:60_000], two[:60_000])
-        far = np.zeros(len(tables)) if few else [to_correlation(o, t) for o, t in zip(seen, tables, strict=True)]
-        shared[name] = np.array(far)
-
+    rng = np.random.default_rng(_SEED)
+    ids, tasks, start = rows.token_ids, rows.task.any(), rows.position == 0
     one, two = observe.far_pairs(rows, True, rng)
     fits = (ids[one] != ids[two]) & tasks
-    put("task", (one[fits], two[fits]), False)
-    together["task"], together["none"] = _of_tasks(rows, flat) if tasks else (np.zeros((flat.shape[1],) * 2),) * 2
+    found = {"task": (one[fits], two[fits])}
     one, two = observe.id_pairs(rows, _PAIRS_PER_ROW, rng)
-    start = rows.position == 0
     before = np.where(start, -1, np.roll(ids, 1))
     alike = (before[one] == before[two]) & ~start[one]
     within = (rows.task[one] == rows.task[two]) & tasks
-    put("token", (one[~within & ~alike], two[~within & ~alike]))
-    put("token, task", (one[within & ~alike], two[within & ~alike]))
-    put("pair", (one[~within & alike], two[~within & alike]))
-    put("pair, task", (one[within & alike], two[within & alike]))
-    far: list[tuple[Ints, Ints]] = []
+    for name, fits in {
+        "id": ~alike,
+        "token": ~within & ~alike,
+        "token, task": within & ~alike,
+        "pair": ~within & alike,
+        "pair, task": within & alike,
+    }.items():
+        found[name] = one[fits], two[fits]
     for lag in LAGS:
         later, earlier = observe.lag_pairs(rows, lag)
         fits = ids[later] != ids[earlier]
-        put(f"lag {lag}", (later[fits], earlier[fits]), False)
-        far += [(later[fits], earlier[fits])] if lag >= _FROM_LAG else []
-    put("last", (np.concatenate([pair[0] for pair in far]), np.concatenate([pair[1] for pair in far])))
-    return _Seen(together, shared, flat.T @ flat / len(flat))
+        found[f"lag {lag}"] = later[fits], earlier[fits]
+    return found
+
+
+def _shared(rows: Sample, tables: list[Floats]) -> dict[str, Floats]:
+    """(L,) correlation of each class of pairs; nothing where there are few."""
+    found = {}
+    for name, (one, two) in _pairs(rows).items():
+        seen = observe.overlap(rows, one[:_MOST_PAIRS], two[:_MOST_PAIRS])
+        far = [to_correlation(o, t) for o, t in zip(seen, tables, strict=True)]
+        found[name] = np.zeros(len(tables)) if len(one) < _FEW_PAIRS else np.array(far)
+    return found
 
 
 def _of_tasks(rows: Sample, flat: Array) -> tuple[Floats, Floats]:
@@ -238,39 +270,38 @@ def _factor(covariance: Floats, rank: int, n_experts: int) -> Floats:
     return found
 
 
-def _with_kinds(profile: Profile, rows: Sample) -> Profile:
-    """The profile with as much of ids in their kinds that tokens of other ids foretell as much as in the source."""
+def _kind(profile: Profile, rows: Sample) -> float:
+    """How much ids of a kind have in common, so that tokens of other ids foretell as much as in the source."""
     assert profile.routes is not None
     plan, some = profile.routes, slice(0, _KIND_ROWS)
-    wanted = observe.foretold(
-        replace(
-            rows,
-            experts=rows.experts[some],
-            request=rows.request[some],
-            token_ids=None if rows.token_ids is None else rows.token_ids[some],
-        )
-    )
+    assert rows.token_ids is not None
+    ids = rows.token_ids[some]
+    wanted = observe.foretold(replace(rows, experts=rows.experts[some], request=rows.request[some], token_ids=ids))
 
     def drawn(kind: float) -> float:
         made = msgspec.structs.replace(profile, routes=msgspec.structs.replace(plan, kind=kind))
-        return float(np.mean([observe.foretold(_drawn(made, rows, seed)) for seed in _SEEDS]))
+        return float(
+            np.mean([observe.foretold(_drawn(Routes(made, seed), rows, _KIND_ROWS)) for seed in _SEEDS])
+        )
 
-    kind = least(lambda kind: drawn(kind) >= wanted, _MOST_KIND)
-    return msgspec.structs.replace(profile, routes=msgspec.structs.replace(plan, kind=round(kind, 4)))
+    return round(least(lambda kind: drawn(kind) >= wanted, _MOST_KIND), 4)
 
 
-def _drawn(profile: Profile, rows: Sample, seed: int) -> Sample:
-    """Rows drawn from a profile, of requests as those of another sample, its first ones."""
-    source, parts, n = Routes(profile, seed, settled=False), [], 0
+def _drawn(source: Routes, rows: Sample, most: int) -> Sample:
+    """Rows drawn, of requests as those of another sample, its first ones."""
+    parts = [(choose(g + source.bias, source.profile.top_k), ids) for ids, g in _scores_drawn(source, rows, most)]
+    experts, token_ids = (np.concatenate(part) for part in zip(*parts, strict=True))
+    cut = {name: getattr(rows, name)[: len(experts)] for name in ("request", "task", "position")}
+    return replace(rows, experts=experts, token_ids=token_ids, **cut)
+
+
+def _scores_drawn(source: Routes, rows: Sample, most: int) -> Iterator[tuple[Array, Array]]:
+    """Token ids (n,) and g (n, L, E), request by request, of as many rows as are wanted or the sample has."""
+    at, n = 0, min(most, len(rows.experts))
     for index, like in enumerate(rows.requests):
-        if n >= _KIND_ROWS:
-            break
-        task = int(rows.task[np.searchsorted(rows.request, index)])
-        plan = RequestPlan(index, like.prompt_len, like.n_decode, task, "")
-        length = min(plan.n_rows, _KIND_ROWS - n)
-        ids = source.tokens(plan)
-        experts = choose(source.scores(plan, ids).take(length) + source.bias, profile.top_k)
-        parts.append((experts, ids[:length], np.full(length, index)))
-        n += length
-    experts, ids, request = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return replace(rows, experts=experts, token_ids=ids, request=request)
+        if at >= n:
+            return
+        plan = RequestPlan(index, like.prompt_len, like.n_decode, int(rows.task[at]), "")
+        length, ids = min(like.n_rows, n - at), source.tokens(plan)
+        yield ids[:length], source.scores(plan, ids).take(length)
+        at += length

@@ -43,14 +43,18 @@ def popularity_bias(share: Floats, k: int, rng: np.random.Generator) -> Floats:
     return found
 
 
-def overlap_table(bias: Floats, k: int, rng: np.random.Generator, other: Floats | None = None) -> Floats:
+def overlap_table(
+    bias: Floats, k: int, rng: np.random.Generator, other: Floats | None = None, drawn: Array | None = None
+) -> Floats:
     """(len(GRID),) expected share of one token's experts that are also another's, whose g correlates with r of GRID.
 
-    other: the second token's biases, when they differ (none means the same).
+    other: the second token's biases, when they differ (none means the same). drawn: (n, E) tokens' g, where it is no
+    independent normal numbers; the other token's is r of it and noise.
     """
     n_experts = len(bias)
-    n = max(64, _DRAWS // n_experts)
+    n = max(64, _DRAWS // n_experts) if drawn is None else len(drawn)
     one, fresh = rng.standard_normal((2, n, n_experts))
+    one = one if drawn is None else drawn
     first = chosen_mask(one + bias, k)
     second = bias if other is None else other
     shares = [(first & chosen_mask(r * one + np.sqrt(1 - r * r) * fresh + second, k)).sum() / (n * k) for r in GRID]
