@@ -25,6 +25,7 @@ from traces.synth.fit_routes import _factor, _positive, _with_share
 from traces.synth.profile import Vocabulary, from_json, to_json
 from traces.synth.routes import Routes, packed, unpacked
 from traces.synth.scale import scaled
+from traces.synth.streams import RequestPlan
 from traces.synth.text import Text
 from traces.synth.write import write
 
@@ -130,10 +131,43 @@ def test_tokens_of_other_ids_go_one_way_the_more_the_fewer_directions_there_are(
     assert far_alike(routed(8, 2, kind=0.0)) > far_alike(routed(8, 40, kind=0.0)) + 0.08
 
 
-def test_tasks_sum_to_nothing_and_vary_alike():
-    tasks = Routes(msgspec.structs.replace(routed(), tasks=["a", "b", "c", "d"]), 1).tasks
-    assert tasks.sum(axis=0) == pytest.approx(np.zeros(2), abs=1e-9)
-    assert tasks.T @ tasks / len(tasks) == pytest.approx(np.eye(2), abs=1e-9)
+def test_a_task_turns_routes_the_way_its_weights_say():
+    """One column of weights per task: a request of the second task has that one's scores and none of the first's."""
+    made = routed()
+    assert made.routes is not None
+    weights = np.zeros((4 * 12, 2))
+    weights[5, 1] = 0.5
+    turned = msgspec.structs.replace(made.routes, factors=made.routes.factors | {"task": packed(weights)})
+    plain = msgspec.structs.replace(turned, factors=turned.factors | {"task": packed(0 * weights)})
+    scores = []
+    for routes in (turned, plain):
+        drawn = Routes(msgspec.structs.replace(made, routes=msgspec.structs.replace(routes, spread=0.0)), 1)
+        plans = [RequestPlan(3, 5, 5, task, "") for task in (0, 1)]
+        scores.append([drawn.scores(plan, drawn.tokens(plan)).take(10).reshape(10, -1) for plan in plans])
+    assert np.allclose(scores[0][0], scores[1][0])
+    apart = scores[0][1] - scores[1][1]
+    assert apart[:, 5] == pytest.approx(np.full(10, 0.5 * np.sqrt(2)), abs=0.005)  # on a grain
+    assert np.delete(apart, 5, axis=1) == pytest.approx(0, abs=1e-6)
+    with pytest.raises(BadInput, match=r"got 2 columns: one per task \(3\)"):
+        Routes(msgspec.structs.replace(made, tasks=["a", "b", "c"]), 1)
+
+
+def test_popularity_settles_where_the_scores_of_some_experts_scatter_little():
+    """An expert whose scores hardly vary is chosen always or never at the turn of a bias: steps must become smaller."""
+    made = routed(2)
+    assert made.routes is not None
+    rows = np.arange(2 * 12)[:, None]
+    factors = {
+        name: packed(unpacked(text, 2 * 12, name) * np.where(rows % 3 == 0, 0.15, 1.2))
+        for name, text in made.routes.factors.items()
+    }
+    made = msgspec.structs.replace(made, routes=msgspec.structs.replace(made.routes, factors=factors, rest=[0.0] * 2))
+    experts = rows_of(made, 160)[0]
+    noise = np.random.default_rng(2).standard_normal((20_000, 12))
+    for layer, bias in enumerate(made.bias):
+        wanted = np.bincount(observe.choose(noise + bias, 3).ravel(), minlength=12) / len(noise)
+        seen = np.bincount(experts[:, layer].ravel(), minlength=12) / len(experts)
+        assert np.abs(seen - wanted).mean() < 0.06
 
 
 def test_what_routes_have_comes_back_as_text_and_stays_with_their_shape(monkeypatch):
@@ -192,3 +226,5 @@ def test_a_drawn_trace_keeps_what_maps_and_histories_live_on(tmp_path, capsys):
         found = summarise(trace).figures
     for name in (f"{policy}_{percent}" for policy in POLICIES for percent in PERCENT):
         assert found[name] == pytest.approx(recorded[name], abs=TOLERANCE), name
+    for name in ("predicted_1", "predicted_2", "predicted_3", "predicted_shared"):
+        assert found[name] == pytest.approx(recorded[name], abs=0.007), name

@@ -97,7 +97,7 @@ class Drawer:
         """(n, layers with a target, E) gate scores of what is known of each target's score, and noise for the rest."""
         n_layers = self.profile.n_layers
         layers = [layer for layer, r in enumerate(known) if r is not None]
-        targets = np.array([(layer + distance) % n_layers for layer in layers])
+        targets = np.array([(layer + distance) % n_layers for layer in layers], np.int64)
         ahead = np.concatenate([scores[:-1], scores[1:, :distance]], axis=1)[:, [layer + distance for layer in layers]]
         r = np.array([value for value in known if value is not None], np.float32)[:, None]
         noise = rng.standard_normal(ahead.shape, np.float32)

@@ -55,17 +55,20 @@ class Routes:
         assert profile.routes is not None and profile.vocabulary is not None
         self.profile, self.seed, self.plan = profile, seed, profile.routes
         self.bias = np.array(profile.bias, np.float32)
-        n = profile.n_layers * profile.n_experts
+        n, n_tasks = profile.n_layers * profile.n_experts, max(1, len(profile.tasks))
         self.weights = {
             name: unpacked(self.plan.factors.get(name, ""), n, f"profile.routes.factors.{name}") for name in FACTORS
         }
+        if self.weights["task"].shape[1] != n_tasks:
+            got = self.weights["task"].shape[1]
+            raise BadInput(f"profile.routes.factors.task, got {got} columns: one per task ({n_tasks}); fit again")
         self.counts = {name: (factor.astype(np.float64) ** 2).sum(axis=0) for name, factor in self.weights.items()}
         self.carry, self.rest = (
             np.sqrt(np.array(values, np.float32)).repeat(profile.n_experts)
             for values in (self.plan.carry, self.plan.rest)
         )
         self.frequencies = profile.vocabulary.frequencies()
-        self.tasks = self._of_tasks(stream(seed, "tasks"))
+        self.tasks = np.eye(n_tasks) * np.sqrt(n_tasks)
         self.table = _on_grain(self._of_ids(stream(seed, "table")))
         self.contexts = stream(seed, "contexts").standard_normal((_CONTEXTS, self.weights["pair"].shape[1]))
         heed = np.exp(self.plan.spread * stream(seed, "weights").standard_normal(len(self.table)))
@@ -73,20 +76,6 @@ class Routes:
         self.text = Text(profile.vocabulary, seed, self.plan.repeat)
         if settled:
             self._settle()
-
-    def _of_tasks(self, rng: np.random.Generator) -> Floats:
-        """(tasks, n) vectors whose sum is nothing, as popularity is the mean, and that vary alike in all directions."""
-        n_tasks, n = max(1, len(self.profile.tasks)), self.weights["task"].shape[1]
-        drawn = rng.standard_normal((n_tasks, n))
-        if n_tasks == 1:
-            return drawn
-        drawn -= drawn.mean(axis=0)
-        if n >= n_tasks:
-            wide: Floats = drawn * np.sqrt(n_tasks / (n_tasks - 1))
-            return wide
-        values, axes = np.linalg.eigh(drawn.T @ drawn / n_tasks)
-        found: Floats = drawn @ (axes / np.sqrt(values)) @ axes.T
-        return found
 
     def _of_ids(self, rng: np.random.Generator) -> Floats:
         """(V, n) vectors of the ids, of one length, and of mean 0 as far as frequent ids decide it."""
@@ -141,10 +130,12 @@ class Routes:
         drawn = np.concatenate(rows)
         noise = rng.standard_normal((len(drawn), n_experts))
         for layer, bias in enumerate(self.bias):
-            wanted = odds(noise + bias, k)
+            wanted, gain, before = odds(noise + bias, k), np.full(n_experts, 0.35), np.zeros(n_experts)
             for _ in range(_SETTLING_ROUNDS):
                 step = wanted - odds(drawn[:, layer] + bias, k)
-                bias += (0.35 * (step - step.mean())).astype(np.float32)
+                gain[step * before < 0] /= 2  # an expert whose scores scatter little would swing ever wider
+                bias += (gain * (step - step.mean())).astype(np.float32)
+                before = step
 
 
 class RouteRows:
