@@ -74,6 +74,7 @@ def test_a_fit_is_read_as_it_was_written(tmp_path):
         ("profile.bias.1", [0.5], r"bias\[1\], got 1 values: one per expert \(12\)"),
         ("profile.bias.0.0", float("inf"), r"bias\[0\]\[0\]: Expected `float` <= 1000"),
         ("profile.ahead.1", [0.5], r"ahead\.1, got 1 values: one per layer \(4\)"),
+        ("profile.ahead.1", [0.5, 0.5, 0.5, None], r"ahead\.1, got other layers: numbers for the first 4"),
         ("profile.ahead.7", [0.5] * 4, "ahead, got '7': known are 1, 2, 3"),
         ("profile.shares.taks", [0.5] * 4, "shares, got 'taks': known are task, request"),
         ("profile.shared", [], "shared, got 0 values: one per layer"),
@@ -103,6 +104,20 @@ def test_a_fit_whose_numbers_cannot_be_is_refused(tmp_path, at, value, text):
     (tmp_path / "y.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     with pytest.raises(BadInput, match=text):
         fitted.load(tmp_path / "y.yaml")
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1), (4, 12, 3)])
+@pytest.mark.parametrize("n_requests", [1, 2])
+def test_requests_of_one_token_are_fitted_and_drawn(tmp_path, shape, n_requests):
+    """Nothing is seen of the token after, nor of what a layer tells of the next: what is drawn has all levels still."""
+    source = tiny_trace(tmp_path / "s.safetensors", *shape, n_requests=n_requests, prompt=1, outputs=1)
+    with Trace(source) as trace:
+        made = fit(trace)
+    fitted.save(tmp_path / "s.yaml", one(shape=list(shape), profile=made))
+    path = write(tmp_path / "d.safetensors", fitted.load(tmp_path / "s.yaml").profile, n_tokens=20)
+    with Trace(path) as drawn_:
+        assert drawn_.n_tokens == 20 and "next_scores_1" in drawn_.levels
+        check_trace(drawn_)
 
 
 def test_what_is_lent_is_said():

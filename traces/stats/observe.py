@@ -240,6 +240,8 @@ def affinity(before: Ints, after: Ints, n_experts: int) -> float:
     K chosen before, are the guess.
     """
     before, after = before[:AFFINITY_ROWS], after[:AFFINITY_ROWS]
+    if len(after) < 2:
+        return float(after.shape[1] / n_experts)  # nothing to judge by: as by chance
     top_k, judge = after.shape[1], after[1::2]
     pairs = before[::2, :, None] * n_experts + after[::2, None, :]
     follows = np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts).astype(np.float64)

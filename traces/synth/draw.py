@@ -86,10 +86,10 @@ class Drawer:
             chosen = chosen / chosen.sum(axis=-1, keepdims=True)
         tensors |= {"scores": probabilities, "weights": chosen * profile.scaling}
         for d in DISTANCES:
-            if str(d) in profile.ahead:
-                known = profile.ahead[str(d)]
+            known = profile.ahead.get(str(d), [])
+            if known.count(None) < len(known):
                 tensors[f"next_scores_{d}"] = self._predicted(scores, d, known, streams[f"ahead{d}"])
-        if profile.shared is not None:
+        if profile.shared is not None and profile.shared.count(None) < profile.n_layers:
             tensors["shared_scores"] = self._predicted(scores, 1, profile.shared, streams["shared"])
         return tensors
 

@@ -16,7 +16,7 @@ from traces.synth.draw import selections
 from traces.synth.fit_routes import tables_of_routes, with_routes
 from traces.synth.fit_text import vocabulary
 from traces.synth.latent import GRID, gate_scores, overlap_table, popularity_bias, to_correlation
-from traces.synth.profile import FADES, FIELDS, GRAMS, Lengths, Profile
+from traces.synth.profile import FADES, FIELDS, GRAMS, Lengths, Profile, with_target
 from traces.synth.routes import WIDTH
 from traces.synth.text import CONTEXT_KINDS
 
@@ -110,7 +110,9 @@ def _shares(rows: Sample, tables: list[Floats], rng: np.random.Generator) -> dic
     lags = [lag for lag in LAGS if len(pairs[lag][0])]
     seen = np.array([correlations(pairs[lag]) for lag in lags]).reshape(len(lags), len(tables))
     equal = np.array([_equal_ids(rows, *pairs[lag]) for lag in lags])
-    basis = np.array([[1.0, *(np.exp(-lag / fade) for fade in FADES)] for lag in lags]).reshape(len(lags), -1)
+    basis = np.array([[1.0, *(np.exp(-lag / fade) for fade in FADES)] for lag in lags]).reshape(
+        len(lags), 1 + len(FADES)
+    )
     if rows.token_ids is not None:
         basis[:, -1] = [lag == 1 for lag in lags]  # what a token carries on of the one before, not a field that fades
     n_lasting = 1 + len(FADES)
@@ -214,13 +216,20 @@ def _core(rows: Sample, bias: list[Floats], shares: dict[str, Floats], near: Flo
 
 
 def _ahead(rows: Sample, level: str, distance: int, tables: list[Floats]) -> list[float | None]:
-    """Correlation of each layer's prediction with what its target layer then scores; None where there is no target."""
-    seen = observe.prediction_overlap(rows, level, distance)
+    """Correlation of each layer's prediction with what its target layer then scores; None where there is no target.
+
+    A target that no request shows (the next token's, where all are of one token) is predicted as the others are.
+    """
     n_layers = len(tables)
-    return [
-        None if np.isnan(o) else round(to_correlation(o, tables[(layer + distance) % n_layers]), 5)
+    n_targets = with_target(level, distance, n_layers)
+    seen = observe.prediction_overlap(rows, level, distance)[:n_targets]
+    known = {
+        layer: round(to_correlation(o, tables[(layer + distance) % n_layers]), 5)
         for layer, o in enumerate(seen)
-    ]
+        if not np.isnan(o)
+    }
+    mean = round(sum(known.values()) / len(known), 5) if known else 0.0
+    return [known.get(layer, mean) if layer < n_targets else None for layer in range(n_layers)]
 
 
 def _gate(rows: Sample, bias: list[Floats], rng: np.random.Generator) -> tuple[Floats, Floats]:

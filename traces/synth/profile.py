@@ -141,6 +141,11 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return {name: float(self.share(name).mean()) for name in FIELDS} | {"new": float(self.fresh_share().mean())}
 
 
+def with_target(level: str, distance: int, n_layers: int) -> int:
+    """How many layers have a target to predict: the last one's is the next token's first layer, in one level alone."""
+    return n_layers if level == "next_scores_1" else max(0, n_layers - distance)
+
+
 def to_json(profile: Profile) -> str:
     """One line of JSON, numbers as they are."""
     return msgspec.json.encode(profile).decode()

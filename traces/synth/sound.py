@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from sim.base.errors import BadInput
 from traces.format.layout import DISTANCES
-from traces.synth.profile import FADES, FIELDS, PARTS, Profile, RouteShares, Vocabulary
+from traces.synth.profile import FADES, FIELDS, PARTS, Profile, RouteShares, Vocabulary, with_target
 
 _LASTING = ("request", *(f"fade{n}" for n in FADES))
 
@@ -30,6 +30,12 @@ def check(profile: Profile, shape: Sequence[int], where: str) -> None:
             raise BadInput(f"{text}; fit again")
     _known(where, "shares", profile.shares, FIELDS)
     _known(where, "ahead", profile.ahead, [str(d) for d in DISTANCES])
+    predicted = [(f"ahead.{d}", f"next_scores_{d}", int(d), values) for d, values in profile.ahead.items()]
+    predicted += [("shared", "shared_scores", 1, profile.shared)] if profile.shared is not None else []
+    for name, level, distance, values in predicted:
+        n_targets = with_target(level, distance, n_layers)
+        if [value is not None for value in values] != [layer < n_targets for layer in range(n_layers)]:
+            raise BadInput(f"{where}: profile.{name}, got other layers: numbers for the first {n_targets}; fit again")
     if (profile.sharpness is None) != (profile.offset is None):
         raise BadInput(f"{where}: profile.sharpness and offset, got one of them: a gate has both; fit again")
     if profile.vocabulary is not None:
