@@ -489,3 +489,18 @@ def test_a_trace_too_short_for_both_splits_of_its_source_is_refused_before_it_is
     scored = msgspec.structs.replace(made, requests=[msgspec.structs.replace(lengths[0], store=False)])
     with Trace(write(tmp_path / "one.safetensors", scored, **asked)) as trace:  # its source has one split too
         assert trace.n_requests == 1
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [[Lengths(30, 0, i % 2, False) for i in range(4)], [Lengths(1, 0, 0, False) for _ in range(40)]],
+    ids=["prompts alone", "requests of one row"],
+)
+def test_a_source_without_decode_rows_or_neighbours_is_fitted_and_drawn(tmp_path, requests):
+    """Its levels of predictions have no rows, no token has one before: neither is drawn, and nothing fails."""
+    made = profile(requests=requests)
+    with Trace(write(tmp_path / "source.safetensors", made, seed=1)) as trace:
+        found = fit(trace, routes=False)
+    assert (found.ahead, found.shared) == ({}, None)
+    with Trace(write(tmp_path / "drawn.safetensors", found, seed=2)) as drawn:
+        assert drawn.n_tokens == sum(like.prompt for like in requests)

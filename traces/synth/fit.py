@@ -84,8 +84,9 @@ def fit(trace: Trace, requests: list[Request] | None = None, routes: bool = True
         if found.routes is not None:
             tables = tables_of_routes(found, rows)
     ahead = {str(d): _ahead(rows, f"next_scores_{d}", d, tables) for d in observe.distances(trace)}
-    shared = _ahead(rows, "shared_scores", 1, tables) if "shared_scores" in trace.levels else None
-    return msgspec.structs.replace(found, ahead=ahead, shared=shared)
+    ahead = {d: known for d, known in ahead.items() if any(r is not None for r in known)}  # a level may have no rows
+    shared = _ahead(rows, "shared_scores", 1, tables) if "shared_scores" in trace.levels else [None]
+    return msgspec.structs.replace(found, ahead=ahead, shared=shared if any(r is not None for r in shared) else None)
 
 
 def _rounded(values: Floats) -> list[float]:
