@@ -28,7 +28,7 @@ from sim.profiles.power import COUNTED, CpuPower, DrivePower, GpuPower
 from sim.results.energy import Spent, parts
 from sim.results.expectations import judged, parsed
 from sim.results.figure import better, show_figure
-from sim.results.text import render
+from sim.results.text import render, verdict
 from sim.run import prepare
 from sim.setup.spec import RunSpec
 from sim.setup.third_tier import ThirdTier
@@ -344,6 +344,19 @@ def test_the_first_line_has_the_joules_that_were_asked_for(tiny: Path, capsys: p
     assert re.search(r"; least energy per token: [\d.]+ J, (lru|lfu) \(link pcie5x16\)$", first)
     first = moesim(capsys, "sweep", "--policy", "lru", *where, "--energy", "gpu,machine").out.splitlines()[0]
     assert "energy per token" not in first, "boards and machines are not held against each other"
+
+
+@pytest.mark.parametrize(
+    ("world", "energy", "whose"),
+    [
+        ({"gpus": 2}, "gpu", "the GPUs"),
+        ({"gpus": 2}, "machine", "the machine"),
+        ({"replicas": 2, "arrivals": "poisson:0.1"}, "gpu", "the GPUs"),
+        ({"replicas": 2, "arrivals": "poisson:0.1"}, "machine", "the machines"),
+    ],
+)
+def test_it_is_said_whose_joules_these_are(tiny: Path, world: dict[str, Any], energy: str, whose: str) -> None:
+    assert f"J of {whose} per output token" in verdict(run(tiny, "lru", hw="rtx3090", energy=energy, **world).result)
 
 
 def test_a_table_says_why_it_has_no_joules(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

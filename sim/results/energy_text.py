@@ -75,7 +75,8 @@ def joules(result: Result) -> Iterator[tuple[str, str]]:
 
 def _whose(result: Result) -> str:
     counted = result.energy is not None and result.energy.counted
-    return "the machine" if counted == MACHINE else "the GPU" if result.gpus == 1 else "the GPUs"
+    what, several = ("machine", False) if counted == MACHINE else ("GPU", result.gpus > 1)
+    return f"the {what}s" if several or result.replicas is not None else f"the {what}"
 
 
 def _left_out(counted: str) -> str:
