@@ -295,6 +295,7 @@ class TestSummary:
             n_requests=len(tpot),
             load=None,
             slo=None,
+            energy=None,
         )
         said.time_s = lambda _: mean
         spec = RunSpec(policy=label, hw=hw, link=link)
