@@ -209,7 +209,9 @@ def test_a_drawn_trace_keeps_what_maps_and_histories_live_on(tmp_path, capsys):
     """FineMoE's and MoE-Infinity's predictions within three points of the recorded trace's, plain caches within two."""
 
     def seen(trace, policy):
-        main(["run", "--policy", policy, "--cache-frac", "0.2", "--hw", "rtx3090", "--trace", trace, "--json"])
+        with pytest.raises(SystemExit) as stop:
+            main(["run", "--policy", policy, "--cache-frac", "0.2", "--hw", "rtx3090", "--trace", trace, "--json"])
+        assert stop.value.code == 0
         return json.loads(capsys.readouterr().out)
 
     with Trace(bundled_traces()[SOURCE]) as trace:
