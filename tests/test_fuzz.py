@@ -288,7 +288,8 @@ def main(first: int, stop: int, folder: Path) -> None:
     warnings.simplefilter("error")
     bench = Bench(folder)
     carry_out(bench, -1)  # imports what is imported only when used, so that the room is for the cases
-    importlib.import_module("traces.synth.write")  # for a model without a trace one is drawn
+    importlib.import_module("traces.synth.write")  # for a model without a trace one is drawn,
+    importlib.import_module("traces.synth.fitted").DRAWN_REQUESTS = 3  # a short one
     limit_memory()
     descriptors = open_descriptors()
     counts = {"ran": 0, "refused": 0, "failed": 0}
