@@ -151,9 +151,9 @@ class ProMoe(Policy):
     def gate_input(self, layer: int, view: View) -> list[Evict | Cancel]:
         """Until the gate has spoken, nobody in its layer loses its place to a prediction any more.
 
-        What is left of experts that have lost their place is given up. So low tasks of experts that have no place and
-        would find none are withdrawn: a chunk of theirs would else take free bytes that belong to an expert which is
-        still to be completed, and that may be the one the gate asks for.
+        So low tasks of experts that have no place and would find none are withdrawn: a chunk of theirs would else take
+        free bytes that belong to an expert which is still to be completed, and that may be the one the gate asks for.
+        What is left of experts that have lost their place is given up before.
         """
         self._gating = layer
         found: list[Evict | Cancel] = self._swept(view) if self._stale else []
