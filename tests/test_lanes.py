@@ -72,7 +72,9 @@ class Knobs(SimpleNamespace):
 def knobs() -> Knobs:
     made = Knobs(
         figures=SimpleNamespace(entries=[()]),
-        launches=SimpleNamespace(grouped=False, sync_s=0.0, copy_s=0.0, begin_s=0.0, gate=Launch(0, 0.0, 0.0)),
+        launches=SimpleNamespace(
+            grouped=False, sync_s=0.0, copy_s=0.0, begin_s=0.0, kernel_s=0.0, cpu_s=0.0, gate=Launch(0, 0.0, 0.0)
+        ),
         precision="bf16",
         q_predictor={"assumed": 0},
         up_s=0.0,
