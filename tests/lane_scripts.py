@@ -25,6 +25,7 @@ def scripts(draw: Any, gpus: int) -> list[tuple[Any, ...]]:
     """Legal scripts of whole seconds, so that ties are common and every sum is exact."""
     seconds, some = st.integers(0, 4).map(float), st.integers(1, 6).map(float)
     gpu = st.integers(0, gpus - 1)
+    launch_cpu_s = draw(seconds)  # one for the whole script: a machine asks for it once
     script: list[tuple[Any, ...]] = []
     kinds: list[str] = []
     for _ in range(draw(st.integers(1, 14))):
@@ -45,7 +46,7 @@ def scripts(draw: Any, gpus: int) -> list[tuple[Any, ...]]:
             after = draw(st.lists(st.sampled_from(range(len(kinds))), max_size=2)) if kinds else []
             script.append((op, draw(gpu), draw(seconds), draw(some), draw(st.booleans()), after))
         elif op == "cpu":
-            script.append((op, draw(seconds), draw(some), draw(some), draw(some)))
+            script.append((op, launch_cpu_s, draw(some), draw(some), draw(some)))
         else:
             pool = {"cancel": copies, "promote": copies, "look": copies}
             choice = pool.get(op, list(range(len(kinds))))

@@ -106,6 +106,7 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             seen.spans.append((name, start, end))
 
     cost = knobs()
+    cost.launches.cpu_s = next((launch_s for op, launch_s, *_ in script if op == "cpu"), 0.0)
     machine = SimulatedMachine(cost, 2 if two else 1, spans)
     tickets: list[Ticket] = []
     numbers: set[Ticket] = set()  # those that the machine answered None for
@@ -145,7 +146,8 @@ def replay(script: list[tuple[Any, ...]], two: bool = True) -> tuple[Observed, S
             ready_s, waits = told(after, H2D, GPU, HOST)
             note(machine.copy(piece, DEMAND if demand else SPECULATIVE, ready_s, waits))
         elif op == "cpu":
-            cost.launches.cpu_s, cost.down_s, cost.seconds, cost.up_s = rest
+            launch_s, cost.down_s, cost.seconds, cost.up_s = rest
+            assert launch_s == cost.launches.cpu_s, "a machine asks for it once"
             tickets.append(machine.cpu_expert(0, 0, len(tickets) + 1))  # priced by its tokens, too
         elif op == "join":
             machine.join(tickets[rest[0]])
