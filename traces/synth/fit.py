@@ -219,7 +219,8 @@ def _core(rows: Sample, bias: list[Floats], shares: dict[str, Floats], near: Flo
 def _ahead(rows: Sample, level: str, distance: int, tables: list[Floats]) -> list[float | None]:
     """Correlation of each layer's prediction with what its target layer then scores; None where there is no target.
 
-    A target that no request shows (the next token's, where all are of one token) is predicted as the others are.
+    A target that no request shows (the next token's, where all are of one token) is predicted as the others are; where
+    none is shown, nothing is.
     """
     n_layers = len(tables)
     n_targets = with_target(level, distance, n_layers)
@@ -229,7 +230,7 @@ def _ahead(rows: Sample, level: str, distance: int, tables: list[Floats]) -> lis
         for layer, o in enumerate(seen)
         if not np.isnan(o)
     }
-    mean = round(sum(known.values()) / len(known), 5) if known else 0.0
+    mean = round(sum(known.values()) / len(known), 5) if known else None
     return [known.get(layer, mean) if layer < n_targets else None for layer in range(n_layers)]
 
 
