@@ -178,4 +178,4 @@ def test_replays_with_true_sizes_agree(
     moved = true.tpot_s.mean / taken.tpot_s.mean - 1
     assert true.hit_rate == taken.hit_rate
     assert abs(moved) > 2e-4, "else nothing is tried"
-    assert moved == pytest.approx(taken.sizes_by_layer.tpot_frac, abs=1e-3)
+    assert moved == pytest.approx(taken.sizes_by_layer.tpot_frac, abs=1.5e-3)
