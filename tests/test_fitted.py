@@ -109,7 +109,7 @@ def test_a_fit_whose_numbers_cannot_be_is_refused(tmp_path, at, value, text):
 @pytest.mark.parametrize("shape", [(1, 4, 1), (4, 12, 3)])
 @pytest.mark.parametrize("n_requests", [1, 2])
 def test_requests_of_one_token_are_fitted_and_drawn(tmp_path, shape, n_requests):
-    """Nothing is seen of the token after; where no layer has a next one either, no prediction is seen and none drawn."""
+    """Nothing is seen of the token after; where no layer has a next one either, no prediction is drawn."""
     source = tiny_trace(tmp_path / "s.safetensors", *shape, n_requests=n_requests, prompt=1, outputs=1)
     with Trace(source) as trace:
         made = fit(trace)
