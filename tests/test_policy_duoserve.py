@@ -502,6 +502,30 @@ def test_training_on_the_command_line(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_file_may_hold_what_was_named_alone(tmp_path):
+    """It serves the trace it was made for as the whole one does, and says so where it is asked about another."""
+    pytest.importorskip("torch")
+    trace, other = chain(tmp_path / "chain.safetensors"), chain(tmp_path / "other.safetensors", outputs=10)
+    plan = ["--epochs", "2", "--widths", "64,32", "--batch-size", "40"]
+    for name, more in (("whole", []), ("alone", ["--outputs-only"])):
+        done = CliRunner().invoke(
+            moesim, ["train", "duoserve", "--trace", str(trace), "--out", str(tmp_path / name), *plan, *more]
+        )
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "alone").stat().st_size < (tmp_path / "whole").stat().st_size / 4
+    with Trace(trace) as opened:
+        of_file = [outputs_for(tmp_path / name, opened) for name in ("whole", "alone")]
+        assert (of_file[0] == of_file[1]).all()
+    with Trace(other) as opened, pytest.raises(BadInput, match="alone: it holds what was named for one trace"):
+        execute_easy(setup(DuoServe(predictor=str(tmp_path / "alone"), mlp_bytes=0), opened, 2))
+    prompts = from_rows(tmp_path / "p.safetensors", [[[0], [1], [2]]] * 4, 6, [(2, 1)] * 2, ["store", "test"])
+    done = CliRunner().invoke(
+        moesim, ["train", "duoserve", "--trace", str(prompts), "--out", str(tmp_path / "none"), "--outputs-only"]
+    )
+    assert "got 0 experts to name" in str(done.exception)
+    assert not (tmp_path / "none").exists()
+
+
 def test_one_network_for_each_layer(tmp_path):
     """Section 4.2 does not say: a file may hold one per layer, each trained on that layer alone, and is charged so."""
     pytest.importorskip("torch")

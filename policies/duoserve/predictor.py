@@ -205,10 +205,15 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
     """A trained predictor for this routing shape.
 
     Raises:
-        BadInput: not such a file, or one of another shape.
+        BadInput: not such a file, one of another shape, or one without its networks.
     """
     tensors, facts = load(path)
     _check(path, facts, (n_layers, n_experts, top_k))
+    if tensors.keys() == {OUTPUTS}:
+        raise BadInput(
+            f"{path}: it holds what was named for one trace (of {facts.get('model')}), and no network to ask about "
+            "another; train one with `moesim train duoserve` and name it with --predictor FILE"
+        )
     single, joint = (tensors.get(name, np.zeros(0)) for name in ("popularity_counts", "affinity_counts"))
     if single.shape != (n_layers, n_experts) or joint.shape != (n_layers - 1, n_experts, n_experts):
         raise BadInput(f"{path}: popularity or affinity counts of another shape; train it again")

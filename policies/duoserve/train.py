@@ -60,18 +60,28 @@ class TrainingPlan:
     seed: int = 0
 
 
-def train(trace: Trace, out: Path, plan: TrainingPlan, told: Told | None = None) -> dict[str, Any]:
+def train(
+    trace: Trace, out: Path, plan: TrainingPlan, told: Told | None = None, outputs_only: bool = False
+) -> dict[str, Any]:
     """Train on the store split, write `out`, and measure it on the test split as Table 3 does.
+
+    Args:
+        outputs_only: leave the networks out of the file, which then serves this very trace alone.
 
     Returns:
         The facts stored in the file.
 
     Raises:
-        BadInput: no torch, no store split, or states that would not fit in memory.
+        BadInput: no torch, no store split, or states that would not fit in memory; none or too many outputs to carry.
     """
     spans = rows_of(trace, "store", prefill=True)
     if not spans:
         raise no_store(trace, "duoserve's predictor is trained there")
+    if outputs_only and not 0 < (n_named := _n_named(trace)) <= MAX_OUTPUTS:
+        raise BadInput(
+            f"{trace.path}, got {n_named} experts to name for its decode rows: a file of these alone carries 1 to "
+            f"{MAX_OUTPUTS}; leave out --outputs-only"
+        )
     single, joint = counts_of(blocks_of(trace, spans), trace.n_experts)
     ids = np.concatenate(list(blocks_of(trace, spans)))
     shape = (trace.n_layers, trace.n_experts, trace.top_k)
@@ -111,10 +121,10 @@ def train(trace: Trace, out: Path, plan: TrainingPlan, told: Told | None = None)
         "trained_on": f"store split of {trace.name}",
     }
     save(out, tensors, facts)  # first without a verdict, so that what is judged is what was written
-    return judge(trace, out)
+    return judge(trace, out, outputs_only)
 
 
-def judge(trace: Trace, out: Path) -> dict[str, Any]:
+def judge(trace: Trace, out: Path, outputs_only: bool = False) -> dict[str, Any]:
     """Complete a predictor's file: what it names for the trace's decode rows, and how often that is right.
 
     A replay of the same trace then reads the outputs instead of running the network again, which a test holds equal.
@@ -124,13 +134,17 @@ def judge(trace: Trace, out: Path) -> dict[str, Any]:
     blocks = list(blocks_of(trace, rows_of(trace, "test", prefill=False)))
     facts["test"] = accuracy((predictor.named(ids) for ids in blocks), blocks, trace.top_k)
     spans = [(r.first_row + r.prompt_len, r.end_row) for r in trace.requests]
-    n_rows = sum(stop - start for start, stop in spans)
-    if 0 < n_rows * (trace.n_layers - 1) * trace.top_k <= MAX_OUTPUTS:
+    if 0 < _n_named(trace) <= MAX_OUTPUTS:
         named = np.concatenate([predictor.named(ids) for ids in blocks_of(trace, spans)])
         tensors[OUTPUTS] = named.astype(np.uint8 if trace.n_experts <= 256 else np.uint16)
         facts["outputs_of"] = trace.sha256
-    save(out, tensors, facts)
+    save(out, {OUTPUTS: tensors[OUTPUTS]} if outputs_only else tensors, facts)
     return facts
+
+
+def _n_named(trace: Trace) -> int:
+    """Experts that a predictor names for a trace's decode rows."""
+    return trace.requests.n_decode_rows * (trace.n_layers - 1) * trace.top_k
 
 
 def _split(ids: Ids) -> list[Ids]:

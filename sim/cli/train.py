@@ -54,6 +54,7 @@ def command() -> None:
 @click.option("--learning-rate", type=click.FloatRange(0, 1, min_open=True), default=2e-3, show_default=True)
 @click.option("--widths", metavar="N,N,...", help="Hidden widths; default: 2048,1024,512,256,128,64 as published.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--outputs-only", is_flag=True, help="Leave the networks out: a small file that serves this trace alone.")
 def duoserve(
     name: str,
     out: Path,
@@ -64,6 +65,7 @@ def duoserve(
     learning_rate: float,
     widths: str | None,
     seed: int,
+    outputs_only: bool,
 ) -> None:
     """Train DuoServe-MoE's ExpertMLP and measure it on the test split as the paper's Table 3 does."""
     from policies.duoserve.predictor import WIDTHS
@@ -82,7 +84,7 @@ def duoserve(
     )
     with open_trace(name) as trace, TrainingBar() as bar:
         must_be_writable(out)  # not found out after the training
-        facts = train(trace, out, plan, bar.told)
+        facts = train(trace, out, plan, bar.told, outputs_only)
     test = facts["test"]
     say(f"written: {out}, trained on {facts['tokens']:,} tokens of {trace.name}")
     if test["n"]:
