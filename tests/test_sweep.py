@@ -121,6 +121,8 @@ def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> N
     assert "lower it, or take a larger GPU" in said.out
     with pytest.raises(BadInput, match="lower it, or take a larger GPU"):
         face.sweep("lru", "rtx3090", trace=trace, experts=[200, 201])  # nothing is left to run
+    said = moesim(capsys, "sweep", "--trace", trace, *words[2:6], "--experts", "15,16")  # known as it runs alone
+    assert (said.code, said.out.splitlines()[0]) == (2, "nothing ran")
 
 
 @pytest.mark.parametrize(("code", "status"), [(BROKEN, "broke_a_rule"), (FAILING, "failed")])

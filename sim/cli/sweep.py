@@ -186,6 +186,8 @@ def command(
         _print(swept, out)
     if swept.broken:
         sys.exit(1)  # a policy broke a rule, or failed: that is a fault of its own, not of what it was asked
+    if not swept.n_ran:
+        sys.exit(BadInput.exit_code)  # every row says why
 
 
 def _hits_only(asked: Asked, dry_run: bool, as_json: bool) -> None:

@@ -85,6 +85,11 @@ class Swept:
         """Whether a policy broke a rule somewhere."""
         return any(row.status in (BROKE_A_RULE, FAILED) for row in self.rows)
 
+    @property
+    def n_ran(self) -> int:
+        """Points with a result."""
+        return sum(row.result is not None for row in self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
         from sim.studies.sweep.text import answer
@@ -95,7 +100,7 @@ class Swept:
             "answer": answer(self.rows, found),
             "realism": self.realism,
             "points": len(self.rows),
-            "ran": sum(row.result is not None for row in self.rows),
+            "ran": self.n_ran,
             "work": self.work._asdict(),
             "varied": found.varied,
             "group_by": found.by,
