@@ -6,7 +6,7 @@ hatchling calls `Compiled` while it builds a wheel or an editable install. A wor
 
 Either all modules of `sim` are compiled or none: a compiled class can only be extended and read by compiled modules.
 Without Cython, a compiler or Python's headers, or with MOESIM_PURE=1, the plain modules run. A wheel of a tree that is
-compiled in place already, by this Python and since its last change, takes what lies there.
+compiled in place already, by this Python and from these very sources, takes what lies there.
 
 A policy is compiled as it is, without a type, and bears the digest of its source in its name: `sim.base.compiled` takes
 it for that source alone. So each stands by itself, and one that was edited runs as it is until it is compiled again.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -60,7 +61,8 @@ POLICIES = (
 )
 AS_PYTHON = {"language_level": 3, "annotation_typing": False, "show_performance_hints": False}
 FLAGS_POLICIES = ("-O1", *FLAGS[1:])  # calls of Python's own functions: half the time to compile, and no slower
-DIGITS = 16  # of a source's digest, as in `sim.base.compiled`
+STAMP = Path("sim", "compiled.sha256")  # the digest of the sources that were compiled, as in `sim.base.compiled`
+DIGITS = 16  # of a policy's, in the name of what it is compiled to, as there
 
 
 class Compiled(BuildHookInterface):
@@ -101,29 +103,33 @@ def modules_in(folder: Path) -> list[Path]:
     )
 
 
+def digest(root: Path) -> str:
+    """Of the typed sources, as `sim.base.compiled` will ask for it before it takes what was compiled from them."""
+    found: str = runpy.run_path(str(root / "sim" / "base" / "compiled.py"))["digest"]()
+    return found
+
+
 def is_compiled(root: Path) -> bool:
-    """Whether every module lies compiled beside its source, by this Python, and nothing of it has changed since."""
+    """Whether every module lies compiled beside its source, by this Python and from what is there now."""
     found = [root / binary for binary in binaries(root).values()]
-    if not found or sorted(found) != modules_in(root):
+    if not found or sorted(found) != modules_in(root) or not (root / STAMP).exists():
         return False
-    changed_ns = [path.stat().st_mtime_ns for path in (Path(__file__), *(root / "sim").rglob("*.pxd"))]
-    changed_ns += [(root / source).stat().st_mtime_ns for source in typed(root)]
-    return max(changed_ns) <= min(path.stat().st_mtime_ns for path in found)
+    return (root / STAMP).read_text(encoding="ascii") == digest(root)
 
 
 def put_in_place(root: Path, folder: Path) -> None:
     """Replace what was compiled before by what has been compiled now."""
-    for path in modules_in(root):
-        path.unlink()
-    for binary in binaries(root).values():
-        whole = root / binary
-        part = shutil.copy(folder / binary, whole.with_suffix(".part"))
+    for path in (*modules_in(root), root / STAMP):
+        path.unlink(missing_ok=True)
+    for each in (*binaries(root).values(), STAMP):  # the stamp last: all of it lies there
+        whole = root / each
+        part = shutil.copy(folder / each, whole.with_suffix(".part"))
         Path(part).replace(whole)  # half of a module would end every command in a crash
 
 
 def typed(root: Path) -> list[Path]:
     """Modules with a .pxd beside them."""
-    found = (path.with_suffix(".py") for path in sorted((root / "sim").rglob("*.pxd")))
+    found = (path.with_suffix(".py") for path in sorted((root / "sim").glob("*/*.pxd")))
     return [path.relative_to(root) for path in found if path.exists()]
 
 
@@ -174,6 +180,7 @@ def build(root: Path, folder: Path, scratch: Path) -> None:
 
     os.chdir(root)
     n_cores = os.cpu_count() or 1
+    before = digest(root)  # whoever edits a source meanwhile has not had it compiled
     wanted = binaries(root)
     for old in set(modules_in(folder)) - {folder / binary for binary in wanted.values()}:
         old.unlink()
@@ -187,6 +194,7 @@ def build(root: Path, folder: Path, scratch: Path) -> None:
     command.run()
     for source in changed:
         (folder / source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))).replace(folder / wanted[source])
+    (folder / STAMP).write_text(before, encoding="ascii")
 
 
 def reason(error: Exception) -> str:

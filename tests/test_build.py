@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -33,7 +32,7 @@ cdef class Lane:
     cpdef double use(self, double ready_s, double duration_s)
 """
 TOTAL = """
-from sim.lane import Lane
+from sim.base.lane import Lane
 
 
 def total(n: int) -> float:
@@ -45,7 +44,7 @@ def total(n: int) -> float:
 """
 TOTAL_PXD = """
 cimport cython
-from sim.lane cimport Lane
+from sim.base.lane cimport Lane
 @cython.locals(lane=Lane, i=int, found=double)
 cpdef double total(int n)
 """
@@ -66,7 +65,7 @@ packages = ["sim", "policies"]
 [tool.hatch.build.targets.wheel.hooks.custom]
 """
 SHOW_POLICY = "import policies.promoe as p; print(type(p.__loader__).__name__, p.__file__[-9:], p.share(3).hex())"
-SHOW = "import sim.total as t; print(t.__file__.endswith('.py'), t.total(1000).hex())"
+SHOW = "import sim.base.total as t; print(t.__file__.endswith('.py'), t.total(1000).hex())"
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -86,18 +85,19 @@ def make(folder: Path) -> Path:
     (folder / "policies" / "promoe.py").write_text(POLICY)
     texts = {
         "__init__.py": "from sim.base.compiled import choose\n\nchoose()\n",
-        "lane.py": LANE,
-        "lane.pxd": LANE_PXD,
-        "total.py": TOTAL,
-        "total.pxd": TOTAL_PXD,
+        "base/lane.py": LANE,
+        "base/lane.pxd": LANE_PXD,
+        "base/total.py": TOTAL,
+        "base/total.pxd": TOTAL_PXD,
     }
-    for name, text in {**texts, "plain.py": "n = 1\n"}.items():
+    for name, text in {**texts, "base/plain.py": "n = 1\n"}.items():
         (folder / "sim" / name).write_text(text)
     return folder
 
 
 def built(folder: Path) -> list[str]:
-    return sorted(path.name.split(".")[0] for path in (folder / "sim").iterdir() if path.suffix in (".so", ".pyd"))
+    found = (folder / "sim" / "base").iterdir()
+    return sorted(path.name.split(".")[0] for path in found if path.suffix in (".so", ".pyd"))
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +116,30 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_in_place_what_has_a_pxd_is_compiled_and_gives_the_same_bits(compiled: Path) -> None:
     assert built(compiled) == ["lane", "total"]
     assert run("-c", SHOW, cwd=compiled).stdout.split() == ["False", (compiled / "plain.txt").read_text()]
+
+
+def test_what_was_compiled_runs_while_the_sources_are_what_it_was_compiled_from(compiled: Path, tmp_path: Path) -> None:
+    """Whenever any of them was written: a clock does not tell what a source holds."""
+    folder = tmp_path / "sample"
+    shutil.copytree(compiled, folder)
+    source, text = folder / "sim" / "base" / "total.py", TOTAL
+
+    def shown() -> list[str]:
+        return run("-c", SHOW, cwd=folder).stdout.split()
+
+    for later_s in (5, -5):
+        written_s = source.stat().st_mtime + later_s
+        os.utime(source, (written_s, written_s))
+        assert shown() == ["False", (compiled / "plain.txt").read_text()]
+    for later_s in (5, -5):
+        source.write_text(text.replace("3.0", "4.0"))
+        os.utime(source, (written_s + later_s, written_s + later_s))
+        plain, found = shown()
+        assert (plain, found == (compiled / "plain.txt").read_text()) == ("True", False)
+    source.write_text(text)
+    assert shown()[0] == "False", "the same text is the same source"
+    (folder / "sim" / "compiled.sha256").unlink()
+    assert shown()[0] == "True", "nobody knows what was compiled"
 
 
 def test_a_policy_runs_compiled_while_its_source_is_what_it_was_compiled_from(compiled: Path, tmp_path: Path) -> None:
@@ -152,13 +176,13 @@ def test_flags_of_the_environment_do_not_change_the_bits(compiled: Path, tmp_pat
 def test_a_module_without_its_pxd_is_plain_again(compiled: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sample"
     shutil.copytree(compiled, folder)
-    (folder / "sim" / "total.pxd").unlink()
+    (folder / "sim" / "base" / "total.pxd").unlink()
     assert run("hatch_build.py", cwd=folder).returncode == 0
     assert built(folder) == ["lane"]
     assert run("-c", SHOW, cwd=folder).stdout.split() == ["True", (compiled / "plain.txt").read_text()]
 
 
-@pytest.mark.parametrize("changed", [None, "sim/total.pxd", "sim/lane.py", "policies/promoe.py"])
+@pytest.mark.parametrize("changed", [None, "sim/base/total.pxd", "sim/base/lane.py", "policies/promoe.py"])
 def test_a_wheel_takes_what_lies_there_compiled_unless_it_has_changed_since(
     compiled: Path, tmp_path: Path, changed: str | None
 ) -> None:
@@ -166,12 +190,11 @@ def test_a_wheel_takes_what_lies_there_compiled_unless_it_has_changed_since(
     shutil.copytree(compiled, folder)
     (folder / ".gitignore").write_text("*.so\n*.pyd\nbuild\n")
     if changed is not None:
-        later_s = time.time() + 5
         with (folder / changed).open("a") as file:
             file.write("\n")
-        os.utime(folder / changed, (later_s, later_s))
     _, names, said = wheel_of(folder, CC="false", CXX="false")  # nothing can be compiled anew
-    assert any(name.startswith("sim/total.") and name.endswith((".so", ".pyd")) for name in names) == (changed is None)
+    binaries = [name for name in names if name.startswith("sim/base/total.") and name.endswith((".so", ".pyd"))]
+    assert len(binaries) == (changed is None)
     assert ("not compiled" in said) == (changed is not None)
 
 
@@ -184,8 +207,8 @@ def wheel_of(folder: Path, **environment: str) -> tuple[str, set[str], str]:
     return path.name, names, done.stdout + done.stderr
 
 
-PLAIN = {f"sim/{name}" for name in ("__init__.py", "lane.py", "lane.pxd", "total.py", "total.pxd", "plain.py")}
-PLAIN |= {"sim/base/compiled.py", "policies/__init__.py", "policies/promoe.py"}
+PLAIN = {f"sim/base/{name}" for name in ("compiled.py", "lane.py", "lane.pxd", "total.py", "total.pxd", "plain.py")}
+PLAIN |= {"sim/__init__.py", "policies/__init__.py", "policies/promoe.py"}
 
 
 def test_a_wheel_carries_what_was_compiled(compiled: Path, tmp_path: Path) -> None:
@@ -208,7 +231,7 @@ def test_without_a_compiler_a_wheel_is_plain_and_nobody_is_bothered(
 
 def test_one_module_that_does_not_compile_leaves_all_of_them_plain(compiled: Path, tmp_path: Path) -> None:
     folder = make(tmp_path / "sample")
-    (folder / "sim" / "total.pxd").write_text("cpdef double total(no such type)\n")
+    (folder / "sim" / "base" / "total.pxd").write_text("cpdef double total(no such type)\n")
     name, files, _ = wheel_of(folder)
     assert name.endswith("-py3-none-any.whl") and files == PLAIN
 
@@ -222,7 +245,7 @@ def test_pure_is_asked_for_by_anything_but_zero(compiled: Path, tmp_path: Path, 
 
 
 def test_a_build_that_is_killed_leaves_no_half_of_a_module(compiled: Path, tmp_path: Path) -> None:
-    """Which would end whatever imports it in a crash of the loader, and be newer than its source."""
+    """Which would end whatever imports it in a crash of the loader."""
     folder = tmp_path / "sample"
     shutil.copytree(compiled, folder)
     script = (

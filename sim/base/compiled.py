@@ -2,7 +2,7 @@
 
 A build may compile those modules (`hatch_build.py`); the same bits come out either way. They cannot be mixed, since
 compiled modules share the layout of their objects. So the source is taken where `MOESIM_PURE` asks for it, and in a
-checkout where a source is newer than what was compiled from it.
+checkout whose sources are not, to the byte, those that were compiled.
 
 A policy is an ordinary class whichever way its module runs, so each module is chosen by itself: what a build compiled
 bears the digest of its source in its name, and is taken for a source of that digest. An edited one runs as it is.
@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
+STAMP = ROOT / "compiled.sha256"  # the `digest` of what lies compiled in a checkout; `hatch_build.py` puts it there
 DIGITS = 16  # of a source's SHA-256, in the name of what was compiled from it (`hatch_build.py`)
 
 
@@ -90,18 +91,27 @@ def binary_of(source: Path) -> Path | None:
     return None
 
 
+def digest() -> str:
+    """SHA-256 of all that decides what typed modules are compiled to: the builder, their layouts, their sources."""
+    found = hashlib.sha256()
+    layouts = sorted(ROOT.glob("*/*.pxd"))
+    for path in (ROOT.parent / "hatch_build.py", *(each for one in layouts for each in (one, one.with_suffix(".py")))):
+        if path.exists():  # a .pxd alone holds C for others
+            text = path.read_bytes()
+            found.update(f"{path.relative_to(ROOT.parent).as_posix()} {len(text)}\n".encode() + text)
+    return found.hexdigest()
+
+
 def stale(of: dict[str, Path]) -> bool:
-    """Whether a source in a checkout is newer than what was compiled, or was not compiled with the others."""
+    """Whether a checkout's sources are others than what was compiled, or not all of them were."""
     binaries = [binary_of(source) for source in of.values()]
     if not any(binaries):
         return False  # nothing is compiled: there is nothing to choose
     if not all(binaries):
         return True
     if not (ROOT.parent / "pyproject.toml").exists():
-        return False  # installed: files come in any order, and all from one build
-    oldest_ns = min(binary.stat().st_mtime_ns for binary in binaries if binary is not None)
-    newest_ns = max(path.stat().st_mtime_ns for path in (*of.values(), *ROOT.glob("*/*.pxd")))
-    return newest_ns > oldest_ns
+        return False  # installed: all of it is from one build
+    return not STAMP.exists() or STAMP.read_text(encoding="ascii") != digest()
 
 
 def choose() -> None:
