@@ -400,6 +400,13 @@ def test_stream_cpu_or_both(capsys: Any, trace: Path) -> None:
         "fiddler": "cpu",
     }
     assert found["answer"].startswith("caching and the CPU on rtx3090 with its tr-pro-3955wx: fiddler takes ")
+    runs = moesim(capsys, "compare", "--trace", trace, "--hw", "rtx3090", *options, "--json").json["runs"]
+    fiddler = next(run for run in runs if run["policy"] == "fiddler")
+    apart = {one["policy"]: one["told_apart"] for one in found["ways"]}
+    assert apart == {"fiddler": None} | {name: name not in fiddler["not_told_apart"] for name in ("lcp", "on_demand")}
+    assert found["answer"].count(", not told apart)") == list(apart.values()).count(False)
+    few = moesim(capsys, "plan", "--trace", trace, "--hw", "rtx3090", *options, "--workers", 1, "--requests", 1)
+    assert "of n = 1 no sampling error can be given" in " ".join(few.out.split())
     (link,) = (one for one in found["crossovers"] if one["figure"] == "hw.h2d.bandwidth_bytes_per_s")
     assert (link["faster_now"], link["against"]) == ("fiddler", "lcp")
     assert link["equal_at"] is not None

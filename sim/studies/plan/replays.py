@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.results.record import Result
+from sim.results.sampling import Sample, samples
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import key_of
 from sim.studies.sweep.point_store import LAYERED, POINTS, Records
@@ -52,6 +53,7 @@ class Replays:
         self._progress, self._pool, self._by_layer = progress, pool, by_layer
         self._records = Records() if records is None else records
         self._known: dict[Any, Result | str] = {}
+        self._rows: dict[Any, Resolved] = {}
 
     def few(self, one_in: int) -> int | None:
         """One in so many requests, where these are enough to look at and less than half of all; else None."""
@@ -69,10 +71,19 @@ class Replays:
         new = {key_of(spec): spec for spec in asked if key_of(spec) not in self._known}
         means = dict(zip(new, resolve(tuple(new.values())), strict=True))
         self._run([row for row in means.values() if row.status == OK], n_layers, title)
+        self._rows |= means
         for key, row in means.items():
             self._known[key] = self._answer(row)
             self.add(1, n is None, self.n_requests if n is None else n)
         return [self._known[key_of(spec)] for spec in asked]
+
+    def sample(self, spec: RunSpec) -> Sample:
+        """Of a run that `of` has answered with a result: what it took each request, to be paired with another's."""
+        row = self._rows[key_of(spec)]
+        record = self._record(row)
+        assert record is not None
+        found = samples(record["requests"], row.spec.together)
+        return found["tpot_s"] if found["tpot_s"].n else found["ttft_s"]
 
     def _run(self, rows: Sequence[Resolved], n_layers: int, title: str) -> None:
         """Carry out and record what is not recorded yet."""

@@ -17,6 +17,7 @@ from sim.workload.iterations import DECODE, MIXED
 
 if TYPE_CHECKING:
     from sim.results.record import Result
+    from sim.results.sampling import Sample
     from sim.studies.sweep.run import Progress
 
 STREAM, CACHE, CPU, BOTH = "stream", "cache", "cpu", "both"
@@ -34,11 +35,12 @@ BEST = 2
 
 
 class Way(NamedTuple):
-    """The best policy of one way."""
+    """The best policy of one way, and what it took each request."""
 
     way: str
     candidate: Candidate
     result: Result
+    sample: Sample
 
     @property
     def tpot_s(self) -> float:
@@ -85,9 +87,16 @@ class Compared:
         text = f"{NAMES[first.way]} on {one.machine.name} with its {one.machine.cpu}: {one.label}"
         text += f" takes {show_seconds(first.tpot_s)} per token"
         if others:
-            rest = (f"{NAMES[way.way]} {way.tpot_s / first.tpot_s:.2f} times ({way.candidate.label})" for way in others)
-            text += f"; others take longer: {', '.join(rest)}"
+            text += f"; others take longer: {', '.join(self._beside_first(way) for way in others)}"
+            if first.sample.n < 2:
+                text += "; of n = 1 no sampling error can be given, so this is no ranking"
         return text
+
+    def _beside_first(self, way: Way) -> str:
+        first = self.ways[0]
+        tied = first.sample.n > 1 and not first.sample.told_apart(way.sample)
+        label = way.candidate.label + (", not told apart" if tied else "")
+        return f"{NAMES[way.way]} {way.tpot_s / first.tpot_s:.2f} times ({label})"
 
     def lines(self) -> list[str]:
         """How it was found."""
@@ -132,6 +141,7 @@ class Compared:
                 "way": way.way,
                 "policy": way.candidate.label,
                 "tpot_s": way.tpot_s,
+                "told_apart": None if way is self.ways[0] else self.ways[0].sample.told_apart(way.sample),
                 "band_s": way.result.uncertainty.tpot_s,
                 "hit_rate": way.result.hit_rate,
                 "cpu_rate": way.result.cpu_rate,
@@ -185,7 +195,7 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
     for one, answer in zip(best, answers, strict=True):
         if isinstance(answer, str):
             continue
-        way = Way(way_of(answer), one, answer)
+        way = Way(way_of(answer), one, answer, replays.sample(one.spec))
         if way.way not in ways or way.tpot_s < ways[way.way].tpot_s:
             ways[way.way] = way
     found = sorted(ways.values(), key=lambda way: way.tpot_s)
