@@ -189,7 +189,8 @@ class DuoServe(Policy):
         if path is None:
             raise BadInput(
                 f"policy duoserve, got a trace of {model!r}: no predictor is bundled for that model; train one with "
-                f"`moesim train duoserve --trace {trace.path} --out FILE` and name it with --predictor FILE"
+                f"`moesim train duoserve --trace {trace.path} --out FILE` and name it with --predictor FILE, or let "
+                f"--predictor {PREFIX}:SHARE stand for one that names so large a share right"
             )
         self._outputs = outputs_for(path, trace)
         if self._outputs is None:
