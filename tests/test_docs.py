@@ -49,9 +49,11 @@ def names_in(page: str, heading: str, column: int = 0) -> list[str]:
 
 
 THOROUGH = pytest.mark.thorough
-# A fit of a whole trace, a measurement, many replays.
-LONG = re.compile(r"traces synth|moesim (calibrate|diff|plan|report|timeline|saturate|validate)|--replicas")
-REPLAYS = re.compile(r"\b(simulate|moesim (compare|conformance|run|plan|diff|sweep)|traces (synth|compose))\b")
+# A fit of a whole trace, a measurement, a real run, many replays.
+LONG = re.compile(r"traces synth|moesim (calibrate|diff|plan|report|timeline|saturate|validate)|--replicas|--real")
+REPLAYS = re.compile(
+    r"\b(simulate|moesim (compare|conformance|run|plan|diff|sweep)|traces (synth|compose|list|realism))\b"
+)
 
 
 @BUNDLED

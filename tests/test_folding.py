@@ -93,7 +93,10 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("width", [80, pytest.param(100, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(words, marks=[pytest.mark.thorough] if words == "traces list" else []) for words in COMMANDS],
+)
 def test_commands_fold(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, width: int
 ) -> None:
