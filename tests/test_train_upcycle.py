@@ -42,13 +42,14 @@ def test_halves_of_experts_that_all_run_are_the_experts(gates_as_they_were):
     assert torch.allclose(logits(new), logits(old), atol=2e-5)
 
 
-def test_a_shared_expert_of_all_columns_takes_its_part(gates_as_they_were):
+@pytest.mark.parametrize("dense_layers", [0, 1])
+def test_what_runs_for_every_token_stands_for_all_columns(gates_as_they_were, dense_layers):
     old = built(FEW, 3)
     with torch.no_grad():
         for layer in old.model.layers:  # experts that are one: whichever columns are taken of each, they add up
             for matrices in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
                 matrices.copy_(matrices[:1].expand_as(matrices).clone())
-    new = built(dataclasses.replace(MANY, layers=3, experts=4, top_k=4, expert_width=16), 4)
+    new = built(dataclasses.replace(MANY, layers=3, experts=4, top_k=4, expert_width=16, dense_layers=dense_layers), 4)
     new.config.rms_norm_eps = old.config.rms_norm_eps
     for norm in (module for module in new.modules() if hasattr(module, "variance_epsilon")):
         norm.variance_epsilon = old.config.rms_norm_eps
@@ -97,5 +98,3 @@ def test_what_begins_from_what():
         upcycle(old, built(dataclasses.replace(MANY, layers=4), 4), seed=5)
     with pytest.raises(BadInput, match="none of them shared"):
         upcycle(built(MANY, 3), built(FEW, 4), seed=5)
-    with pytest.raises(BadInput, match="a layer without experts"):
-        upcycle(old, built(dataclasses.replace(MANY, dense_layers=1), 4), seed=5)

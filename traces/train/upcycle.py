@@ -3,8 +3,8 @@
 Upcycling (Komatsuzaki et al., arXiv 2212.05055) with experts cut finer (DeepSeekMoE, arXiv 2401.06066): embedding,
 attention and norms are the old model's, of layers taken evenly; every new expert is a slice of an old expert's columns,
 and its gate row that expert's plus noise, so that slices of one expert part. The shared expert has some columns of
-every expert. What is added up is scaled to the size of what it stands for: the new function is near the old one, and
-equal to it only where nothing is left out.
+every expert, and so has a layer without experts. What is added up is scaled to the size of what it stands for: the new
+function is near the old one, and equal to it only where nothing is left out.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ def upcycle(old: Any, new: Any, seed: int) -> None:
             f"{len(old_layers)} layers of {old.config.model_type} to {len(new_layers)}: a model of another shape "
             "begins from one of at least as many layers, experts in each and none of them shared (Mixtral's)"
         )
-    if len(moe_layers(new)) < len(new_layers):
-        raise BadInput("a model of another shape: a layer without experts has nothing to begin from")
     rng = torch.Generator().manual_seed(seed)
     for name in ("embed_tokens", "norm"):
         getattr(new.model, name).load_state_dict(getattr(old.model, name).state_dict())
@@ -65,7 +63,10 @@ def upcycle(old: Any, new: Any, seed: int) -> None:
         for name, parameter in layer.self_attn.named_parameters():
             known = dict(before.self_attn.named_parameters()).get(name)
             parameter.zero_() if known is None else parameter.copy_(known)  # a bias where there was none
-        _begin_experts(before, layer, rng)
+        if hasattr(layer.mlp, "experts"):
+            _begin_experts(before, layer, rng)
+        else:
+            _begin_dense(_matrices(before), layer.mlp, 1.0)
 
 
 def _begin_experts(before: Any, layer: Any, rng: torch.Generator) -> None:
@@ -88,12 +89,19 @@ def _begin_experts(before: Any, layer: Any, rng: torch.Generator) -> None:
     experts.down_proj.copy_((size * down[at]).transpose(1, 2))
     if shared is None:
         return
-    wide = shared.down_proj.weight.shape[1]
-    at = (torch.arange(wide) % old_n, torch.arange(wide) * old_width // wide % old_width)  # spread over both
-    shared.gate_proj.weight.copy_(gate[at])
-    shared.up_proj.weight.copy_(up[at])
     layer.mlp.shared_expert_gate.weight.zero_()  # half open
-    shared.down_proj.weight.copy_((2 * SHARED_FRAC * _chosen_mass(before, probes) * old_width / wide * down[at]).T)
+    _begin_dense((gate, up, down), shared, 2 * SHARED_FRAC * _chosen_mass(before, probes))
+
+
+def _begin_dense(experts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], mlp: Any, size: float) -> None:
+    """Columns of every expert in turn, spread over each, for `size` times what all of them say in the mean."""
+    gate, up, down = experts
+    old_n, old_width, _ = gate.shape
+    wide = mlp.down_proj.weight.shape[1]
+    at = (torch.arange(wide) % old_n, torch.arange(wide) * old_width // wide % old_width)
+    mlp.gate_proj.weight.copy_(gate[at])
+    mlp.up_proj.weight.copy_(up[at])
+    mlp.down_proj.weight.copy_((size * old_width / wide * down[at]).T)
 
 
 def _chosen_mass(layer: Any, gate_inputs: torch.Tensor) -> float:
