@@ -247,7 +247,8 @@ def _collect(samples: Samples, done: Measured, case: str, number: int) -> None:
             where = samples.copies if lane == "h2d" else samples.sends
             where.setdefault(work.n_bytes, []).append(seconds)
     for verb, cost in machine.ledger.host_by.items():
-        samples.verbs.setdefault(verb, []).extend(cost.samples_s[:PER_POINT])
+        runs = samples.verbs.setdefault(verb, {})
+        runs[f"{len(runs) + 1}: {case}"] = cost.samples_s[:PER_POINT]
 
 
 def _policy_alone_s(spec: RunSpec) -> float:

@@ -21,12 +21,12 @@ PER_POINT = 4000  # samples kept of one point and case
 
 @dataclass
 class Samples:
-    """Seconds by (operation, abscissa), by case; and the host's by verb."""
+    """Seconds by (operation, abscissa), by case; and the host's by verb, by run."""
 
     operations: dict[tuple[str, float], dict[str, list[float]]] = field(default_factory=dict)
     copies: dict[int, list[float]] = field(default_factory=dict)  # by bytes
     sends: dict[int, list[float]] = field(default_factory=dict)  # activations to the host, by bytes
-    verbs: dict[str, list[float]] = field(default_factory=dict)
+    verbs: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # the host's: by verb and run
     overlap: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # (share beside copies, seconds)
     alone: dict[str, list[float]] = field(default_factory=dict)  # see `calibrate.duplex`
     swaps: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # way: (seconds, beside the other way)
@@ -52,7 +52,10 @@ def save(samples: Samples, path: Path) -> None:
         "operations": rows,
         "copies": {str(n): _rounded(s) for n, s in sorted(samples.copies.items())},
         "sends": {str(n): _rounded(s) for n, s in sorted(samples.sends.items())},
-        "verbs": {verb: _rounded(s[:PER_POINT]) for verb, s in sorted(samples.verbs.items())},
+        "verbs": {
+            verb: {run: _rounded(s[:PER_POINT]) for run, s in runs.items()}
+            for verb, runs in sorted(samples.verbs.items())
+        },
         "overlap": {case: [[f, round(s, 8)] for f, s in pairs[:PER_POINT]] for case, pairs in samples.overlap.items()},
         "policy": [[round(a, 8), round(b, 8)] for a, b in samples.policy],
         "alone": {way: _rounded(s) for way, s in samples.alone.items()},
@@ -87,7 +90,7 @@ def load(path: Path) -> Samples:
         environment=plain.environment,
         copies=plain.copies,
         sends=plain.sends,
-        verbs=plain.verbs,
+        verbs={verb: runs if isinstance(runs, dict) else {"": runs} for verb, runs in plain.verbs.items()},
         overlap=plain.overlap,
         alone=plain.alone,
         swaps=plain.swaps,
@@ -116,7 +119,7 @@ class _File(msgspec.Struct):
     operations: list[_Operation]
     copies: dict[Annotated[int, msgspec.Meta(ge=1)], list[Seconds]]
     sends: dict[Annotated[int, msgspec.Meta(ge=1)], list[Seconds]]
-    verbs: dict[str, list[Seconds]]
+    verbs: dict[str, list[Seconds] | dict[str, list[Seconds]]]  # of all runs together, before version 0.2
     overlap: dict[str, list[tuple[float, Seconds]]]
     policy: list[tuple[Seconds, Seconds]] = []
     alone: dict[str, list[Seconds]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from calibrate.stats import summarise
 
 WITHIN = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
 """Terms that the samples contain: they were taken beside the copies of a run."""
+ON_HOST = ("cpu_expert", "unpack")
+"""Operations whose samples a GPU's profile takes from the lanes. Its own kernels are launched one by one between an
+event before the first and one after the last, and what lies between is mostly the launching, which the host pays."""
 POOLED = ("attention_decode", "expert", "cpu_expert")  # abscissas that routing decides, many and each rarely
 
 
@@ -53,16 +57,22 @@ def _bucket(context: float) -> int:
     return int(context // step * step + step // 2)
 
 
+def on_threads(samples: Samples) -> bool:
+    """Whether the lanes were threads of the host: handing work to one takes no part of the work's own time."""
+    return bool(samples.environment["device"] == "CPU backend")
+
+
 def curves(samples: Samples) -> dict[str, Any]:
     """The block `curves` of a profile."""
     from sim.profiles.curves import AGAINST
 
-    operations = {op: found for op in AGAINST if (found := curve(samples, op)) is not None}
+    wanted = AGAINST if on_threads(samples) else ON_HOST
+    operations = {op: found for op in wanted if (found := curve(samples, op)) is not None}
     launches = {}
-    for verb, seconds in samples.verbs.items():
+    for verb, runs in samples.verbs.items():
         name = verb.removeprefix("launch ")
         if verb != "sync" and verb != "before sync" and name != "copy":
-            launches[name] = figure(seconds)
+            launches[name] = of_runs(runs)
     found = {
         "model": samples.environment["model"],
         "precision": samples.environment["precision"],
@@ -101,6 +111,31 @@ def figure(seconds: list[float], note: str = "") -> dict[str, Any]:
         "n": found.n,
     }
     return {**plain, "note": note} if note else plain
+
+
+def of_runs(runs: Mapping[str, list[float]]) -> dict[str, Any]:
+    """A figure of the host's: the middle of the runs' means.
+
+    Runs differ by what goes on beside them: in one, blocks are launched only when experts on the CPU have been computed
+    and the wait is in their time; in another the machine was busy. No such run decides what the others pay.
+    """
+    pooled = [second for seconds in runs.values() for second in seconds]
+    value = statistics.median(typical(seconds) for seconds in runs.values() if seconds)
+    return {**figure(pooled), "value": value}
+
+
+def beside_bytes(by_bytes: Mapping[int, list[float]], alone: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A link of a GPU, whose copies were measured alone too: their bandwidth, and what a run adds to each as latency.
+
+    None without large copies.
+    """
+    sizes = sorted(n for n, seconds in by_bytes.items() if len(seconds) >= 3)
+    if not sizes:
+        return None
+    seconds, rate = by_bytes[sizes[-1]], float(alone["bandwidth_bytes_per_s"]["value"])
+    latency_s = max(float(alone["latency_s"]["value"]), typical(seconds) - sizes[-1] / rate)
+    note = f"what copies of {sizes[-1]} bytes take in runs beyond their bytes"
+    return {**alone, "latency_s": {**figure(seconds, note), "value": latency_s}}
 
 
 def link(by_bytes: Mapping[int, list[float]]) -> dict[str, Any] | None:
@@ -152,7 +187,7 @@ def _both_ways(samples: Samples) -> dict[str, Any]:
         "d2h_slowdown_by_h2d": duplex.slowdown(samples.swaps.get("down", []), ratio * up_s),
     }
     experts = [seconds for pairs in samples.overlap.values() for _, seconds in pairs]
-    if experts:
+    if experts and on_threads(samples):  # on a GPU most of them is launching
         found["gpu_slowdown_by_d2h"] = duplex.slowdown(samples.swaps.get("expert", []), typical(experts))
     return {name: term for name, term in found.items() if term is not None}
 
@@ -163,15 +198,18 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
     `others` are samples of further models: they give curves of their own, and sizes of copies.
     """
     every = (*others, samples)  # where two measured one size, the first model's samples count
-    up = link({n: seconds for one in every for n, seconds in one.copies.items()})
-    down = link({n: seconds for one in every for n, seconds in one.sends.items()})
+    copies = {n: seconds for one in every for n, seconds in one.copies.items()}
+    sends = {n: seconds for one in every for n, seconds in one.sends.items()}
+    on_cpu = on_threads(samples)
+    up, down = (link(copies), link(sends)) if on_cpu else (beside_bytes(copies, data["h2d"]), None)
     sizes = [float(n) for one in every for n, seconds in one.copies.items() if len(seconds) >= 3]
     ranges = {**data.get("ranges", {}), **({"copy_bytes": [min(sizes), max(sizes)]} if up is not None else {})}
-    on_cpu = samples.environment["device"] == "CPU backend"
     data = {**data, "curves": curves(samples), **({"more_curves": [curves(s) for s in others]} if others else {})}
     if up is not None:  # pageable copies are another matter on a GPU, and were measured alone
         data |= {"h2d": up, "h2d_pageable": up} if on_cpu else {"h2d": up}
-    if down is None and samples.sends:
+    if not on_cpu and samples.sends:
+        data |= {"d2h": {**data["d2h"], "latency_s": figure(samples.sends[min(samples.sends)])}}
+    elif down is None and samples.sends:
         smallest = samples.sends[min(samples.sends)]
         rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
         assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device; only tokens came back"}
@@ -180,12 +218,11 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
             "bandwidth_bytes_per_s": duplex.rate_down(samples.alone, rate) or assumed,
         }
     if down is not None:
-        data |= {"d2h": down, "d2h_pageable": down} if on_cpu else {"d2h": down}
-    syncs, before = samples.verbs["sync"], samples.verbs["before sync"]
-    copies = samples.verbs.get("launch copy")
-    host = {**data["host"], "sync_s": {**figure(syncs), "value": typical(syncs) + typical(before)}}
-    if copies:
-        host["copy_launch_s"] = figure(copies)
+        data |= {"d2h": down, "d2h_pageable": down}
+    syncs, before = (of_runs(samples.verbs[verb]) for verb in ("sync", "before sync"))
+    host = {**data["host"], "sync_s": {**syncs, "value": syncs["value"] + before["value"]}}
+    if launched := samples.verbs.get("launch copy"):
+        host["copy_launch_s"] = of_runs(launched)
     # Slow-downs by copies are inside the medians above; counting them again would bill them twice.
     none = {"value": 0.0, "source": "measured", "ref": "lanes", "note": "inside the curves, measured beside copies"}
     machine = samples.environment["machine"]
@@ -201,5 +238,6 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
             "ref": "lanes",
             "note": "the arena that stands for device memory lies in host memory",
         }
-    terms = {**dict.fromkeys(WITHIN, none), **_both_ways(samples)}
+    within = WITHIN if on_cpu else ("cpu_slowdown_by_h2d",)
+    terms = {**({} if on_cpu else data["contention"]), **dict.fromkeys(within, none), **_both_ways(samples)}
     return {**data, "host": host, "contention": terms, "ranges": ranges, "sources": {**data["sources"], "lanes": lanes}}

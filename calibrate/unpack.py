@@ -13,25 +13,22 @@ if TYPE_CHECKING:
     from sim.real.devices.lanes import Lanes
     from sim.real.weights.weights import Weights
 
-EXPERTS = 4  # in turn, so that the bytes are not those just read
+PLACES = 4  # in turn, so that the bytes are not those just read
 TIMES = 16
 
 
 def measure(lanes: Lanes, weights: Weights) -> Iterator[tuple[int, float]]:
     """(bits of a value, seconds) of whole experts, one after the other."""
     hidden, n_rows = int(weights.embedding.shape[1]), 3 * weights.rows
-    buffers = list({raw.data_ptr(): raw for row in weights.experts for raw in row}.values())[:EXPERTS]
+    expert = weights.experts[0][:1]
     for precision, bits in BITS.items():
         if hidden * bits % 8:
             continue
-        form = pack(precision, buffers, weights.dtype, hidden, n_rows, lanes.device)
-        packed = [raw.to(lanes.device.place) for raw in form.buffers]
-        works = [
-            Work(COMPUTE, "unpack", partial(form.unpack, packed[i % len(packed)], i % len(packed), 0, n_rows))
-            for i in range(TIMES)
-        ]
+        form = pack(precision, expert, weights.dtype, hidden, n_rows, lanes.device)
+        packed = [form.buffers[0].clone().to(lanes.device.place) for _ in range(PLACES)]
+        works = [Work(COMPUTE, "unpack", partial(form.unpack, packed[i % PLACES], 0, 0, n_rows)) for i in range(TIMES)]
         for work in works:
             lanes.submit(work)
         lanes.settle()
         lanes.finished.clear()
-        yield from ((bits, work.end_s - work.start_s) for work in works[len(packed) :])
+        yield from ((bits, work.end_s - work.start_s) for work in works[PLACES:])

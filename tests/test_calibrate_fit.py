@@ -222,10 +222,15 @@ def lane_samples(model: str, n_bytes: int, device: str = "Some GPU"):
     found = Samples(
         copies={8192: [1e-5] * 5, n_bytes: [1e-5 + n_bytes / 50e9] * 5},
         sends={8192: [2e-5] * 5},
-        verbs={"sync": [1e-5] * 5, "before sync": [1e-6] * 5, "launch expert": [3e-5] * 5},
+        verbs={
+            "sync": {"1: lru@1": [1e-5] * 5},
+            "before sync": {"1: lru@1": [1e-6] * 5},
+            "launch expert": {"1: lru@1": [3e-5] * 5, "2: lru@0.25": [4e-5] * 5, "3: llama_cpp@0.5": [9e-3] * 50},
+        },
     )
     for _ in range(5):
         found.add("expert", 1.0, "lru@1", n_bytes / 3e12)
+        found.add("cpu_expert", 1.0, "llama_cpp@0.5", n_bytes / 50e9)
     found.environment = {
         "model": model,
         "precision": "bf16",
@@ -252,7 +257,6 @@ def test_one_profile_holds_curves_of_several_models(tmp_path):
     sizes = {"mixtral-8x7b": 352321536, "qwen1.5-moe-a2.7b": 17301504}
     first, second = (lane_samples(name, size) for name, size in sizes.items())
     data = in_situ_fit.apply({**plain, "contention": {}}, first, "mine", [second])
-    assert data["h2d"]["bandwidth_bytes_per_s"]["value"] == pytest.approx(50e9, rel=1e-3)
     assert data["h2d_pageable"] == plain["h2d_pageable"], "a GPU's pageable copies are not its page-locked ones"
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -270,9 +274,69 @@ def test_one_profile_holds_curves_of_several_models(tmp_path):
     hw = load_hardware(path)
     for name, size in sizes.items():
         cost = Cost(hw, load_model(name), load_stack("bare"), "bf16")
-        assert cost.expert(1, "bf16").duration_s == pytest.approx(size / 3e12, rel=1e-3)
+        assert cost.expert_cpu_s(1) == pytest.approx(size / 50e9, rel=1e-3)
     other = Cost(hw, load_model("deepseek-moe-16b"), load_stack("bare"), "bf16")
-    assert other.expert(1, "bf16").duration_s != pytest.approx(17301504 / 3e12, rel=1e-3), "its own roofline"
+    assert other.expert_cpu_s(1) != pytest.approx(17301504 / 50e9, rel=1e-3), "its own roofline"
+
+
+class TestWhatLanesSayOfAGpu:
+    """Its kernels and its link were measured alone; runs say what the host pays, and what they add to a copy."""
+
+    def applied(self, device):
+        import yaml
+
+        from calibrate import in_situ_fit
+        from sim.profiles.find import find
+
+        plain = yaml.safe_load(find("hwprofiles.gpus", "hardware profile", "h100-sxm").read_text())
+        plain["contention"] = {"gpu_slowdown_by_h2d": {"value": 0.1, "source": "measured", "ref": "samples"}}
+        samples = lane_samples("mixtral-8x7b", 352321536, device)
+        return plain, in_situ_fit.apply(plain, samples, "mine")
+
+    def test_its_own_operations_are_left_to_kernels_measured_alone(self):
+        """What lies between an event before the first kernel and one after the last is mostly their launching."""
+        _, data = self.applied("Some GPU")
+        assert list(data["curves"]["operations"]) == ["cpu_expert"]
+        assert list(self.applied("CPU backend")[1]["curves"]["operations"]) == ["expert", "cpu_expert"]
+
+    def test_its_link_has_the_bandwidth_it_has_alone(self):
+        """10 us + bytes / 50 GB/s in runs, on a link of 55: what a run adds is in every copy's latency."""
+        plain, data = self.applied("Some GPU")
+        alone = plain["h2d"]["bandwidth_bytes_per_s"]
+        assert data["h2d"]["bandwidth_bytes_per_s"] == alone
+        assert data["h2d"]["latency_s"]["value"] == pytest.approx(1e-5 + 352321536 * (1 / 50e9 - 1 / float(alone["value"])))
+        on_threads = self.applied("CPU backend")[1]["h2d"]
+        assert on_threads["bandwidth_bytes_per_s"]["value"] == pytest.approx(50e9, rel=1e-3)
+
+    def test_slow_downs_of_what_was_measured_alone_stay(self):
+        """Those inside the samples are not billed twice, the others are still to be billed."""
+        plain, data = self.applied("Some GPU")
+        assert data["contention"]["gpu_slowdown_by_h2d"] == plain["contention"]["gpu_slowdown_by_h2d"]
+        assert data["contention"]["cpu_slowdown_by_h2d"]["value"] == 0.0
+        assert self.applied("CPU backend")[1]["contention"]["gpu_slowdown_by_h2d"]["value"] == 0.0
+
+    def test_no_single_run_decides_what_launching_costs(self):
+        """Means of 30 us, 40 us, and 9 ms in the run whose blocks waited for the CPU: the middle one."""
+        _, data = self.applied("Some GPU")
+        found = data["curves"]["launches"]["expert"]
+        assert found["value"] == pytest.approx(4e-5)
+        assert found["n"] == 60
+
+
+def test_samples_of_before_runs_were_told_apart_are_one_run(tmp_path):
+    import gzip
+    import json
+
+    from calibrate import in_situ_file
+
+    path = tmp_path / "my.lanes.json.gz"
+    samples = lane_samples("mixtral-8x7b", 352321536)
+    in_situ_file.save(samples, path)
+    assert in_situ_file.load(path).verbs == samples.verbs
+    plain = json.loads(gzip.decompress(path.read_bytes()))
+    plain["verbs"] = {"sync": [1e-5, 2e-5]}
+    path.write_bytes(gzip.compress(json.dumps(plain).encode()))
+    assert in_situ_file.load(path).verbs == {"sync": {"": [1e-5, 2e-5]}}
 
 
 def test_files_of_further_models_are_found_beside_the_first(tmp_path):

@@ -258,7 +258,7 @@ LANES = {
     "operations": [{"op": "expert", "at": 1.0, "case": "lru 1", "seconds": [1e-4, 2e-4, 3e-4]}],
     "copies": {"4096": [1e-5] * 3, "100000000": [1e-2] * 3},
     "sends": {"4096": [1e-5] * 3},
-    "verbs": {"sync": [1e-5] * 3, "before sync": [1e-6] * 3, "launch expert": [1e-6] * 3, "launch copy": [1e-6] * 3},
+    "verbs": {"sync": [1e-5] * 3, "before sync": [1e-6] * 3, "launch expert": {"1: lru": [1e-6] * 3}},
     "overlap": {"lru": [[0.5, 1e-3]]},
 }
 

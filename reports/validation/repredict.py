@@ -1,7 +1,7 @@
-"""Predict the kept comparisons anew: `python -m reports.validation.repredict`, about a minute; nothing is measured.
+"""Predict kept comparisons anew: `python -m reports.validation.repredict [NAME...]`, a minute; nothing is measured.
 
-Every case of `cpu-backend.json` is simulated by today's engine on the profile that was measured then, and set beside
-what was measured and predicted then. Policy code is charged what the kept prediction charged for it, in equal parts to
+Every case of NAME.json (cpu-backend, where none is named) is simulated by today's engine on the profile that was
+measured then, fitted as it lies here, and set beside what was measured and predicted then. Policy code is charged what the kept prediction charged for it, in equal parts to
 the calls of its hooks, since what it takes now is that of another day.
 """
 
@@ -33,9 +33,9 @@ class Again(NamedTuple):
         return self.now_s / self.measured_s - 1.0
 
 
-def kept_cases() -> list[dict[str, Any]]:
+def kept_cases(name: str = NAME) -> list[dict[str, Any]]:
     """What was compared."""
-    found: list[dict[str, Any]] = json.loads((HERE / f"{NAME}.json").read_text(encoding="utf-8"))["comparisons"]
+    found: list[dict[str, Any]] = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))["comparisons"]
     return found
 
 
@@ -68,21 +68,23 @@ def errors(rows: Iterable[Again]) -> tuple[float, float]:
 
 
 @click.command(help=__doc__)
-def command() -> None:
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def command(names: tuple[str, ...]) -> None:
     """Predict and print."""
+    cases = [case for name in names or (NAME,) for case in kept_cases(name)]
     found: dict[str, tuple[float, float]] = {}
     for contention in ("on", "off"):
-        rows = [again(case, contention) for case in kept_cases()]
+        rows = [again(case, contention) for case in cases]
         found[contention] = errors(rows)
         if contention == "on":
-            click.echo(f"{'model':<12}{'policy':<20}{'experts':>8}{'measured ms':>13}{'then':>9}{'now':>9}")
+            click.echo(f"{'model':<18}{'policy':<20}{'experts':>8}{'measured ms':>13}{'then':>9}{'now':>9}")
             for row in rows:
                 then, now = (f"{100 * (s / row.measured_s - 1):+.1f}%" for s in (row.then_s, row.now_s))
                 measured = f"{1e3 * row.measured_s:.1f}"
-                click.echo(f"{row.model:<12}{row.policy:<20}{row.experts:>8}{measured:>13}{then:>9}{now:>9}")
+                click.echo(f"{row.model:<18}{row.policy:<20}{row.experts:>8}{measured:>13}{then:>9}{now:>9}")
     for contention, (median, worst) in found.items():
         said = f"TPOT off by {100 * median:.1f}% (median), {100 * worst:.1f}% (worst)"
-        click.echo(f"--contention {contention}: {said} of {len(kept_cases())} cases")
+        click.echo(f"--contention {contention}: {said} of {len(cases)} cases")
 
 
 if __name__ == "__main__":
