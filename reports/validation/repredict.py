@@ -1,8 +1,9 @@
 """Predict kept comparisons anew: `python -m reports.validation.repredict [NAME...]`, a minute; nothing is measured.
 
 Every case of NAME.json (cpu-backend, where none is named) is simulated by today's engine on the profile that was
-measured then, fitted as it lies here, and set beside what was measured and predicted then. Policy code is charged what the kept prediction charged for it, in equal parts to
-the calls of its hooks, since what it takes now is that of another day.
+measured then, fitted as it lies here, and set beside what was measured and predicted then. Policy code is charged what
+the kept prediction charged for it, in equal parts to the calls of its hooks, since what it takes now is that of another
+day.
 """
 
 from __future__ import annotations
