@@ -14,8 +14,8 @@ from sim.profiles.drives import DRIVES
 from sim.profiles.hardware import load_hardware
 from sim.profiles.pcie import bandwidth, bus_of
 from traces.stats.curves import lru_curve
-from traces.synth.draw import selections
 from traces.synth.fitted import load
+from traces.synth.latent import chosen_mask
 
 __all__ = ["METHODS"]  # those of papers, and what is below
 
@@ -26,7 +26,7 @@ UNMEASURED = "rtx4090"  # a profile in which no pair was measured, so that the l
 ALONE = {"C1": (84.5, 63.8, 24.9), "C2": (31.75, 29.97, 13.09), "C3": (71.5 + 14.8, 65.9, 25.2)}
 IMP_HITS = {"8 of 128": 0.366, "24 of 128": 0.741, "49 of 128": 0.894, "81 of 128": 0.962}
 COLD_TOKENS, COLD_EXPERTS, COLD_TOP_K, COLD_DRAWS = 300, 512, 10, 8
-FIT, FIT_EXPERTS, FIT_TOKENS = "qwen3-30b-a3b", 128, 1200
+FIT, FIT_EXPERTS, FIT_TOKENS = "qwen3-30b-a3b", 128, 4096
 CROW_LOOKUPS, CROW_MISSES = 30270, {"24 slots": 9399, "40 slots": 7583}
 CROW_DRIVE, CROW_THREADS = "gen5x4", 8  # the drive of that repository; a thread reads a whole expert
 COPIES_SHARE = (84.0, 88.0)  # Q4: per cent of the time per token
@@ -123,11 +123,12 @@ def hidden_at_most(_row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def top_share(row: Row, _: Settings) -> dict[str, Figure]:
-    """Of experts drawn from the fit that experiments of this shape are drawn from, layer by layer."""
-    chosen = selections(load(FIT).profile, 0, FIT_TOKENS)
+    """Of choices by the popularity that the fit has, from which experiments of this shape are drawn, layer by layer."""
+    profile = load(FIT).profile
+    noise = np.random.default_rng(0).standard_normal((FIT_TOKENS, FIT_EXPERTS))
     shares = []
-    for layer in range(chosen.shape[1]):
-        counts = np.sort(np.bincount(chosen[:, layer].ravel(), minlength=FIT_EXPERTS))[::-1]
+    for bias in np.array(profile.bias):
+        counts = np.sort(chosen_mask(noise + bias, profile.top_k).sum(axis=0))[::-1]
         shares.append(np.cumsum(counts) / counts.sum())
     mean = np.mean(shares, axis=0)
     return {label: 100 * float(mean[round(FIT_EXPERTS * float(label.split()[0]) / 100) - 1]) for label in row.published}
