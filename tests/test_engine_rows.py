@@ -41,7 +41,7 @@ def ladder(**changes: Any) -> Row:
 class TestData:
     def test_all_that_was_collected_is_there_answered_or_with_a_reason(self) -> None:
         families = {name[0] for name in MINE}
-        assert families == set("CBISTLMNQZ")
+        assert families == set("CBISTLMNQZR")
         for one in MINE.values():
             assert one.where
             assert one.flag in ("G", "G+", "T", "T!", "X")
@@ -79,8 +79,9 @@ class TestData:
                 assert changed == named.get(system, []) + built.get(one.experiment, []), (one.id, system)
 
     def test_experiments_of_engines_are_quick(self) -> None:
-        """What `--rows engines` runs takes minutes: few requests of short texts, but for the tables of one paper."""
-        for name in {one.experiment for one in MINE.values() if one.experiment and not one.id.startswith("ZH-")}:
+        """What `--rows engines` runs takes minutes: few requests of short texts, but for the tables of one paper and a
+        row whose prompt has 12,717 tokens."""
+        for name in {one.experiment for one in MINE.values() if one.experiment and one.id[:3] not in ("ZH-", "M13")}:
             one = EXPERIMENTS[name]
             served = one.requests * (one.prompt_tokens + one.output_tokens)
             assert 0 < served <= 1200, name

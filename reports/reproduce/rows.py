@@ -99,7 +99,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
     why: str
-    prompt_tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
+    prompt_tokens: Annotated[int, Meta(ge=0, le=32768)] = 0
     output_tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
     requests: Annotated[int, Meta(ge=0)] = 4  # some hundred generated tokens
     synth_requests: Annotated[int, Meta(ge=2, le=1000)] = 40  # so many that both splits have some
