@@ -111,7 +111,7 @@ def test_one_that_comes_as_another_ends() -> None:
     assert waits.next(4.0) is None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=20),
     st.integers(1, 4),

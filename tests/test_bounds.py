@@ -29,7 +29,7 @@ from sim.setup.spec import RunSpec
 from sim.workload.fewest_copies import kept
 from traces.format.reader import Trace
 
-SEARCHED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+SEARCHED = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 # -- which copies cannot be avoided ------------------------------------------------------------------------------------

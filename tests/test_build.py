@@ -164,6 +164,7 @@ def test_a_policy_runs_compiled_while_its_source_is_what_it_was_compiled_from(co
     assert len(list((folder / "policies").glob("promoe.*"))) == 2, "what was compiled before lies there still"
 
 
+@pytest.mark.thorough
 def test_flags_of_the_environment_do_not_change_the_bits(compiled: Path, tmp_path: Path) -> None:
     if os.name == "nt":
         pytest.skip("CFLAGS is how Unix compilers are told")

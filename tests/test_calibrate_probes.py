@@ -112,13 +112,14 @@ def test_every_point_of_every_probe_runs_on_the_cuda_path(probe, tmp_path):
 
 def test_experts_on_the_cpu_and_gathered_copies_are_timed_alone_and_together_on_the_real_kernels(tmp_path):
     """The quick mode of the pair, on this machine's cores: all four states, and the bytes that make rates of them."""
-    bench = dataclasses.replace(fake_bench(max_tokens=1), device=CpuDevice())
 
     def gathered(bench):
         yield from (point for point in probes_contention.points(bench) if "gather" in point.key["what"])
 
     store = Store(tmp_path / "s.jsonl.gz")
-    run(bench, store, 1e6, Health(dict), probes=[Probe("contention", 1, gathered)], max_rounds=1)
+    with contextlib.closing(CpuDevice()) as device:
+        bench = dataclasses.replace(fake_bench(max_tokens=1), device=device)
+        run(bench, store, 1e6, Health(dict), probes=[Probe("contention", 1, gathered)], max_rounds=1)
     assert [(r.key["what"], r.key["state"], r.status) for r in store] == [
         ("cpu_by_gather", "alone", "ok"),
         ("cpu_by_gather", "both", "ok"),

@@ -165,6 +165,7 @@ def test_ranks_leave_open_what_requests_do():
 
 
 @BUNDLED
+@pytest.mark.thorough
 def test_two_requests_turn_around_what_one_and_twelve_say(capsys):
     """With two requests `lfu` leads, and with twelve `fiddler`, beyond doubt: one says nothing."""
     load = ("--trace", "qwen1.5-moe-chat", "--arrivals", "none")

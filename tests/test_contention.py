@@ -32,7 +32,7 @@ GPU_BY_H2D, H2D_BY_GPU, *_ = TERMS
 # -- nothing contends: plain lanes, bit for bit ------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.booleans().flatmap(lambda two: st.tuples(st.just(two), scripts(gpus=1 + two))))
 def test_scripts_at_zero_equal_lanes_that_know_no_contention(case):
     two, script = case
@@ -91,7 +91,7 @@ def uneven(script, seed: int):
     return result
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(scripts(gpus=2), shares, st.integers(0, 10**6))
 def test_scripts_equal_a_naive_oracle(script, terms, seed):
     script = uneven(script, seed)

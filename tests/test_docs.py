@@ -49,18 +49,27 @@ def names_in(page: str, heading: str, column: int = 0) -> list[str]:
 
 
 THOROUGH = pytest.mark.thorough
-# A fit of a whole trace, a measurement, a real run, many replays.
-LONG = re.compile(r"traces synth|moesim (calibrate|diff|plan|report|timeline|saturate|validate)|--replicas|--real")
+# A fit of a whole trace, a measurement, a real run, a recording, many replays.
+LONG = re.compile(
+    r"traces synth|moesim (calibrate|diff|plan|record|report|timeline|saturate|validate)"
+    r"|--(replicas|real|draft|kv-memory|prefill-chunk)"
+)
 REPLAYS = re.compile(
     r"\b(simulate|moesim (compare|conformance|run|plan|diff|sweep)|traces (synth|compose|list|realism))\b"
+    r"|validation\.repredict"
+    r"|^python \w+\.py$"  # run by tests/test_examples.py, too
 )
+
+
+def takes_long(lines: list[str]) -> bool:
+    return bool(LONG.search("\n".join(lines))) or sum(bool(REPLAYS.search(line)) for line in lines) > 2
 
 
 @BUNDLED
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(page, id=page.name, marks=[THOROUGH] if LONG.search("\n".join(commands(page))) else [])
+        pytest.param(page, id=page.name, marks=[THOROUGH] if takes_long(commands(page)) else [])
         for page in PAGES
         if commands(page)
     ],

@@ -70,7 +70,7 @@ def test_none_taken_advances_by_one() -> None:
     assert [step[0][1:3] for step in steps] == [(0, 2), (2, 5), (3, 6), (4, 7), (5, 7), (6, 7)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 6), st.floats(0, 1), st.integers(1, 60), st.integers(0, 3), st.sampled_from(["next", "elsewhere"])
 )

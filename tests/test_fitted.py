@@ -225,6 +225,7 @@ def test_layers_far_apart_share_their_core():
     assert apart(0.6) == pytest.approx([0.6 + 0.4 * 0.5, 0.6 + 0.4 * 0.5**9], abs=0.02)
 
 
+@pytest.mark.thorough
 def test_calibrating_finds_the_way_back():
     """A source whose fades are 1.3 times the fit's: the factor found brings them nearer."""
     made = profile(

@@ -31,11 +31,11 @@ import pytest
 
 DEFAULT_CASES = 2_000
 CASES = int(os.environ.get("MOESIM_FUZZ_CASES", DEFAULT_CASES))
-BATCH = 1_000  # cases of one process
+BATCH = 500  # cases of one process
 LATER = () if "MOESIM_FUZZ_CASES" in os.environ else pytest.mark.thorough  # all but the first, unless asked for
 ROOM_BYTES = 128 << 20  # address space a process may take beyond what it has before the first case; files are 20 kB
 SLOWEST_S = 20.0  # no case takes longer, on however busy a machine
-BATCH_S = 600
+BATCH_S = 300
 
 MODEL: dict[str, Any] = {
     "schema": 1,

@@ -151,7 +151,7 @@ def in_turn_s(cost: Cost, tokens: list[int]) -> float:
     return clocks.free_s
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(tokens=st.lists(st.integers(1, 3000), min_size=1, max_size=9), hw=st.sampled_from(("rtx5090", "t4")))
 def test_a_group_takes_its_floor_or_the_sum_in_any_order(tokens: list[int], hw: str) -> None:
     cost = priced(hw)

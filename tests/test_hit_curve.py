@@ -61,7 +61,7 @@ def curve(asked: RunSpec) -> HitCurve:
 
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.thorough), 3])
 @pytest.mark.parametrize("policy", ["lru", "lfu", "lfu counts=tokens", "lcp", "mrs"])
 def test_every_budget_is_a_single_run(tmp_path: Path, scope: str, batch: int, policy: str) -> None:
     """Also below what one layer asks for, where experts of a layer push one another out, and at the most."""

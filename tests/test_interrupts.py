@@ -118,6 +118,7 @@ def test_in_the_lock_of_a_real_runs_lane(tmp_path: Path) -> None:
     assert said.returncode == 130
 
 
+@pytest.mark.thorough
 def test_in_the_lock_of_a_calibrations_lane(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     args = ["calibrate", "--device", "cpu", "--model", "cpu-small", "--minutes", "1", "--probe", "copy"]

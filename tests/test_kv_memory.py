@@ -190,7 +190,7 @@ def test_a_watermark_is_kept_beside_others() -> None:
 # -- of any load ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=14),
     st.integers(1, 5),

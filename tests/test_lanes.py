@@ -25,7 +25,7 @@ from sim.policy.pieces import Piece
 from sim.policy.tickets import UNKNOWN_S, Ticket
 from sim.workload.iterations import PREFILL, Iteration, Range, RequestInfo
 
-QUICK = settings(max_examples=400, deadline=None, derandomize=True)
+QUICK = settings(max_examples=200, deadline=None, derandomize=True)
 REQUEST = RequestInfo(0, 0, 1, 2, "", None)
 
 
@@ -191,7 +191,7 @@ def test_two_gpus_equal_simpy(script):
     agree(script, two=True)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(scripts(gpus=2))
 def test_no_lane_overlaps_itself_and_all_time_is_accounted_for(script):
     seen, machine = replay(script)

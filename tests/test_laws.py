@@ -23,7 +23,7 @@ from sim.policy.decisions import Prefetch
 from sim.run import execute
 from traces.format.reader import Trace
 
-FEW = settings(max_examples=60, deadline=None, derandomize=True)
+FEW = settings(max_examples=30, deadline=None, derandomize=True)
 BUSY_HOST = {"launch_s": 0.5, "copy_launch_s": 0.25, "sync_s": 0.25}
 
 
@@ -134,7 +134,7 @@ def fewest(needs: list[list[tuple[int, int]]], room: int) -> int:
     return min(costs.values())
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(case=cases())
 def test_belady_makes_the_fewest_copies_there_are(case, folder):
     expected = fewest(layers_of(case), case[3])

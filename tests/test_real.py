@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from grids import few_each_time  # noqa: E402
 from real_world import ALL, carried_out, lanes_and_weights, tiny_setup  # noqa: E402
 from test_timeline_parts import Shuffled  # noqa: E402
 
@@ -39,7 +40,11 @@ def resident(tmp_path_factory):
     return carried_out(tmp_path_factory.mktemp("resident"), "lru", ALL)
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSLESS) - TAUGHT))
+# Whole experts, whole layers, parts, write-backs, prefetches by priority, the CPU, drafts, an oracle.
+FEW = ("belady", "dali", "deepspeed", "fine_moe", "mixtral_offloading", "moe_speq", "moepic", "promoe")
+
+
+@pytest.mark.parametrize("name", few_each_time(sorted(set(LOSSLESS) - TAUGHT), FEW))
 def test_lossless_policies_compute_what_the_resident_model_computes(tmp_path, name, resident):
     done = carried_out(tmp_path, name, WHOLE_LAYERS.get(name, 8))
     assert done.result.real is True
@@ -141,7 +146,10 @@ def test_experts_on_the_cpu_add_the_same(tmp_path, name, resident):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["lru", "lfu", "on_demand", "belady", "deepspeed", "fiddler", "pregated", "moesys"])
+DECIDE_ALIKE = ("lru", "lfu", "on_demand", "belady", "deepspeed", "fiddler", "pregated", "moesys")
+
+
+@pytest.mark.parametrize("name", few_each_time(DECIDE_ALIKE, ("lru", "fiddler", "pregated")))
 def test_policies_without_timing_decide_alike_in_both_worlds(tmp_path, name):
     logs = {"real": [], "sim": []}
     room = WHOLE_LAYERS.get(name, 8)
@@ -179,7 +187,12 @@ def test_a_copy_that_went_wrong_is_found(tmp_path):
     setup.close()
 
 
-@pytest.mark.parametrize("shape", [{"shared": True}, {"dense": True}, {"shared": True, "dense": True}])
+ALONE = ({"shared": True}, {"dense": True})
+
+
+@pytest.mark.parametrize(
+    "shape", [*(pytest.param(one, marks=pytest.mark.thorough) for one in ALONE), {"shared": True, "dense": True}]
+)
 def test_shared_experts_and_dense_layers_are_computed(tmp_path, shape):
     one = carried_out(tmp_path, "lru", ALL, **shape)
     two = carried_out(tmp_path, "lru", 5, **shape)

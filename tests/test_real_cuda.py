@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from grids import few_each_time  # noqa: E402
 from one_card import OneCard  # noqa: E402
 from real_world import ALL, carried_out  # noqa: E402
 from test_real import in_parts  # noqa: E402
@@ -255,7 +256,7 @@ def test_compute_waits_on_the_device_for_a_copy_that_was_still_queued():
         lanes.close()
 
 
-@pytest.mark.parametrize("name", ["lru", "fine_moe", "belady", "pregated", "moe_infinity"])
+@pytest.mark.parametrize("name", few_each_time(["lru", "fine_moe", "belady", "pregated", "moe_infinity"], ["fine_moe"]))
 def test_the_whole_machine_computes_the_same_on_either_backend(tmp_path, name):
     on_cpu = carried_out(tmp_path, name, 8)
     device = FakeDevice()
@@ -265,7 +266,7 @@ def test_the_whole_machine_computes_the_same_on_either_backend(tmp_path, name):
     assert on_fake.result.decode_tokens == on_cpu.result.decode_tokens
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_experts_in_parts_compute_the_same_on_either_backend(tmp_path, late):
     on_cpu, _ = in_parts(tmp_path, 1, 1)
     on_fake, log = in_parts(tmp_path, 1, 1, lanes_on(FakeDevice(late, seed=3)))

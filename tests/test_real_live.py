@@ -73,6 +73,7 @@ def test_lossless_policies_say_the_same_and_lossy_ones_have_a_price():
     assert lossy["perplexity"] != lossy["perplexity_resident"]
 
 
+@pytest.mark.thorough
 def test_emoe_with_all_experts_changes_nothing_and_with_fewer_it_does():
     """Rerouting itself is sound: what it costs is due to what is missing."""
     from msgspec.structs import replace
@@ -86,6 +87,7 @@ def test_emoe_with_all_experts_changes_nothing_and_with_fewer_it_does():
     assert five["perplexity"] > five["perplexity_resident"]
 
 
+@pytest.mark.thorough
 def test_the_command_line_tells(capsys, tmp_path):
     said = moesim(
         capsys,

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from cli_help import mixtral_shaped, moesim
 from easy_numbers import setup
+from grids import few_each_time
 from random_worlds import World, drawn_hardware, drawn_stack, setup_of, world
 from tiny_traces import from_rows
 
@@ -53,7 +54,7 @@ def held_against(of: World, n_machines: int) -> int:
         return n_machines
 
 
-@pytest.mark.parametrize("policy", PLAIN)
+@pytest.mark.parametrize("policy", few_each_time(PLAIN, ("lru", "lcp", "belady")))
 def test_a_recording_times_any_machine(tmp_path: Path, policy: str) -> None:
     """Worlds with ties, dense layers, graphs, groups, less room than a layer's experts; other hardware and stacks."""
     assert sum(held_against(world(seed, tmp_path, policy), 4) for seed in range(24)) >= 20

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from grids import few_each_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_contention import tiny as tiny
@@ -140,7 +141,7 @@ def watch_pools(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("world", CPU_CARDS, ids=str)
-@pytest.mark.parametrize("policy", [*ON_CPU, "mixtral_offloading", "lru"])
+@pytest.mark.parametrize("policy", few_each_time([*ON_CPU, "mixtral_offloading", "lru"], ("hybrimoe", "dali", "lru")))
 def test_dynamic_shares_are_never_more_than_all(
     tiny: Path, policy: str, world: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,9 +92,9 @@ def run(capsys: pytest.CaptureFixture[str], trace: Path) -> Any:
     [
         ("lru",),
         ("promoe",),
-        ("promoe", "--engine", "simpy"),
+        pytest.param(("promoe", "--engine", "simpy"), marks=pytest.mark.thorough),
         ("moepic", "--requests", 1),
-        ("hobbit",),
+        pytest.param(("hobbit",), marks=pytest.mark.thorough),
         ("hybrimoe",),
         ("daop",),
         ("lfu", "--gpus", 2, "--experts", 40),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from grids import few_each_time
 
 from sim.cli import main
 from sim.profiles.models import load_model
@@ -24,6 +25,10 @@ TABLE = re.search(r"<!-- bundled: begin -->\n(.*?)<!-- bundled: end -->", FORMAT
 assert TABLE is not None
 CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE[1].splitlines()[2:]]
 ROWS = {cells[0]: cells for cells in CELLS}
+
+
+# Files that nobody has touched are read from end to end by the thorough tests.
+READ_WHOLE = pytest.mark.parametrize("trace", few_each_time(sorted(bundled_traces()), [DEFAULT]), indirect=True)
 
 
 @pytest.fixture(params=sorted(bundled_traces()))
@@ -45,6 +50,7 @@ def test_a_row_says_what_the_file_holds(trace):
     assert sha256.strip("`") == trace.sha256
 
 
+@READ_WHOLE
 def test_it_keeps_every_rule_of_the_format(trace):
     """Squeezed, and still the trace of the table's digest: the last rule unpacks everything and compares."""
     assert trace.squeezed
@@ -82,6 +88,7 @@ def test_a_chat_trace_has_the_lengths_of_chats(name):
         assert "CC-BY-4.0" in trace.header.notes, "whose lengths they are"
 
 
+@READ_WHOLE
 def test_the_model_learned_and_its_routing_is_alive(trace):
     """Held-out loss below an interpolated bigram model's, no dead expert, gates predict better than popularity does."""
     loss = json.loads(trace.header.extra["heldout_nats_per_token"])

@@ -179,6 +179,7 @@ def test_half_the_bandwidth_is_found_out_and_the_copy_lane_named(world):
     assert any("TPOT is off by" in line and "on lane h2d" in line for line in said), said
 
 
+@pytest.mark.thorough
 def test_a_grossly_wrong_profile_fails_on_the_command_line(world, capsys):
     (world / "v.json").unlink(missing_ok=True)
     args = (
@@ -389,6 +390,7 @@ def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
     assert "--model cpu-small" in refused.err
 
 
+@pytest.mark.thorough
 def test_a_case_that_is_cut_short_keeps_what_it_measured(tmp_path):
     """The lanes are used again by the next case: nothing of the one cut short may still be queued."""
     samples = in_situ.run(
