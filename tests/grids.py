@@ -7,6 +7,21 @@ from typing import Any
 
 import pytest
 
+MANY_KINDS = (
+    "belady",
+    "duoserve",
+    "expertflow",
+    "fiddler",
+    "fine_moe",
+    "freetoken",
+    "hybrimoe",
+    "lru",
+    "mixtral_offloading",
+    "moepic",
+    "promoe",
+)
+"""Policies that differ in what they ask of an engine: prefetches, orders, parts of experts, the CPU, write-backs."""
+
 
 def few_each_time(cases: Iterable[str], few: Collection[str]) -> list[Any]:
     """All cases as parameters; those that are not among `few` are thorough."""

@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 import pytest
 from easy_numbers import EXPERT_BYTES, figure, setup
-from grids import few_each_time
+from grids import MANY_KINDS, few_each_time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_traces import tiny_trace
@@ -156,22 +156,7 @@ def wild_run(rng, kind, world):
         return None
 
 
-FEW = (
-    "belady",
-    "duoserve",
-    "expertflow",
-    "fiddler",
-    "fine_moe",
-    "freetoken",
-    "hybrimoe",
-    "lru",
-    "mixtral_offloading",
-    "moepic",
-    "promoe",
-)
-
-
-@pytest.mark.parametrize("name", few_each_time(policies(), FEW))
+@pytest.mark.parametrize("name", few_each_time(policies(), MANY_KINDS))
 def test_wild_machines(name):
     kind = policies()[name]
     """No policy stumbles on any machine, its time is accounted for, and no lossless one is faster than the bound."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import random_worlds
 from cli_help import simulated
-from grids import few_each_time
+from grids import MANY_KINDS, few_each_time
 from tiny_traces import ALL, tiny_trace
 from untaught import UNTAUGHT
 
@@ -108,24 +108,11 @@ def result_of(tiny: Path, engine: str | None, policy: str, **rest: Any) -> Any:
     return result
 
 
-FEW = (
-    "belady",
-    "duoserve",
-    "expertflow",
-    "fiddler",
-    "fine_moe",
-    "freetoken",
-    "hybrimoe",
-    "lru",
-    "mixtral_offloading",
-    "moepic",
-    "promoe",
-)
 WORLDS = [{"gpus": 2, "batch": 2}, {"experts": 40, "set": {"hw.host.launch_s": 1e-3}}]
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=str)
-@pytest.mark.parametrize("policy", few_each_time(policies(), FEW))
+@pytest.mark.parametrize("policy", few_each_time(policies(), MANY_KINDS))
 def test_every_key_of_a_result(tiny: Path, policy: str, world: dict[str, Any]) -> None:
     arithmetic, simpy = (result_of(tiny, engine, policy, **world) for engine in ("arithmetic", "simpy"))
     if not isinstance(arithmetic, str):
