@@ -282,6 +282,27 @@ def test_experts_on_the_cpu_come_back_to_the_stream(tmp_path):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_waiting_for_an_expert_on_the_cpu_is_no_launching(tmp_path):
+    """A block is launched when the experts on the CPU before it have been computed: that wait is no work."""
+
+    def slow(machine):
+        fast = machine.decoder.ffn
+
+        def ffn(x, matrices):
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.02)
+            return fast(x, matrices)
+
+        machine.decoder.ffn = ffn
+
+    done = carried_out(tmp_path, "llama_cpp", 8, lanes=lanes_on(FakeDevice()), prepared=slow, requests=1)
+    ledger = done.machine.ledger
+    n_on_cpu = ledger.by_op["cpu", "expert"].n
+    assert ledger.by_op["cpu", "expert"].total_s > 0.02 * n_on_cpu > 0.2
+    launching_s = sum(spent.total_s for verb, spent in ledger.host_by.items() if verb != "sync")
+    assert launching_s < 0.5 * 0.02 * n_on_cpu
+
+
 def test_a_lost_device_is_a_fault_and_closing_survives_it():
     device = FakeDevice()
     lanes = lanes_on(device)

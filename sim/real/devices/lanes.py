@@ -59,6 +59,7 @@ class Lanes:
         self._free_s = dict.fromkeys(keys, 0.0)  # end of the last work of each lane
         self._done: deque[Work] = deque()
         self._pool: ThreadStream | None = None
+        self.waited_s = 0.0  # of the host, handing work over: for experts on the CPU, which no stream waits for
         self._clock = device.clock()
         self.now_s = self._clock.now_s
         with held():
@@ -68,6 +69,7 @@ class Lanes:
         """Set the machine's clock to 0, with every lane idle."""
         self._clock.restart()
         self._free_s = dict.fromkeys(self._free_s, 0.0)
+        self.waited_s = 0.0
 
     # -- handing work over ------------------------------------------------------------------------------------------
 
@@ -138,7 +140,9 @@ class Lanes:
         if work.cancelled:
             return
         if work.lane == POOL:
+            began_s = self.now_s()
             work.mark.synchronize()
+            self.waited_s += self.now_s() - began_s
         elif not work.issued:
             work.priority = DEMAND
             self.issue(work)

@@ -66,14 +66,24 @@ class Ledger:
 
     # -- the host ---------------------------------------------------------------------------------------------------
 
-    def host(self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, began_s: float, end_s: float) -> None:
-        """A verb has returned."""
-        self._spend(op, end_s)
+    def host(
+        self,
+        op: str,
+        layer: int,
+        expert: int,
+        n_tokens: int,
+        n_bytes: int,
+        began_s: float,
+        end_s: float,
+        waited_s: float = 0.0,
+    ) -> None:
+        """A verb has returned. `waited_s` of its time the host stood still."""
+        self._spend(op, end_s, waited_s)
         if self.spans is not None:
             self.spans("host", op, layer, expert, n_tokens, n_bytes, began_s, end_s)
 
-    def _spend(self, op: str, end_s: float) -> None:
-        spent_s = max(0.0, end_s - self._mark_s - self._policy_since_s)
+    def _spend(self, op: str, end_s: float, waited_s: float = 0.0) -> None:
+        spent_s = max(0.0, end_s - self._mark_s - self._policy_since_s - waited_s)
         self._mark_s, self._policy_since_s = end_s, 0.0
         self.busy_s["host"] += spent_s
         cost = self.host_by.setdefault(op, Spent())
