@@ -7,7 +7,7 @@ takes alone, which such runs hardly show, is that of a copy up times the ratio o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS
     return found
 
 
-def ratio_down(samples: dict[str, list[float]]) -> float | None:
+def ratio_down(samples: Mapping[str, list[float]]) -> float | None:
     """What a copy down takes alone, in copies up; None without samples."""
     if len(samples.get("up", [])) < 3 or len(samples.get("down", [])) < 3:
         return None
@@ -104,7 +104,7 @@ def slowdown(pairs: Pairs, alone_s: float) -> dict[str, Any] | None:
     }
 
 
-def rate_down(samples: dict[str, list[float]], up: dict[str, Any]) -> dict[str, Any] | None:
+def rate_down(samples: Mapping[str, list[float]], up: dict[str, Any]) -> dict[str, Any] | None:
     """Bandwidth of write-backs: that of copies `up` in runs, by what both take alone."""
     ratio = ratio_down(samples)
     if ratio is None:

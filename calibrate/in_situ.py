@@ -111,7 +111,7 @@ def run(
             RunSpec(policy="lru", hw="rtx3090", model=model_name, trace=str(path), precision=precision, experts=1),
             n_all,
         )
-        weights, timer = None, Timer(budget_s, rounds * len(cases))
+        n_runs, weights, timer = 0, None, Timer(budget_s, rounds * len(cases))
         for number in range(rounds):
             for policy, frac in cases:
                 swapping = policy == SWAPS
@@ -146,7 +146,8 @@ def run(
                     if swapping:
                         _collect_swaps(samples, done)
                     else:
-                        _collect(samples, done, f"{policy}@{resident / n_all:.3g}", number)
+                        n_runs += 1
+                        _collect(samples, done, f"{policy}@{resident / n_all:.3g}", number, n_runs)
                     del done  # its arena, before the next one is asked for
                 finally:
                     setup.close()
@@ -218,7 +219,7 @@ def _load() -> list[float]:
     return list(os.getloadavg()) if hasattr(os, "getloadavg") else []
 
 
-def _collect(samples: Samples, done: Measured, case: str, number: int) -> None:
+def _collect(samples: Samples, done: Measured, case: str, number: int, run: int) -> None:
     """Sort a run's work into samples, but for the start of the first round, which warms up threads and caches."""
     machine = done.machine
     kept = machine.ledger.kept
@@ -247,8 +248,7 @@ def _collect(samples: Samples, done: Measured, case: str, number: int) -> None:
             where = samples.copies if lane == "h2d" else samples.sends
             where.setdefault(work.n_bytes, []).append(seconds)
     for verb, cost in machine.ledger.host_by.items():
-        runs = samples.verbs.setdefault(verb, {})
-        runs[f"{len(runs) + 1}: {case}"] = cost.samples_s[:PER_POINT]
+        samples.verbs.setdefault(verb, {})[f"{run}: {case}"] = cost.samples_s[:PER_POINT]
 
 
 def _policy_alone_s(spec: RunSpec) -> float:

@@ -12,7 +12,7 @@ import msgspec
 
 from calibrate.store import unpacked
 from sim.base.errors import BadInput
-from sim.base.files import replacing
+from sim.base.files import replacing, to_struct
 
 FORMAT = 1
 MAX_S = 1e6  # no operation takes longer, and no file of samples says so
@@ -86,6 +86,7 @@ def load(path: Path) -> Samples:
         raise BadInput(
             f"{path}: not the samples of a calibration on the real machine ({error}); calibrate again"
         ) from None
+    to_struct(plain.environment, _Environment, f"{path}: environment")
     samples = Samples(
         environment=plain.environment,
         copies=plain.copies,
@@ -109,6 +110,28 @@ class _Operation(msgspec.Struct):
     at: Annotated[float, msgspec.Meta(ge=0, le=2**53)]
     case: str
     seconds: list[Seconds]
+
+
+class _Versions(msgspec.Struct):
+    torch: str
+
+
+class _Machine(msgspec.Struct):
+    cpu: str
+    memory_bytes: Annotated[float, msgspec.Meta(ge=1)]
+    versions: _Versions
+
+
+class _Environment(msgspec.Struct):
+    """What is read of where the samples were taken; the rest is for people."""
+
+    device: str
+    model: str
+    precision: str
+    cores: Annotated[int, msgspec.Meta(ge=1)]
+    measured: str
+    load: list[float]
+    machine: _Machine
 
 
 class _File(msgspec.Struct):

@@ -12,12 +12,18 @@ import numpy as np
 from calibrate import duplex
 from calibrate.in_situ_file import Samples
 from calibrate.stats import summarise
+from sim.base.errors import BadInput
 
 WITHIN = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
 """Terms that the samples contain: they were taken beside the copies of a run."""
-ON_HOST = ("cpu_expert", "unpack")
-"""Operations whose samples a GPU's profile takes from the lanes. Its own kernels are launched one by one between an
-event before the first and one after the last, and what lies between is mostly the launching, which the host pays."""
+OF_A_GPU = ("cpu_expert", "unpack")
+"""Operations whose samples a GPU's profile takes from the lanes. Kernels are launched one by one between an event
+before the first and one after the last, and what lies between is mostly the launching, which the host is charged for:
+those of blocks and experts keep what they take alone. Unpacking's launches are in no other figure."""
+EXPERT_BYTES_AT_LEAST = 1 << 20
+"""Copies of hidden states are smaller."""
+Copies = Mapping[int, list[float]]
+"""Seconds of copies by bytes."""
 POOLED = ("attention_decode", "expert", "cpu_expert")  # abscissas that routing decides, many and each rarely
 
 
@@ -66,12 +72,12 @@ def curves(samples: Samples) -> dict[str, Any]:
     """The block `curves` of a profile."""
     from sim.profiles.curves import AGAINST
 
-    wanted = AGAINST if on_threads(samples) else ON_HOST
+    wanted = AGAINST if on_threads(samples) else OF_A_GPU
     operations = {op: found for op in wanted if (found := curve(samples, op)) is not None}
     launches = {}
     for verb, runs in samples.verbs.items():
         name = verb.removeprefix("launch ")
-        if verb != "sync" and verb != "before sync" and name != "copy":
+        if verb not in ("sync", "before sync") and name != "copy" and any(runs.values()):
             launches[name] = of_runs(runs)
     found = {
         "model": samples.environment["model"],
@@ -124,21 +130,22 @@ def of_runs(runs: Mapping[str, list[float]]) -> dict[str, Any]:
     return {**figure(pooled), "value": value}
 
 
-def beside_bytes(by_bytes: Mapping[int, list[float]], alone: Mapping[str, Any]) -> dict[str, Any] | None:
+def beside_bytes(by_bytes: Copies, alone: Mapping[str, Any]) -> dict[str, Any] | None:
     """A link of a GPU, whose copies were measured alone too: their bandwidth, and what a run adds to each as latency.
 
-    None without large copies.
+    Of the smallest experts or parts of them, since whatever slows a copy by its bytes is the less in it. None without.
     """
-    sizes = sorted(n for n, seconds in by_bytes.items() if len(seconds) >= 3)
+    sizes = [n for n, seconds in by_bytes.items() if len(seconds) >= 3 and n >= EXPERT_BYTES_AT_LEAST]
     if not sizes:
         return None
-    seconds, rate = by_bytes[sizes[-1]], float(alone["bandwidth_bytes_per_s"]["value"])
-    latency_s = max(float(alone["latency_s"]["value"]), typical(seconds) - sizes[-1] / rate)
-    note = f"what copies of {sizes[-1]} bytes take in runs beyond their bytes"
+    n_bytes, rate = min(sizes), float(alone["bandwidth_bytes_per_s"]["value"])
+    seconds = by_bytes[n_bytes]
+    latency_s = max(float(alone["latency_s"]["value"]), typical(seconds) - n_bytes / rate)
+    note = f"what copies of {n_bytes} bytes take in runs beyond their bytes"
     return {**alone, "latency_s": {**figure(seconds, note), "value": latency_s}}
 
 
-def link(by_bytes: Mapping[int, list[float]]) -> dict[str, Any] | None:
+def link(by_bytes: Copies) -> dict[str, Any] | None:
     """Latency and bandwidth through the smallest and the largest copies; None with one size alone.
 
     Where a busy machine made small copies take as long as large ones, the two are not told apart: then the bandwidth is
@@ -192,36 +199,54 @@ def _both_ways(samples: Samples) -> dict[str, Any]:
     return {name: term for name, term in found.items() if term is not None}
 
 
+def _links_of_threads(
+    copies: Copies, sends: Copies, alone: Mapping[str, list[float]], data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Links of the CPU backend, page-locked or not: both ways are copies through one memory."""
+    up, down = link(copies), link(sends)
+    found = {} if up is None else {"h2d": up, "h2d_pageable": up}
+    if down is None and sends:
+        rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
+        assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device; only tokens came back"}
+        bandwidth = duplex.rate_down(alone, rate) or assumed
+        down = {"latency_s": figure(sends[min(sends)]), "bandwidth_bytes_per_s": bandwidth}
+    return found if down is None else {**found, "d2h": down, "d2h_pageable": down}
+
+
+def _links_of_a_gpu(copies: Copies, sends: Copies, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Page-locked links as they are alone, with what runs add; pageable copies are another matter, measured alone."""
+    up = beside_bytes(copies, data["h2d"])
+    found = {} if up is None else {"h2d": up}
+    return {**found, "d2h": {**data["d2h"], "latency_s": figure(sends[min(sends)])}} if sends else found
+
+
 def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Samples] = ()) -> dict[str, Any]:
     """A profile's plain data with what was measured on the real machine's lanes in place of what was measured alone.
 
     `others` are samples of further models: they give curves of their own, and sizes of copies.
+
+    Raises:
+        BadInput: samples of a run in which the host never waited.
     """
+    waits = [samples.verbs.get(verb, {}) for verb in ("sync", "before sync")]
+    if not all(any(runs.values()) for runs in waits):
+        raise BadInput(f"{name}.lanes.json.gz: no samples of the host's waiting; calibrate again")
+    syncs, before = map(of_runs, waits)
     every = (*others, samples)  # where two measured one size, the first model's samples count
     copies = {n: seconds for one in every for n, seconds in one.copies.items()}
     sends = {n: seconds for one in every for n, seconds in one.sends.items()}
     on_cpu = on_threads(samples)
-    up, down = (link(copies), link(sends)) if on_cpu else (beside_bytes(copies, data["h2d"]), None)
-    sizes = [float(n) for one in every for n, seconds in one.copies.items() if len(seconds) >= 3]
-    ranges = {**data.get("ranges", {}), **({"copy_bytes": [min(sizes), max(sizes)]} if up is not None else {})}
-    data = {**data, "curves": curves(samples), **({"more_curves": [curves(s) for s in others]} if others else {})}
-    if up is not None:  # pageable copies are another matter on a GPU, and were measured alone
-        data |= {"h2d": up, "h2d_pageable": up} if on_cpu else {"h2d": up}
-    if not on_cpu and samples.sends:
-        data |= {"d2h": {**data["d2h"], "latency_s": figure(samples.sends[min(samples.sends)])}}
-    elif down is None and samples.sends:
-        smallest = samples.sends[min(samples.sends)]
-        rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
-        assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device; only tokens came back"}
-        down = {
-            "latency_s": figure(smallest),
-            "bandwidth_bytes_per_s": duplex.rate_down(samples.alone, rate) or assumed,
-        }
-    if down is not None:
-        data |= {"d2h": down, "d2h_pageable": down}
-    syncs, before = (of_runs(samples.verbs[verb]) for verb in ("sync", "before sync"))
+    links = _links_of_threads(copies, sends, samples.alone, data) if on_cpu else _links_of_a_gpu(copies, sends, data)
+    ranges = dict(data.get("ranges", {}))
+    if "h2d" in links:
+        sizes = [float(n) for one in every for n, seconds in one.copies.items() if len(seconds) >= 3]
+        sizes += [] if on_cpu else map(float, ranges.get("copy_bytes", ()))  # a GPU's bandwidth is that of all of these
+        ranges["copy_bytes"] = [min(sizes), max(sizes)]
+    data = {**data, **links, "curves": curves(samples)}
+    if others:
+        data["more_curves"] = [curves(s) for s in others]
     host = {**data["host"], "sync_s": {**syncs, "value": syncs["value"] + before["value"]}}
-    if launched := samples.verbs.get("launch copy"):
+    if any((launched := samples.verbs.get("launch copy", {})).values()):
         host["copy_launch_s"] = of_runs(launched)
     # Slow-downs by copies are inside the medians above; counting them again would bill them twice.
     none = {"value": 0.0, "source": "measured", "ref": "lanes", "note": "inside the curves, measured beside copies"}
@@ -239,5 +264,5 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
             "note": "the arena that stands for device memory lies in host memory",
         }
     within = WITHIN if on_cpu else ("cpu_slowdown_by_h2d",)
-    terms = {**({} if on_cpu else data["contention"]), **dict.fromkeys(within, none), **_both_ways(samples)}
+    terms = {**({} if on_cpu else data.get("contention", {})), **dict.fromkeys(within, none), **_both_ways(samples)}
     return {**data, "host": host, "contention": terms, "ranges": ranges, "sources": {**data["sources"], "lanes": lanes}}

@@ -158,8 +158,8 @@ def wild_run(rng, kind, world):
 
 @pytest.mark.parametrize("name", few_each_time(policies(), MANY_KINDS))
 def test_wild_machines(name):
-    kind = policies()[name]
     """No policy stumbles on any machine, its time is accounted for, and no lossless one is faster than the bound."""
+    kind = policies()[name]
     rng, n_runs = Random(f"wild {kind.name}"), 0
     with World(kind) as world:
         for _ in range(30):

@@ -289,6 +289,7 @@ class TestWhatLanesSayOfAGpu:
         from sim.profiles.find import find
 
         plain = yaml.safe_load(find("hwprofiles.gpus", "hardware profile", "h100-sxm").read_text())
+        plain["ranges"] = {"copy_bytes": [65536.0, 1073741824.0]}
         plain["contention"] = {"gpu_slowdown_by_h2d": {"value": 0.1, "source": "measured", "ref": "samples"}}
         samples = lane_samples("mixtral-8x7b", 352321536, device)
         return plain, in_situ_fit.apply(plain, samples, "mine")
@@ -306,6 +307,7 @@ class TestWhatLanesSayOfAGpu:
         assert data["h2d"]["bandwidth_bytes_per_s"] == alone
         added_s = 1e-5 + 352321536 * (1 / 50e9 - 1 / float(alone["value"]))
         assert data["h2d"]["latency_s"]["value"] == pytest.approx(added_s)
+        assert data["ranges"]["copy_bytes"] == [8192.0, 1073741824.0], "measured alone, or in runs"
         on_threads = self.applied("CPU backend")[1]["h2d"]
         assert on_threads["bandwidth_bytes_per_s"]["value"] == pytest.approx(50e9, rel=1e-3)
 
@@ -322,6 +324,24 @@ class TestWhatLanesSayOfAGpu:
         found = data["curves"]["launches"]["expert"]
         assert found["value"] == pytest.approx(4e-5)
         assert found["n"] == 60
+
+    def test_a_gpus_latency_is_that_of_the_smallest_experts(self):
+        """A tenth of a link's rate lost on 352 MB would be 640 us, which no copy of 17 MB should pay."""
+        from calibrate.in_situ_fit import beside_bytes
+
+        alone = {"latency_s": {"value": 2e-6}, "bandwidth_bytes_per_s": {"value": 55e9}}
+        copies = {4096: [3e-4] * 5, 17301504: [9e-5 + 17301504 / 55e9] * 5, 352321536: [352321536 / 50e9] * 5}
+        assert beside_bytes(copies, alone)["latency_s"]["value"] == pytest.approx(9e-5)
+        assert beside_bytes({4096: [3e-4] * 5}, alone) is None
+
+    def test_a_file_without_waits_is_refused(self):
+        from calibrate import in_situ_fit
+        from sim.base.errors import BadInput
+
+        samples = lane_samples("mixtral-8x7b", 352321536)
+        samples.verbs["sync"] = {"1: lru@1": []}
+        with pytest.raises(BadInput, match="no samples of the host's waiting; calibrate again"):
+            in_situ_fit.apply({"h2d": {}, "d2h": {}}, samples, "mine")
 
 
 def test_samples_of_before_runs_were_told_apart_are_one_run(tmp_path):

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from fuzz_inputs import spoil_bytes, spoil_container, spoil_data, spoil_shape, spoil_values
 from safetensors import safe_open
 from safetensors.numpy import save
@@ -258,19 +259,22 @@ LANES = {
     "operations": [{"op": "expert", "at": 1.0, "case": "lru 1", "seconds": [1e-4, 2e-4, 3e-4]}],
     "copies": {"4096": [1e-5] * 3, "100000000": [1e-2] * 3},
     "sends": {"4096": [1e-5] * 3},
-    "verbs": {"sync": [1e-5] * 3, "before sync": [1e-6] * 3, "launch expert": {"1: lru": [1e-6] * 3}},
+    "verbs": {
+        "sync": [1e-5] * 3,
+        "before sync": [1e-6] * 3,
+        "launch expert": {"1: lru": [1e-6] * 3},
+        "launch copy": {"1: lru": [1e-6] * 3},
+    },
     "overlap": {"lru": [[0.5, 1e-3]]},
 }
 
 
 def test_lanes(tmp_path: Path) -> None:
     path, read = tmp_path / "card.lanes.json.gz", 0
+    plain = yaml.safe_load(bundled("hwprofiles.gpus", ".yaml")["h100-sxm"].read_text(encoding="utf-8"))
 
     def use() -> None:
-        samples = in_situ_file.load(path)
-        for op, _ in samples.operations:
-            in_situ_fit.curve(samples, op)
-        in_situ_fit.link(samples.copies)
+        in_situ_fit.apply(plain, in_situ_file.load(path), "card")
 
     for number, rng in cases("lanes"):
         text = json.dumps(spoil_data(LANES, rng) if number else LANES).encode()

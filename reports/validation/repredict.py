@@ -19,7 +19,7 @@ from reports.validation.remeasure import HERE, NAME
 
 
 class Again(NamedTuple):
-    """Seconds per token of one case: as measured and as predicted then, and as predicted now."""
+    """Seconds per token of a case, as measured and predicted then, and as predicted now; and to the first token."""
 
     policy: str
     model: str
@@ -27,6 +27,8 @@ class Again(NamedTuple):
     measured_s: float
     then_s: float
     now_s: float
+    ttft_measured_s: float
+    ttft_now_s: float
 
     @property
     def error_frac(self) -> float:
@@ -56,16 +58,28 @@ def again(case: dict[str, Any], contention: str = "on") -> Again:
     )
     run = Case(spec, case["outputs"])
     n_calls = run.predict(each_s=0.0).n_policy_calls
-    now_s = run.predict(case["policy_code_s"]["predicted"] / max(n_calls, 1)).result.tpot_s.mean
+    result = run.predict(case["policy_code_s"]["predicted"] / max(n_calls, 1)).result
+    now_s, ttft_s = result.tpot_s.mean, result.ttft_s.mean
     assert now_s is not None
-    tpot_s = case["tpot_s"]
-    return Again(case["policy"], case["model"], case["experts"], tpot_s["measured"], tpot_s["predicted"], now_s)
+    assert ttft_s is not None
+    then, first = case["tpot_s"], case["ttft_s"]["measured"]
+    return Again(
+        case["policy"], case["model"], case["experts"], then["measured"], then["predicted"], now_s, first, ttft_s
+    )
 
 
 def errors(rows: Iterable[Again]) -> tuple[float, float]:
     """Median and worst of today's errors, as shares."""
     found = [abs(row.error_frac) for row in rows]
     return statistics.median(found), max(found)
+
+
+def off_by(predicted_s: float, measured_s: float) -> str:
+    """A prediction's error, as it is printed."""
+    return f"{100 * (predicted_s / measured_s - 1):+.1f}%"
+
+
+LINE = "{:<18}{:<20}{:>8}{:>13}{:>9}{:>9}{:>10}{:>9}"
 
 
 @click.command(help=__doc__)
@@ -78,11 +92,11 @@ def command(names: tuple[str, ...]) -> None:
         rows = [again(case, contention) for case in cases]
         found[contention] = errors(rows)
         if contention == "on":
-            click.echo(f"{'model':<18}{'policy':<20}{'experts':>8}{'measured ms':>13}{'then':>9}{'now':>9}")
+            click.echo(LINE.format("model", "policy", "experts", "measured ms", "then", "now", "TTFT ms", "now"))
             for row in rows:
-                then, now = (f"{100 * (s / row.measured_s - 1):+.1f}%" for s in (row.then_s, row.now_s))
-                measured = f"{1e3 * row.measured_s:.1f}"
-                click.echo(f"{row.model:<18}{row.policy:<20}{row.experts:>8}{measured:>13}{then:>9}{now:>9}")
+                off = (off_by(s, row.measured_s) for s in (row.then_s, row.now_s))
+                first = f"{1e3 * row.ttft_measured_s:.0f}", off_by(row.ttft_now_s, row.ttft_measured_s)
+                click.echo(LINE.format(row.model, row.policy, row.experts, f"{1e3 * row.measured_s:.1f}", *off, *first))
     for contention, (median, worst) in found.items():
         said = f"TPOT off by {100 * median:.1f}% (median), {100 * worst:.1f}% (worst)"
         click.echo(f"--contention {contention}: {said} of {len(cases)} cases")

@@ -124,6 +124,7 @@ class RealMachine(Machine):
         began_s = self.now_s
         if isinstance(ticket, Work):
             self.lanes.wait(ticket)
+            self.lanes.waited_s = 0.0  # as all of this is waiting
             if ticket is self.experts.gate:
                 self.routing.chose(self.experts.gate_layer, self.forward.chosen(), self.decoder)
         self.ledger.waited(ticket, began_s, self.now_s)
