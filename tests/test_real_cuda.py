@@ -303,6 +303,21 @@ def test_waiting_for_an_expert_on_the_cpu_is_no_launching(tmp_path):
     assert launching_s < 0.5 * 0.02 * n_on_cpu
 
 
+def test_attention_builds_no_plan_for_each_length():
+    """cuDNN's does; the choice is torch's again when the device is closed, also where two were open."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        first, second = (lanes_on(FakeDevice()) for _ in range(2))
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        second.close()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        first.close()
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def test_a_lost_device_is_a_fault_and_closing_survives_it():
     device = FakeDevice()
     lanes = lanes_on(device)
