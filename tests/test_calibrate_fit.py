@@ -237,7 +237,12 @@ def lane_samples(model: str, n_bytes: int, device: str = "Some GPU"):
         "device": device,
         "cores": 16,
         "load": [0.1],
-        "machine": {"cpu": "Some CPU", "memory_bytes": 1 << 37, "versions": {"torch": "2.9"}},
+        "machine": {
+            "cpu": "Some CPU",
+            "cores": {"physical": 16},
+            "memory_bytes": 1 << 37,
+            "versions": {"torch": "2.9"},
+        },
         "measured": "2026-01-01T00:00:00Z",
     }
     return found

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from cli_help import mixtral_shaped, moesim
+from grids import few_each_time
 
 from sim.base.errors import CheckFailed
 from sim.setup.spec import RunSpec
@@ -107,7 +108,7 @@ def at_work(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("after_s", [0.2, *(pytest.param(s, marks=pytest.mark.thorough) for s in (0.0, 1.5))])
+@pytest.mark.parametrize("after_s", few_each_time([0.0, 0.2, 1.5], [0.2]))
 def test_ctrl_c_ends_all_of_them_with_one_line(at_work: subprocess.Popen[bytes], after_s: float) -> None:
     time.sleep(after_s)
     os.killpg(at_work.pid, signal.SIGINT)  # as a terminal does: to every process of the command

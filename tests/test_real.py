@@ -187,12 +187,10 @@ def test_a_copy_that_went_wrong_is_found(tmp_path):
     setup.close()
 
 
-ALONE = ({"shared": True}, {"dense": True})
+BOTH = {"shared": True, "dense": True}
 
 
-@pytest.mark.parametrize(
-    "shape", [*(pytest.param(one, marks=pytest.mark.thorough) for one in ALONE), {"shared": True, "dense": True}]
-)
+@pytest.mark.parametrize("shape", few_each_time([{"shared": True}, {"dense": True}, BOTH], [BOTH]))
 def test_shared_experts_and_dense_layers_are_computed(tmp_path, shape):
     one = carried_out(tmp_path, "lru", ALL, **shape)
     two = carried_out(tmp_path, "lru", 5, **shape)
