@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from calibrate.store import unpacked
+from calibrate.store import Count, MachineFacts, unpacked
 from sim.base.errors import BadInput
 from sim.base.files import replacing, to_struct
 
@@ -112,26 +112,16 @@ class _Operation(msgspec.Struct):
     seconds: list[Seconds]
 
 
-class _Versions(msgspec.Struct):
-    torch: str
-
-
-class _Machine(msgspec.Struct):
-    cpu: str
-    memory_bytes: Annotated[float, msgspec.Meta(ge=1)]
-    versions: _Versions
-
-
 class _Environment(msgspec.Struct):
     """What is read of where the samples were taken; the rest is for people."""
 
     device: str
     model: str
     precision: str
-    cores: Annotated[int, msgspec.Meta(ge=1)]
+    cores: Count
     measured: str
     load: list[float]
-    machine: _Machine
+    machine: MachineFacts
 
 
 class _File(msgspec.Struct):

@@ -15,7 +15,7 @@ from calibrate.bench import Bench
 from calibrate.derive import Table
 from calibrate.geometry import AttentionShape, ExpertShape, MeasuredGeometry
 from calibrate.runner import PROBES, Health, Progress, run
-from calibrate.store import Store
+from calibrate.store import Count, MachineFacts, Store
 from sim.base.errors import BadInput
 from sim.base.files import read_object, to_struct, write_json
 from sim.profiles.models import Model, load_model
@@ -24,8 +24,6 @@ from sim.real.devices.open import open_device, usable_device
 from sim.real.devices.protocol import Device
 
 MAX_ENVIRONMENT_BYTES = 16 * 1024 * 1024
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -258,21 +256,6 @@ def _earlier(request: CalibrationRequest, title: str) -> dict[str, Any]:
     return old
 
 
-class _Versions(msgspec.Struct):
-    torch: str
-
-
-class _Cores(msgspec.Struct):
-    physical: Count
-
-
-class _Machine(msgspec.Struct):
-    cpu: str
-    cores: _Cores
-    memory_bytes: Annotated[float, msgspec.Meta(ge=1)]
-    versions: _Versions
-
-
 class _Link(msgspec.Struct):
     """Of the card, or of a reading of it."""
 
@@ -290,7 +273,7 @@ class _Environment(msgspec.Struct):
     kind: Literal["cuda", "cpu"]
     device: str
     models: list[str]
-    machine: _Machine
+    machine: MachineFacts
     card: _Link
     threads: Annotated[list[Count], msgspec.Meta(min_length=1)]
     dtype: Literal["bfloat16", "float16", "float32"]

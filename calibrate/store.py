@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -27,6 +27,24 @@ _BLOCK_BYTES = 256 * 1024
 _EXPERT = ("hidden", "intermediate", "n_tokens")
 NUMBERS = {"copy": ("n_bytes",), "copy_enqueue": ("n_bytes",), "expert": _EXPERT, "cpu_expert": _EXPERT}
 """What the key of a measured point of a probe has to say."""
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Versions(msgspec.Struct):
+    torch: str
+
+
+class _Cores(msgspec.Struct):
+    physical: Count
+
+
+class MachineFacts(msgspec.Struct):
+    """What is read of the machine that samples were taken on (`environment.machine`); the rest is for people."""
+
+    cpu: str
+    cores: _Cores
+    memory_bytes: Annotated[float, msgspec.Meta(ge=1)]
+    versions: _Versions
 
 
 @dataclass(frozen=True)

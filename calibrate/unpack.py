@@ -25,7 +25,7 @@ def measure(lanes: Lanes, weights: Weights) -> Iterator[tuple[int, float]]:
         if hidden * bits % 8:
             continue
         form = pack(precision, expert, weights.dtype, hidden, n_rows, lanes.device)
-        packed = [form.buffers[0].clone().to(lanes.device.place) for _ in range(PLACES)]
+        packed = [form.buffers[0].to(lanes.device.place, copy=True) for _ in range(PLACES)]
         works = [Work(COMPUTE, "unpack", partial(form.unpack, packed[i % PLACES], 0, 0, n_rows)) for i in range(TIMES)]
         for work in works:
             lanes.submit(work)

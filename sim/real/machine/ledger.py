@@ -58,7 +58,7 @@ class Ledger:
         self._free_s = 0.0
         self._lane_free_s = dict.fromkeys(self.busy_s, 0.0)
         self._mark_s = 0.0  # end of the host's last verb
-        self._policy_since_s = 0.0
+        self._left_out_s = 0.0
 
     def start(self, now_s: float) -> None:
         """The run begins: what was spent on loading does not count."""
@@ -66,25 +66,19 @@ class Ledger:
 
     # -- the host ---------------------------------------------------------------------------------------------------
 
-    def host(
-        self,
-        op: str,
-        layer: int,
-        expert: int,
-        n_tokens: int,
-        n_bytes: int,
-        began_s: float,
-        end_s: float,
-        waited_s: float = 0.0,
-    ) -> None:
-        """A verb has returned. `waited_s` of its time the host stood still."""
-        self._spend(op, end_s, waited_s)
+    def host(self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, began_s: float, end_s: float) -> None:
+        """A verb has returned."""
+        self._spend(op, end_s)
         if self.spans is not None:
             self.spans("host", op, layer, expert, n_tokens, n_bytes, began_s, end_s)
 
-    def _spend(self, op: str, end_s: float, waited_s: float = 0.0) -> None:
-        spent_s = max(0.0, end_s - self._mark_s - self._policy_since_s - waited_s)
-        self._mark_s, self._policy_since_s = end_s, 0.0
+    def leave_out(self, seconds: float) -> None:
+        """Of the host's time since its last verb, these are no part of the next one's."""
+        self._left_out_s += seconds
+
+    def _spend(self, op: str, end_s: float) -> None:
+        spent_s = max(0.0, end_s - self._mark_s - self._left_out_s)
+        self._mark_s, self._left_out_s = end_s, 0.0
         self.busy_s["host"] += spent_s
         cost = self.host_by.setdefault(op, Spent())
         cost.n += 1
@@ -109,7 +103,7 @@ class Ledger:
     def policy(self, hook: str, layer: int, began_s: float, end_s: float) -> None:
         """Policy code has run on the host."""
         self.policy_s += end_s - began_s
-        self._policy_since_s += end_s - began_s
+        self.leave_out(end_s - began_s)
         if self.spans is not None:
             self.spans("host", f"policy {hook}", layer, -1, 0, 0, began_s, end_s)
 

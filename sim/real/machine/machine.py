@@ -81,8 +81,9 @@ class RealMachine(Machine):
 
     def _said(self, op: str, layer: int, expert: int, n_tokens: int, n_bytes: int, began_s: float) -> None:
         """A verb that began at `began_s` returns now."""
-        waited_s, self.lanes.waited_s = self.lanes.waited_s, 0.0
-        self.ledger.host(op, layer, expert, n_tokens, n_bytes, began_s, self.lanes.now_s(), waited_s)
+        self.ledger.leave_out(self.lanes.waited_s)
+        self.lanes.waited_s = 0.0
+        self.ledger.host(op, layer, expert, n_tokens, n_bytes, began_s, self.lanes.now_s())
 
     # -- the iteration ----------------------------------------------------------------------------------------------
 
