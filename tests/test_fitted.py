@@ -349,7 +349,7 @@ def test_many_small_experts_drawn_from_the_nearest_share_what_is_published(tmp_p
     seen = {}
     for name in (near, "qwen1.5-moe-a2.7b"):
         path = tmp_path / f"{name}.safetensors"
-        write(path, scaled(fitted.load(name).profile, 12, 128, 8), n_requests=4, levels="experts")
+        write(path, scaled(fitted.load(name).profile, 12, 128, 8), n_requests=8, levels="experts")
         with Trace(path) as trace:
             seen[name] = float(np.nanmean(figures.next_token_overlap(trace, 1, decode=True)[0]))
     (published,) = (t.figures["overlap_1"] for t in public_traces() if t.name == "qwen3-30b-a3b")
@@ -410,8 +410,8 @@ def test_what_the_halves_differ_by_says_whether_the_bound_can_be_kept():
 
 def test_the_bundled_fits_say_what_their_sources_differ_by():
     checks = {name: fitted.load(name).check for name in fitted.fitted()}
-    for name in ("olmoe-1b-7b", "qwen1.5-moe-a2.7b"):
-        assert abs(checks[name].worst_points) > 2 and abs(checks[name].halves_points) > 6
+    for name, halves in (("olmoe-1b-7b", 6), ("qwen1.5-moe-a2.7b", 2)):
+        assert abs(checks[name].worst_points) > 2 and abs(checks[name].halves_points) > halves
     for name in ("deepseek-v2-lite", "deepseek-v2-lite-intent", "qwen3-30b-a3b"):
         assert abs(checks[name].halves_points) < 1
 

@@ -99,8 +99,11 @@ def test_unions_are_counted(tmp_path):
 
 
 def test_the_nearest_shape_is_taken_and_a_far_one_is_not():
-    assert {trace.name for trace in nearest(64, 6)} == {"deepseek-v2-lite-intent", "deepseek-v2-lite-law"}
-    assert {trace.name for trace in nearest(60, 4)} == {"qwen1.5-moe-cooking", "qwen1.5-moe-history"}
+    lite = {f"deepseek-v2-lite-{task}" for task in ("intent", "law", "summary", "translation")}
+    assert {trace.name for trace in nearest(64, 6)} == lite
+    prompts = {f"qwen1.5-moe-{name}" for name in ("cooking", "history", "history-2", "ml-moe-1", "ml-moe-2", "ml-moe-3")}
+    assert {trace.name for trace in nearest(60, 4)} == prompts
+    assert {trace.name for trace in nearest(256, 8)} == {"qwen3.6-35b-a3b"}
     assert {trace.name for trace in nearest(128, 8)} == {"qwen3-30b-a3b-texts"}
     assert {trace.name for trace in nearest(128, 6)} == {"gemma-4-26b-a4b", "qwen3-30b-a3b"}
     assert nearest(8, 2) == nearest(16, 2) == []

@@ -77,7 +77,9 @@ class Realism:
         if not self.references:
             said = f"no published routing of the shape {self.shape} is known to hold it against"
         else:
-            said = f"held against {', '.join(t.name for t in self.references)}"
+            names = [t.name for t in self.references]
+            more = f" and {len(names) - 1} more of this shape" if len(names) > 2 else ""
+            said = f"held against {names[0]}{more}" if more else f"held against {' and '.join(names)}"
         parts = [f"trace {self.name}: {self.kind}; {said}"]
         if good:
             parts.append(f"as there: {', '.join(good)}")
