@@ -338,19 +338,17 @@ def test_the_page_quotes_the_bundled_predictors():
         quoted = " | ".join(f"{test[kind]:.1%}".replace("%", " %") for kind in kinds)
         assert f"| {name} | {quoted} | {test['n']} |" in page
     similar = {name: found[name][0]["similarity"] / 10_000 for name in found.keys() - {"mixtral-8x7b-chat"}}
-    mixtral, deepseek = similar["mixtral-8x7b-small"], similar["deepseek-moe-16b-small"]
+    mixtral = similar["mixtral-8x7b-small"]
     for n, text in ((0, "in the first layer alone it is"), (1, "in the first two")):
         assert f"{text} {mixtral[:, n].min():.2f} to {mixtral[:, n].max():.2f}" in page
     assert mixtral.max() < 0.85  # so that s = 1 throughout, as the page says
     assert (mixtral[:, -1] < mixtral[:, 0] / 2).all()
     assert similar["phi-3.5-moe-small"].max() == pytest.approx(0.32, abs=0.005)
-    chats = similar["qwen1.5-moe-chat"]
-    for n, text in ((0, "in the first layer"), (1, "in two")):
-        assert f"{chats[:, n].min():.2f} to {chats[:, n].max():.2f} {text}" in page
-    assert chats.max() < 0.85
-    tolerant = dict(zip(found["deepseek-moe-16b-small"][1]["tasks"], (deepseek >= 0.85).sum(axis=1), strict=True))
-    assert (min(tolerant.values()), max(tolerant.values())) == (tolerant["german"], tolerant["prose"]) == (15, 21)
-    assert "until the first 15 (German) to 21 (prose) of 27 layers route at random" in page
+    for name in ("qwen1.5-moe-chat", "deepseek-moe-16b-chat"):
+        chats = similar[name]
+        for n, text in ((0, "in the first layer"), (1, "in two")):
+            assert f"{chats[:, n].min():.2f} to {chats[:, n].max():.2f} {text}" in page
+        assert chats.max() < 0.85
 
 
 def test_its_rows_pay_for_the_predictor_and_run_several_p():

@@ -20,6 +20,7 @@ from sim.cli import main
 from sim.run import execute
 from traces.format.catalogue import bundled_traces
 from traces.format.check import check_trace
+from traces.format.header import REPEATING
 from traces.format.reader import Trace
 from traces.stats import observe
 from traces.stats.curves import capacities, lcp_curve, lfu_curve, lru_curve
@@ -29,7 +30,7 @@ from traces.synth.compare import TOLERANCE, compare
 from traces.synth.draw import Drawer
 from traces.synth.fit import fit
 from traces.synth.latent import GRID, overlap_table, popularity_bias, to_correlation, to_overlap
-from traces.synth.profile import Lengths, Profile, RouteShares, Vocabulary, from_json, to_json
+from traces.synth.profile import TAUGHT, Lengths, Profile, RouteShares, Vocabulary, from_json, to_json
 from traces.synth.routes import packed
 from traces.synth.scale import RULE, scaled
 from traces.synth.write import write
@@ -142,6 +143,16 @@ def test_a_request_is_the_same_whatever_surrounds_it(tmp_path):
     changed = write(tmp_path / "d.safetensors", profile(), seed=10, n_requests=3)
     with Trace(short) as one, Trace(changed) as other:
         assert (one.experts != other.experts).mean() > 0.3
+
+
+def test_what_a_source_was_trained_for_is_told_of_its_draws(tmp_path):
+    source = tiny_trace(tmp_path / "source.safetensors", 2, 8, 2, n_requests=8, labels=(REPEATING,))
+    with Trace(source) as trace:
+        found = fit(trace, routes=False)
+    assert TAUGHT in found.assumptions
+    with Trace(write(tmp_path / "drawn.safetensors", found, n_requests=8)) as trace:
+        assert REPEATING in trace.header.labels
+        assert TAUGHT in trace.header.notes
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])

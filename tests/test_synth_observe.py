@@ -107,7 +107,7 @@ def test_samples_are_whole_requests_and_no_more_than_asked(trace):
 
 def test_figures_of_published_traces_are_plausible_and_sourced():
     found = public_traces()
-    assert len({trace.name for trace in found}) == len(found) == 8
+    assert len({trace.name for trace in found}) == len(found) == 15
     for trace in found:
         assert trace.source.startswith("github.com/")
         assert trace.licence in ("MIT", "Apache-2.0")

@@ -12,7 +12,7 @@ from tiny_traces import from_rows, tiny_header, tiny_trace
 
 from sim.cli import main
 from traces.convert import Options, convert
-from traces.format.header import Header
+from traces.format.header import REPEATING, Header
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
@@ -101,7 +101,8 @@ def test_unions_are_counted(tmp_path):
 def test_the_nearest_shape_is_taken_and_a_far_one_is_not():
     lite = {f"deepseek-v2-lite-{task}" for task in ("intent", "law", "summary", "translation")}
     assert {trace.name for trace in nearest(64, 6)} == lite
-    prompts = {f"qwen1.5-moe-{name}" for name in ("cooking", "history", "history-2", "ml-moe-1", "ml-moe-2", "ml-moe-3")}
+    texts = ("cooking", "history", "history-2", "ml-moe-1", "ml-moe-2", "ml-moe-3")
+    prompts = {f"qwen1.5-moe-{text}" for text in texts}
     assert {trace.name for trace in nearest(60, 4)} == prompts
     assert {trace.name for trace in nearest(256, 8)} == {"qwen3.6-35b-a3b"}
     assert {trace.name for trace in nearest(128, 8)} == {"qwen3-30b-a3b-texts"}
@@ -144,6 +145,24 @@ def test_a_verdict_follows_the_figures(tmp_path, monkeypatch):
         assert held["skew of popularity"] is False
         assert "LRU before LFU" in other.line
         assert f"({100 * turned['top_quarter']:.0f} %)" in other.line.replace("there ", "")
+
+
+def test_what_a_trace_was_trained_for_is_no_evidence(tmp_path, monkeypatch):
+    """Figures as published count for a trace, and for one whose routers were trained to have them they do not."""
+    rows = np.array([[[0 if i % 5 < 3 else 1 + i % 3]] for i in range(141)], np.uint8)
+    judged = {}
+    for labels in ((), (REPEATING,)):
+        header = tiny_header(1, 4, 1, labels=labels)
+        path = write_trace(tmp_path / f"t{len(labels)}.safetensors", header, [Request(0, 0, 1, 141)], experts=rows)
+        with Trace(path) as trace:
+            held_against(monkeypatch, **cut_figures(observe.sample(trace), 128))
+            judged[labels] = judge(trace)
+    held = {labels: {f.about: f.holds for f in found.findings} for labels, found in judged.items()}
+    assert all(held[()][about] is True for about in realism.TRAINED_FOR)
+    assert all(held[(REPEATING,)][about] is None for about in realism.TRAINED_FOR)
+    assert held[(REPEATING,)]["order of plain caches"] is True
+    assert "trained to repeat themselves" in judged[(REPEATING,)].line
+    assert "hit rates" not in judged[(REPEATING,)].line
 
 
 def in_turn(path, n_tasks):

@@ -21,7 +21,7 @@ from traces.record.recorder import record  # noqa: E402
 from traces.record.settings import Settings  # noqa: E402
 from traces.train import model as models  # noqa: E402
 from traces.train.chat import Cut, draw_lengths, draw_requests, load_lengths  # noqa: E402
-from traces.train.pack import Cost, coded, pack  # noqa: E402
+from traces.train.pack import Cost, Gates, coded, pack  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 WHOLE = Cut(1, 1, 1 << 20, 1 << 21)
@@ -66,8 +66,17 @@ def test_requests_have_tasks_splits_arrivals_and_held_out_prompts():
         draw_requests({"a": np.array([5, 0], np.uint16)}, load_lengths(), WHOLE, 1, 1, 0.5, seed=3)
 
 
-@pytest.mark.parametrize(("name", "bits"), [("mixtral-8x7b", 6), ("deepseek-moe-16b", 6), ("deepseek-moe-16b", 4)])
-def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path, name, bits):
+@pytest.mark.parametrize(
+    ("name", "gates"),
+    [
+        ("mixtral-8x7b", Gates()),
+        ("deepseek-moe-16b", Gates()),
+        ("deepseek-moe-16b", Gates(6, highest=True)),
+        ("deepseek-moe-16b", Gates(4, highest=True)),
+    ],
+)
+def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path, name, gates):
+    bits = gates.bits
     shape = models.SHAPES[name]
     shape = replace(shape, layers=5 + shape.dense_layers, hidden=32, heads=2, expert_width=8)
     model = models.build(shape, 64, seed=5)
@@ -82,7 +91,8 @@ def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path
         "parameters": 9,
         "seconds": 1.0,
     }
-    log = {**facts, "tokens_seen": 7, "hardware": "none", "torch": "2"}
+    phases = [{"from_step": 0}, {"from_step": 3, "turning_coef": 0.1 if bits == 4 else 0.0}]
+    log = {**facts, "tokens_seen": 7, "hardware": "none", "torch": "2", "phases": phases}
     (run / "training_log.json").write_text(json.dumps(log), encoding="utf-8")
     routing = {"dead_experts": 0, "gate_reuse_accuracy": 0.5, "popularity_accuracy": 0.5}
     judged = {"loss": {"model": {"all": 1.0}}, "predicted_tokens": {"a": 1}, "routing": routing}
@@ -91,15 +101,19 @@ def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(r) + "\n" for r in chat), encoding="utf-8")
     full, out = tmp_path / "full.safetensors", tmp_path / "packed.safetensors"
     record(Settings(Source(str(run)), full, prompts=tmp_path / "chat.jsonl", batch=3, device="cpu", dtype="float32"))
-    costs = pack(full, run, out, "Lengths of nobody.", bits)
+    costs = pack(full, run, out, "Lengths of nobody.", gates)
     if name == "mixtral-8x7b":
         with pytest.raises(BadInput, match="--gate-bits 4, got a recording of 8 experts: it is for more than 16"):
-            pack(full, run, out, "", 4)
+            pack(full, run, out, "", Gates(4, highest=True))
+        with pytest.raises(BadInput, match="--highest, got a recording of 8 experts"):
+            pack(full, run, out, "", Gates(6, highest=True))
 
     with Trace(full) as whole, Trace(out) as packed:
         assert check_trace(packed) == []
         assert packed.header.model_source.startswith("small model with the routing shape of " + name)
         assert ", begun from old (" in packed.header.model_source
+        assert packed.header.labels == (("trained-to-repeat",) if bits == 4 else ())
+        assert ("trained to repeat themselves" in packed.header.kind) == (bits == 4)
         assert packed.header.tokenizer.startswith("byte-level BPE of 64 tokens")
         assert "Lengths of nobody. Fewer bits: scores: mean error" in packed.header.notes
         assert [r.arrival_s for r in packed.requests] == [r["arrival_s"] for r in chat]
@@ -117,10 +131,10 @@ def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path
             error = np.abs(read[0] / scale[0] - read[1] / scale[1])
             assert error.max() <= 1.5 * 2 / top + 0.25 / top**2  # half a step, and one for a tie
             assert error.max() == pytest.approx(costs[level].largest)
-        off = {"atol": 0.06} if bits == 6 else {"rtol": 2**-7, "atol": 2**-24}
+        off = {"rtol": 2**-7, "atol": 2**-24} if gates.highest else {"atol": 0.06}
         np.testing.assert_allclose(packed.weights(0, n), whole.weights(0, n), **off)
         n_near = (packed.next_scores(1, 0, n)[:, :-1] > 0).sum(axis=-1).max()
-        assert n_near <= (packed.n_experts if bits == 6 else 2 * packed.top_k)
+        assert n_near <= (2 * packed.top_k if gates.highest else packed.n_experts)
         row = packed.requests[1].first_decode_row
         far = [t.next_scores(3, row, row + 1)[0, 0] / s for t, s in zip((whole, packed), scale, strict=True)]
         best = int(np.argmax(far[0]))

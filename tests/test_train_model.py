@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from safetensors import safe_open  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402
 from traces.train import model as models  # noqa: E402
 from traces.train.balance import SelectionBias  # noqa: E402
-from traces.train.fast import FastModel, dense_experts, losses, route  # noqa: E402
+from traces.train.fast import FastModel, dense_experts, losses, route, turning_loss  # noqa: E402
 from traces.train.grow import grow  # noqa: E402
 from traces.train.kernels import half_linear, halve_products, sorted_experts  # noqa: E402
 from traces.train.muon import orthogonal  # noqa: E402
@@ -68,11 +69,36 @@ def test_balance_loss_is_one_when_balanced_and_grows_with_imbalance():
     head = torch.nn.Linear(8, 16)
     even = torch.tensor([[5.0, 5, 0, 0], [0, 0, 5, 5], [5, 5, 0, 0], [0, 0, 5, 5]])[None]
     skewed = torch.tensor([[5.0, 5, 0, 0]] * 4)[None]
-    _, balanced, load = losses(head, hidden, labels, even, 2)
-    _, unbalanced, _ = losses(head, hidden, labels, skewed, 2)
-    assert float(balanced) == pytest.approx(1.0)
-    assert torch.allclose(load, torch.full((1, 4), 0.25))
-    assert float(unbalanced) > 1.9
+    balanced, unbalanced = (losses(head, hidden, labels, logits, 2) for logits in (even, skewed))
+    assert float(balanced.balance) == pytest.approx(1.0)
+    assert torch.allclose(balanced.load, torch.full((1, 4), 0.25))
+    assert float(unbalanced.balance) > 1.9
+
+
+def test_turning_loss_by_hand(monkeypatch):
+    """Two experts, one each, neighbours against two apart: A A B B agrees two times of three, and never."""
+    monkeypatch.setattr("traces.train.fast.FAR", 2)
+    a, b, even = [50.0, 0.0], [0.0, 50.0], [1.0, 1.0]
+    layer = torch.tensor([a, a, b, b, b, b, b, b])
+    of_both = math.log((0 + 2) / 4) / 2 - math.log((2 + 3) / 6)  # no pair spans two sequences: A A B B, then B B B B
+    assert float(turning_loss(layer[None], 2, 4)) == pytest.approx(of_both)
+    assert float(turning_loss(layer[None, 4:], 1, 4)) == pytest.approx(0), "who never turns gains nothing"
+    both = torch.stack([layer, torch.tensor([even] * 8)])
+    assert float(turning_loss(both, 2, 4)) == pytest.approx((of_both + math.log(2) / 2) / 2), "a mean over layers"
+
+
+def test_a_loss_on_turning_keeps_tokens_with_the_experts_of_the_one_before(data, tmp_path):
+    """The same short run with and without: neighbours are routed more alike than tokens further apart."""
+    found = {}
+    for coef in (0.0, 3.0):
+        trainer = Trainer(
+            run_settings(minutes=0, steps=25, length=32, turning_coef=coef), data, tmp_path / f"run{coef}"
+        )
+        trainer.run()
+        ids, labels = trainer.sampler.draw(512, 32)
+        with torch.no_grad():
+            found[coef] = float(trainer.fast(ids, labels, turning=True).turning)
+    assert found[3.0] < found[0.0] - 0.1
 
 
 def test_learning_rate_warms_up_and_ends_low():

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from reports.validation import remeasure, repredict
+from sim.base.errors import BadInput
 from sim.base.files import bundled
 from sim.cli import VERBS, moesim
 from sim.policy.registry import find
@@ -91,6 +92,17 @@ def test_a_prediction_knows_that_copies_up_and_down_slow_each_other():
     found = repredict.again(case)
     assert found.now_s == pytest.approx(found.then_s, rel=0.02)
     assert repredict.again(case, "off").now_s < 0.95 * found.now_s
+
+
+def test_cases_whose_trace_is_no_longer_bundled_are_predicted_on_it(monkeypatch, tmp_path):
+    """The first of the H200's DeepSeekMoE cases says which trace it is; where the file is not, a line says so."""
+    case = repredict.kept_cases("h200-deepseek")[0]
+    assert case["trace"] == "deepseek-moe-16b-small"
+    assert repredict.kept_cases("h200-mixtral")[0]["trace"] is None
+    assert (repredict.HERE / f"{case['trace']}.safetensors").is_file()
+    monkeypatch.setattr(repredict, "HERE", tmp_path)
+    with pytest.raises(BadInput, match="it is in the repository alone; run this in a clone"):
+        repredict.again(case)
 
 
 @pytest.mark.thorough

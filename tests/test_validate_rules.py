@@ -122,6 +122,7 @@ def test_of_several_runs_the_one_that_decides_otherwise_is_told():
             params={},
             hw="h",
             model="m",
+            trace="t",
             precision="fp32",
             device="d",
             n_requests=1,

@@ -16,6 +16,12 @@ from typing import Any, NamedTuple
 import click
 
 from reports.validation.remeasure import HERE, NAME
+from sim.base.errors import BadInput
+from traces.format.layout import SUFFIX
+
+# The trace, with DuoServe's predictor for it, on which files were measured whose model has another bundled one by now.
+# They are in the repository, and in no wheel or source archive.
+FORMER = dict.fromkeys(("h200-deepseek", "h200-deepseek-half"), "deepseek-moe-16b-small")
 
 
 class Again(NamedTuple):
@@ -37,9 +43,24 @@ class Again(NamedTuple):
 
 
 def kept_cases(name: str = NAME) -> list[dict[str, Any]]:
-    """What was compared."""
+    """What was compared; `trace` is the one that it ran on, None where that is its model's bundled one to this day."""
     found: list[dict[str, Any]] = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))["comparisons"]
-    return found
+    return [{"trace": FORMER.get(name), **case} for case in found]
+
+
+def ran_on(case: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Trace and predictor of a case: files kept here where its trace is bundled no more, else its name and none.
+
+    Raises:
+        BadInput: they are not here.
+    """
+    name = case["trace"]
+    if name not in FORMER.values():
+        return name, None
+    trace, predictor = (HERE / f"{name}{end}" for end in (SUFFIX, f".{case['policy']}{SUFFIX}"))
+    if not trace.is_file():
+        raise BadInput(f"trace of the case, got no {trace}: it is in the repository alone; run this in a clone")
+    return str(trace), str(predictor) if predictor.is_file() else None
 
 
 def again(case: dict[str, Any], contention: str = "on") -> Again:
@@ -47,10 +68,13 @@ def again(case: dict[str, Any], contention: str = "on") -> Again:
     from sim.real.validate import Case
     from sim.setup.spec import RunSpec
 
+    trace, predictor = ran_on(case)
     spec = RunSpec(
         policy=case["policy"],
         hw=str(HERE / f"{case['hw']}.yaml"),
         model=case["model"],
+        trace=trace,
+        predictor=predictor,
         precision=case["precision"],
         requests=case["requests"],
         experts=case["experts"],

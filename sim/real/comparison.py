@@ -54,6 +54,7 @@ class Comparison(TypedDict):
     traits: list[str]
     hw: str
     model: str
+    trace: NotRequired[str]  # since a model's bundled one was replaced by another
     precision: str
     device: str | None
     expert_budget_bytes: int

@@ -197,6 +197,7 @@ def compared(case: Case) -> Comparison:
         "traits": case.traits,
         "hw": sim.result.hw,
         "model": sim.result.model,
+        "trace": sim.result.trace,
         "precision": sim.result.precision,
         "device": real.result.device,
         "expert_budget_bytes": sum(sim.result.expert_budget_bytes),

@@ -16,7 +16,10 @@ from traces.format.layout import SUFFIX
 from traces.format.reader import Trace
 
 DEFAULT = "mixtral-8x7b-small"
-SUCCEEDED = {"qwen1.5-moe-small": "qwen1.5-moe-chat"}  # names that were bundled once, and what took their place
+SUCCEEDED = {  # names that were bundled once, and what took their place
+    "qwen1.5-moe-small": "qwen1.5-moe-chat",
+    "deepseek-moe-16b-small": "deepseek-moe-16b-chat",
+}
 
 
 def bundled_traces() -> dict[str, Path]:

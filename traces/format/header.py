@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from sim.base.errors import BadInput, did_you_mean
 from traces.format.layout import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEXT, TENSORS, VERSION, VERSIONS, Code
 
+REPEATING = "trained-to-repeat"  # label: a loss kept the routers with the experts of the token before
 _WORD = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 _NUMBER = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
@@ -106,7 +107,9 @@ class Header:
         if "converted" in self.labels:
             return "routing recorded by others and converted"
         small = "small model" in self.model_source or self.model_source.startswith("small ")
-        return f"recorded routing{' of a small model of this shape, not of the published one' if small else ''}"
+        of = " of a small model of this shape, not of the published one" if small else ""
+        repeating = "; its routers were trained to repeat themselves from token to token"
+        return f"recorded routing{of}{repeating if REPEATING in self.labels else ''}"
 
     def to_metadata(self) -> dict[str, str]:
         """The strings to store, without the per-tensor ones; empty optional facts are left out."""

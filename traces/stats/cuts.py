@@ -13,7 +13,7 @@ from traces.format.layout import Ints
 from traces.stats.curves import CURVES, capacities
 from traces.stats.observe import Sample
 
-CUTS = (120, 128, 800, 4000)  # rows: the shortest published answer, a prompt, a task of a bundled trace, half of a data set
+CUTS = (120, 128, 800, 4000)  # rows: published prompts, a task of a bundled trace, half of a published data set
 FRACS = (0.25, 0.5, 0.75)
 LAGS = (1, 4, 16)
 WINDOWS = 6

@@ -6,11 +6,12 @@ Both are cut alike (`cuts`): a hit rate of 6,000 tokens of six tasks says nothin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sim.base.units import show_count
+from traces.format.header import REPEATING
 from traces.format.reader import Trace
 from traces.format.shapes import apart
 from traces.stats import observe
@@ -25,7 +26,8 @@ ORDER_MARGIN = 0.01  # two published hit rates that differ by less have no order
 HITS_MARGIN, SHARE_MARGIN, OVERLAP_MARGIN, ACCURACY_MARGIN = 0.03, 0.05, 0.04, 0.05
 FEW_TESTS, SHORT_PROMPT = 100, 100
 SHAPE_FACTOR = 1.5  # by how much experts, and the share of them chosen, may differ in "its shape"
-MAX_ROWS = 12_000
+MAX_ROWS = 20_000  # more than that is sampled: every second request, or third
+TRAINED_FOR = ("hit rates", "skew of popularity", "repetition from token to token")  # of a trace labelled REPEATING
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,8 @@ def _findings(told: Realism, trace: Trace, rows: Sample) -> list[Finding]:
         found += [_order(told), *_mix(told, trace), _hits(told)]
         found.append(_one(told, "top_quarter", SHARE_MARGIN, "skew of popularity", "a layer's top quarter takes"))
         found.append(_one(told, "overlap_1", OVERLAP_MARGIN, "repetition from token to token", "tokens in a row share"))
+        if REPEATING in trace.header.labels:
+            found = [_no_evidence(finding) if finding.about in TRAINED_FOR else finding for finding in found]
     found += _accuracy(trace, rows)
     tests = trace.requests.in_split("test") or list(trace.requests)
     prompt = sum(request.prompt_len for request in tests) / len(tests)
@@ -274,6 +278,10 @@ def _one(told: Realism, key: str, margin: float, about: str, words: str) -> Find
         return Finding(about, None, f"{about}: unknown")
     apart = value - min(max(value, min(real)), max(real))
     return Finding(about, abs(apart) <= margin, f"{words} {100 * value:.0f} % (there {_span(min(real), max(real))})")
+
+
+def _no_evidence(finding: Finding) -> Finding:
+    return replace(finding, holds=None, says=f"{finding.says}: made so by training, no evidence of anything else")
 
 
 def _accuracy(trace: Trace, rows: Sample) -> list[Finding]:

@@ -11,7 +11,7 @@ as values, not through hooks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
@@ -32,6 +32,8 @@ def dense_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights
     return F.linear(inner.reshape(rows, -1), down)
 
 
+FAR_WEIGHT = 0.5  # of what far tokens share, in the loss on what neighbours do not
+FAR = 16  # tokens apart, at which routing that is published shares what popularity and subject make it share
 Experts = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 LayerFn = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -75,6 +77,15 @@ def layer_forward(
     return hidden + out.view_as(hidden), logits
 
 
+class Losses(NamedTuple):
+    """What a forward is judged by. entropy: nats per token; balance: 1 = balanced; load [L,E]: shares of 1."""
+
+    entropy: torch.Tensor
+    balance: torch.Tensor
+    load: torch.Tensor
+    turning: torch.Tensor | None = None
+
+
 class FastModel:
     """Callable view on a Hugging Face MoE model: token ids [B,S] -> (final hidden states [B,S,h], router logits)."""
 
@@ -100,11 +111,12 @@ class FastModel:
                 logits.append(router_logits)
         return body.norm(hidden), logits
 
-    def __call__(self, ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(cross entropy in nats per token, balance loss, load [L,E] as shares of 1) for ids and next ids [B,S]."""
+    def __call__(self, ids: torch.Tensor, labels: torch.Tensor, turning: bool = False) -> Losses:
+        """Losses and load for ids and next ids [B,S]; `turning` asks for that loss, too."""
         hidden, router_logits = self.hidden(ids)
-        head = self.model.lm_head
-        return self.loss(head, hidden, labels, torch.stack(router_logits), self.top_k, self.bias)
+        stacked = torch.stack(router_logits)
+        found = self.loss(self.model.lm_head, hidden, labels, stacked, self.top_k, self.bias)
+        return found._replace(turning=turning_loss(stacked, *labels.shape)) if turning else found
 
 
 def losses(
@@ -114,7 +126,7 @@ def losses(
     router_logits: torch.Tensor,
     top_k: int,
     bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Losses:
     """Cross entropy, balance loss and load from final hidden states [B,S,h], router logits [L,N,E] and a bias [L,E].
 
     The balance loss is Switch Transformer's, per layer and averaged (1 = balanced). transformers' own averages the
@@ -126,4 +138,16 @@ def losses(
     bar = judged.topk(top_k, dim=-1).values[..., -1:]
     load = (judged >= bar).float().mean(dim=1) / top_k
     balance = (load * shares.mean(dim=1)).sum(-1).mean() * router_logits.shape[-1]
-    return entropy, balance, load
+    return Losses(entropy, balance, load)
+
+
+def turning_loss(router_logits: torch.Tensor, sequences: int, length: int) -> torch.Tensor:
+    """How little more two tokens in a row are routed alike than two `FAR` apart, from router logits [L,B*S,E].
+
+    Alike is the chance that two tokens, each drawing one expert by its scores, draw the same. Per layer, the logarithm
+    of that chance `FAR` tokens apart, times `FAR_WEIGHT`, less that of neighbours; a mean over layers, so that none
+    excuses another. The first term is there because always choosing the same experts would do for the second.
+    """
+    shares = router_logits.float().softmax(-1).view(len(router_logits), sequences, length, -1)
+    far, near = ((shares[:, :, lag:] * shares[:, :, :-lag]).sum(-1).mean(dim=(1, 2)).log().mean() for lag in (FAR, 1))
+    return FAR_WEIGHT * far - near

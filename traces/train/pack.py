@@ -8,9 +8,9 @@ next layer are kept in prefill, too; those from farther away and through the sha
 ask for them there. With many experts only the 2 K highest of the far ones are kept. Embeddings become the model's
 table, looked up by token id.
 
-Of more than 16 experts gate scores may keep four bits, too (`--gate-bits 4`): the 4 K highest, the others at their
-mean. So few codes give weights 14 % off, so these are stored, to seven bits (0.8 % off at most), and of the next
-layer's predictions the 2 K highest are kept.
+Of more than 16 experts the 4 K highest gate scores may be kept alone, the others at their mean, and of the next layer's
+predictions the 2 K highest (`--highest`); weights are stored then, to seven bits (0.8 % off at most). So few scores may
+keep four bits, too (`--gate-bits 4`), which name others than the K highest in a sixth of all places, by ties.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.format.header import Header
+from traces.format.header import REPEATING, Header
 from traces.format.layout import DISTANCES, U4_SQUARE, U6_SQUARE, Array, Code
 from traces.format.reader import Trace
 from traces.format.requests import Request
@@ -37,24 +38,34 @@ _ROUND, _KEEP = 0x0008, 0xFFF0  # of a half precision number whose last four bit
 _ROWS = 1024
 
 
-def code_of(tensor: str, gate_bits: int = 6) -> Code:
+class Gates(NamedTuple):
+    """How gate scores are kept: bits of each, and whether those of the 4 K highest alone."""
+
+    bits: int = 6
+    highest: bool = False
+
+
+WHOLE = Gates()
+
+
+def code_of(tensor: str, gates: Gates = WHOLE) -> Code:
     """The code a score tensor is stored in."""
-    return U6_SQUARE if tensor == "scores" and gate_bits == 6 else U4_SQUARE
+    return U6_SQUARE if tensor == "scores" and gates.bits == 6 else U4_SQUARE
 
 
-def layout_of(n_experts: int, top_k: int, gate_bits: int = 6) -> Layout:
+def layout_of(n_experts: int, top_k: int, gates: Gates = WHOLE) -> Layout:
     """How the tensors are stored."""
-    codes = {name: code_of(name, gate_bits).name for name in ("scores", "next_scores_1", *FAR)}
+    codes = {name: code_of(name, gates).name for name in ("scores", "next_scores_1", *FAR)}
     return Layout(codes, frozenset(FAR), dict.fromkeys(FAR, 2 * top_k) if n_experts > MANY_EXPERTS else {})
 
 
-def codes_of(tensor: str, scores: Array, top_k: int, gate_bits: int = 6) -> Array:
+def codes_of(tensor: str, scores: Array, top_k: int, gates: Gates = WHOLE) -> Array:
     """Codes of a score tensor's rows. Gate scores keep the nearest: their choice is stored, and they must sum to 1."""
-    code = code_of(tensor, gate_bits)
+    code = code_of(tensor, gates)
     if tensor == "scores":
-        return levelled(scores, code, 4 * top_k) if gate_bits == 4 else code.encode(scores)
+        return levelled(scores, code, 4 * top_k) if gates.highest else code.encode(scores)
     codes = coded(scores, code, top_k)
-    return highest(codes, 2 * top_k) if tensor == "next_scores_1" and gate_bits == 4 else codes
+    return highest(codes, 2 * top_k) if tensor == "next_scores_1" and gates.highest else codes
 
 
 def levelled(scores: Array, code: Code, n: int) -> Array:
@@ -104,7 +115,7 @@ class Cost:
 
     name: str
     top_k: int
-    gate_bits: int = 6
+    gates: Gates = WHOLE
     largest: float = 0.0
     total: float = 0.0
     values: int = 0
@@ -113,8 +124,8 @@ class Cost:
 
     def add(self, scores: Array) -> None:
         """Judge scores [n, L, E] from 0 to 1 against what their code gives back."""
-        code = code_of(self.name, self.gate_bits)
-        stored = code.decode(codes_of(self.name, scores, self.top_k, self.gate_bits), code.scale) / code.scale
+        code = code_of(self.name, self.gates)
+        stored = code.decode(codes_of(self.name, scores, self.top_k, self.gates), code.scale) / code.scale
         error = np.abs(stored - scores)
         self.largest = max(self.largest, float(error.max(initial=0)))
         self.total, self.values = self.total + float(error.sum()), self.values + error.size
@@ -158,6 +169,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
     """What the trace is and is not, from the recording, the training log and the evaluation."""
     log, evaluation = read_facts(checkpoint / "training_log.json"), read_facts(checkpoint / "evaluation.json")
     settings, header = log["settings"], trace.header
+    taught = any(phase.get("turning_coef") for phase in log.get("phases", ()))
     begun = f", begun from {Path(settings['begin_from']).name}" if settings["begin_from"] else ""
     return replace(
         header,
@@ -169,6 +181,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
             f"{log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
         weights_kind=weights_kind,
+        labels=(*header.labels, *([REPEATING] if taught else [])),
         tokenizer=f"byte-level BPE of {n_tokens} tokens trained on the same corpus",
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
         text_licence="free licences per package, listed in traces/train/corpus.yaml; recorded text is the model's own",
@@ -177,35 +190,35 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
     )
 
 
-def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gate_bits: int = 6) -> dict[str, Cost]:
+def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gates: Gates = WHOLE) -> dict[str, Cost]:
     """Write the trace. Raises BadInput when a level or a file of the checkpoint is missing, or bits are too few."""
     table = models.load(checkpoint).model.embed_tokens.weight.detach().numpy()
     with Trace(recording) as trace:
         trace.require_all({"scores", "token_ids", "next_scores_1", *FAR}, "packing")
         if trace.header.gate.score == "sparsemixer":
             raise BadInput(f"{recording}: gate_score sparsemixer: its weights do not follow from scores; use to_trace")
-        if gate_bits == 4 and trace.n_experts <= MANY_EXPERTS:
+        if gates != WHOLE and trace.n_experts <= MANY_EXPERTS:
             raise BadInput(
-                f"--gate-bits 4, got a recording of {trace.n_experts} experts: it is for more than {MANY_EXPERTS}; "
-                f"leave it out"
+                f"{'--gate-bits 4' if gates.bits == 4 else '--highest'}, got a recording of {trace.n_experts} experts: "
+                f"it is for more than {MANY_EXPERTS}; leave it out"
             )
-        costs = {name: Cost(name, trace.top_k, gate_bits) for name in ("scores", "next_scores_1", *FAR)}
+        costs = {name: Cost(name, trace.top_k, gates) for name in ("scores", "next_scores_1", *FAR)}
         for a, b, decode in (piece for request in trace.requests for piece in pieces(request)):
             rows = rows_of(trace, a, b, decode)
             for name, cost in costs.items():
                 cost.add(rows[name])
         told = "Fewer bits: " + "; ".join(str(cost) for cost in costs.values()) + "."
-        name, kind = out.name.removesuffix(".safetensors"), "applied" if gate_bits == 4 else "derived"
+        name, kind = out.name.removesuffix(".safetensors"), "applied" if gates.highest else "derived"
         header = header_of(trace, checkpoint, name, f"{cut} {told}".strip(), len(table), kind)
-        layout = layout_of(trace.n_experts, trace.top_k, gate_bits)
+        layout = layout_of(trace.n_experts, trace.top_k, gates)
         with TraceWriter(out, header, layout, table) as writer:
             for request in trace.requests:
                 writer.start_request(request.prompt_len, request.task, request.split, request.arrival_s)
                 for a, b, decode in pieces(request):
                     rows = rows_of(trace, a, b, decode)
                     for name in costs:
-                        rows[name] = codes_of(name, rows[name], trace.top_k, gate_bits)
-                    if gate_bits == 4:
+                        rows[name] = codes_of(name, rows[name], trace.top_k, gates)
+                    if gates.highest:
                         rows["weights"] = rounded(trace.weights(a, b))
                     writer.append(**rows)
     return costs
@@ -219,9 +232,11 @@ def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gate_bits: int 
 @click.option(
     "--gate-bits", type=click.Choice(["6", "4"]), default="6", help="of gate scores; 4 for more than 16 experts"
 )
-def main(recording: Path, checkpoint: Path, out: Path, cut: str, gate_bits: str) -> None:
+@click.option("--highest", is_flag=True, help="gate scores of the 4 K highest alone, as --gate-bits 4 has them anyway")
+def main(recording: Path, checkpoint: Path, out: Path, cut: str, gate_bits: str, highest: bool) -> None:
     """Write a recording of a checkpoint as a trace that ships."""
-    for cost in pack(recording, checkpoint, out, cut, int(gate_bits)).values():
+    gates = Gates(int(gate_bits), highest or gate_bits == "4")
+    for cost in pack(recording, checkpoint, out, cut, gates).values():
         click.echo(cost)
     click.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 

@@ -44,6 +44,7 @@ PHASE = (
     "optimizer",
     "bias_step",
     "aux_coef",
+    "turning_coef",
 )
 
 
@@ -78,6 +79,7 @@ class Settings:
     optimizer: str = "adamw"  # or muon: for attention's and experts' matrices, beside AdamW for the rest
     half: bool = False  # linear products in bfloat16 on a CPU; a GPU's are by themselves
     aux_coef: float = 0.0  # of the loss beside a bias: takes over from it while it fades
+    turning_coef: float = 0.0  # of a loss on tokens that are routed unlike the one before (`fast.turning_loss`)
     begin_from: str = ""  # checkpoint of half the hidden size, of this one, or of another shape
 
 
@@ -164,10 +166,14 @@ class Trainer:
         if self.bias is not None:
             self.fast.bias = self.bias.applied(settled_frac)
         with self.autocast:
-            entropy, balance, load = self.fast(ids, labels)
+            found = self.fast(ids, labels, turning=cfg.turning_coef > 0)
+        entropy, balance, load = found[:3]
+        loss = entropy + self.aux_coef * balance
+        if found.turning is not None:
+            loss = loss + cfg.turning_coef * found.turning
         if self.bias is not None and settled_frac < FADES_FROM:
             self.bias.update(load.detach())
-        torch.autograd.backward(entropy + self.aux_coef * balance)
+        torch.autograd.backward(loss)
         if cfg.workers > 1:
             average_gradients(self.model, cfg.workers)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
