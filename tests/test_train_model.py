@@ -79,11 +79,11 @@ def test_turning_loss_by_hand(monkeypatch):
     """Two experts, one each, neighbours against two apart: A A B B agrees two times of three, and never."""
     monkeypatch.setattr("traces.train.fast.FAR", 2)
     a, b, even = [50.0, 0.0], [0.0, 50.0], [1.0, 1.0]
-    layer = torch.tensor([a, a, b, b, b, b, b, b])
+    layer = torch.tensor([a, a, b, b, b, b, b, b]).softmax(-1)
     of_both = math.log((0 + 2) / 4) / 2 - math.log((2 + 3) / 6)  # no pair spans two sequences: A A B B, then B B B B
     assert float(turning_loss(layer[None], 2, 4)) == pytest.approx(of_both)
     assert float(turning_loss(layer[None, 4:], 1, 4)) == pytest.approx(0), "who never turns gains nothing"
-    both = torch.stack([layer, torch.tensor([even] * 8)])
+    both = torch.stack([layer, torch.tensor([even] * 8).softmax(-1)])
     assert float(turning_loss(both, 2, 4)) == pytest.approx((of_both + math.log(2) / 2) / 2), "a mean over layers"
 
 

@@ -66,7 +66,7 @@ def resolve(name: str | Path) -> Path:
         new = SUCCEEDED[str(name)]
         raise BadInput(
             f"trace, got {str(name)!r}: {new} has taken its place, with longer requests that arrive; take "
-            f"--trace {new} --arrivals none, with --requests 30 for as many tokens"
+            f"--trace {new} --arrivals none, with --requests N for the first of them alone"
         )
     hint = did_you_mean(str(name), {**known, **fitted()})
     raise BadInput(f"trace, got {str(name)!r}: no bundled trace and no file of that name; {hint}")

@@ -114,9 +114,8 @@ class FastModel:
     def __call__(self, ids: torch.Tensor, labels: torch.Tensor, turning: bool = False) -> Losses:
         """Losses and load for ids and next ids [B,S]; `turning` asks for that loss, too."""
         hidden, router_logits = self.hidden(ids)
-        stacked = torch.stack(router_logits)
-        found = self.loss(self.model.lm_head, hidden, labels, stacked, self.top_k, self.bias)
-        return found._replace(turning=turning_loss(stacked, *labels.shape)) if turning else found
+        head = self.model.lm_head
+        return self.loss(head, hidden, labels, torch.stack(router_logits), self.top_k, self.bias, turning)
 
 
 def losses(
@@ -126,8 +125,9 @@ def losses(
     router_logits: torch.Tensor,
     top_k: int,
     bias: torch.Tensor | None = None,
+    turning: bool = False,
 ) -> Losses:
-    """Cross entropy, balance loss and load from final hidden states [B,S,h], router logits [L,N,E] and a bias [L,E].
+    """What a forward is judged by, from final hidden states [B,S,h], router logits [L,N,E] and a bias [L,E].
 
     The balance loss is Switch Transformer's, per layer and averaged (1 = balanced). transformers' own averages the
     loads over layers first, so that an expert dead in one layer can hide behind a busy one in another.
@@ -138,16 +138,16 @@ def losses(
     bar = judged.topk(top_k, dim=-1).values[..., -1:]
     load = (judged >= bar).float().mean(dim=1) / top_k
     balance = (load * shares.mean(dim=1)).sum(-1).mean() * router_logits.shape[-1]
-    return Losses(entropy, balance, load)
+    return Losses(entropy, balance, load, turning_loss(shares, *labels.shape) if turning else None)
 
 
-def turning_loss(router_logits: torch.Tensor, sequences: int, length: int) -> torch.Tensor:
-    """How little more two tokens in a row are routed alike than two `FAR` apart, from router logits [L,B*S,E].
+def turning_loss(shares: torch.Tensor, sequences: int, length: int) -> torch.Tensor:
+    """How little more two tokens in a row are routed alike than two `FAR` apart, from router scores [L,B*S,E].
 
     Alike is the chance that two tokens, each drawing one expert by its scores, draw the same. Per layer, the logarithm
     of that chance `FAR` tokens apart, times `FAR_WEIGHT`, less that of neighbours; a mean over layers, so that none
     excuses another. The first term is there because always choosing the same experts would do for the second.
     """
-    shares = router_logits.float().softmax(-1).view(len(router_logits), sequences, length, -1)
-    far, near = ((shares[:, :, lag:] * shares[:, :, :-lag]).sum(-1).mean(dim=(1, 2)).log().mean() for lag in (FAR, 1))
+    rows = shares.view(len(shares), sequences, length, -1)
+    far, near = ((rows[:, :, lag:] * rows[:, :, :-lag]).sum(-1).mean(dim=(1, 2)).log().mean() for lag in (FAR, 1))
     return FAR_WEIGHT * far - near

@@ -167,12 +167,11 @@ class Trainer:
             self.fast.bias = self.bias.applied(settled_frac)
         with self.autocast:
             found = self.fast(ids, labels, turning=cfg.turning_coef > 0)
-        entropy, balance, load = found[:3]
-        loss = entropy + self.aux_coef * balance
+        loss = found.entropy + self.aux_coef * found.balance
         if found.turning is not None:
             loss = loss + cfg.turning_coef * found.turning
         if self.bias is not None and settled_frac < FADES_FROM:
-            self.bias.update(load.detach())
+            self.bias.update(found.load.detach())
         torch.autograd.backward(loss)
         if cfg.workers > 1:
             average_gradients(self.model, cfg.workers)
@@ -180,7 +179,7 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return entropy.detach(), balance.detach(), load.detach()
+        return found.entropy.detach(), found.balance.detach(), found.load.detach()
 
     def run(self) -> None:
         """Train until the minutes or the steps are used up, then evaluate and save."""
