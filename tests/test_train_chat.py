@@ -69,10 +69,10 @@ def test_requests_have_tasks_splits_arrivals_and_held_out_prompts():
 @pytest.mark.parametrize(
     ("name", "gates"),
     [
-        ("mixtral-8x7b", Gates()),
-        ("deepseek-moe-16b", Gates()),
-        ("deepseek-moe-16b", Gates(6, highest=True)),
-        ("deepseek-moe-16b", Gates(4, highest=True)),
+        ("mixtral-8x7b", Gates.ALL),
+        ("deepseek-moe-16b", Gates.ALL),
+        ("deepseek-moe-16b", Gates.HIGHEST),
+        ("deepseek-moe-16b", Gates.HIGHEST_IN_FOUR_BITS),
     ],
 )
 def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path, name, gates):
@@ -104,9 +104,9 @@ def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path
     costs = pack(full, run, out, "Lengths of nobody.", gates)
     if name == "mixtral-8x7b":
         with pytest.raises(BadInput, match="--gate-bits 4, got a recording of 8 experts: it is for more than 16"):
-            pack(full, run, out, "", Gates(4, highest=True))
+            pack(full, run, out, "", Gates.HIGHEST_IN_FOUR_BITS)
         with pytest.raises(BadInput, match="--highest, got a recording of 8 experts"):
-            pack(full, run, out, "", Gates(6, highest=True))
+            pack(full, run, out, "", Gates.HIGHEST)
 
     with Trace(full) as whole, Trace(out) as packed:
         assert check_trace(packed) == []

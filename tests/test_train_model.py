@@ -17,6 +17,8 @@ pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transform
 from safetensors import safe_open  # noqa: E402
 
 from sim.base.errors import BadInput  # noqa: E402
+from traces.format.header import REPEATING  # noqa: E402
+from traces.train import log  # noqa: E402
 from traces.train import model as models  # noqa: E402
 from traces.train.balance import SelectionBias  # noqa: E402
 from traces.train.fast import FastModel, dense_experts, losses, route, turning_loss  # noqa: E402
@@ -98,7 +100,22 @@ def test_a_loss_on_turning_keeps_tokens_with_the_experts_of_the_one_before(data,
         ids, labels = trainer.sampler.draw(512, 32)
         with torch.no_grad():
             found[coef] = float(trainer.fast(ids, labels, turning=True).turning)
+        assert ("turning" in trainer.entries[0]) == (coef > 0)
     assert found[3.0] < found[0.0] - 0.1
+
+
+def test_what_is_begun_from_a_model_that_was_taught_has_been_taught(data, tmp_path):
+    """Also where the second run itself has no such loss, and is resumed."""
+    for coef, labels in ((0.0, ()), (0.1, (REPEATING,))):
+        first, second = tmp_path / f"first{coef}", tmp_path / f"second{coef}"
+        Trainer(run_settings(minutes=0, steps=1, turning_coef=coef), data, first).run()
+        assert log.labels_at(first) == labels
+        for steps in (1, 2):
+            trainer = Trainer(run_settings(minutes=0, steps=steps, begin_from=str(first)), data, second)
+            assert trainer.restore() == (steps == 2)
+            trainer.run()
+            assert log.labels_at(second) == labels
+    assert log.labels_at(tmp_path) == ()
 
 
 def test_learning_rate_warms_up_and_ends_low():

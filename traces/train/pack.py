@@ -17,19 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.format.header import REPEATING, Header
+from traces.format.header import Header
 from traces.format.layout import DISTANCES, U4_SQUARE, U6_SQUARE, Array, Code
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import Layout, TraceWriter
 from traces.train import model as models
+from traces.train.log import NAME, labels_of
 from traces.train.to_trace import facts_of, read_facts, text_of
 
 FAR = ("next_scores_2", "next_scores_3", "shared_scores")
@@ -38,28 +39,35 @@ _ROUND, _KEEP = 0x0008, 0xFFF0  # of a half precision number whose last four bit
 _ROWS = 1024
 
 
-class Gates(NamedTuple):
-    """How gate scores are kept: bits of each, and whether those of the 4 K highest alone."""
+class Gates(Enum):
+    """How gate scores are kept: bits of each, and whether those of the 4 K highest alone (without, four bits would make
+    weights that follow from them 14 % off)."""
 
-    bits: int = 6
-    highest: bool = False
+    ALL = (6, False)
+    HIGHEST = (6, True)
+    HIGHEST_IN_FOUR_BITS = (4, True)
+
+    @property
+    def bits(self) -> int:
+        return self.value[0]
+
+    @property
+    def highest(self) -> bool:
+        return self.value[1]
 
 
-WHOLE = Gates()
-
-
-def code_of(tensor: str, gates: Gates = WHOLE) -> Code:
+def code_of(tensor: str, gates: Gates = Gates.ALL) -> Code:
     """The code a score tensor is stored in."""
     return U6_SQUARE if tensor == "scores" and gates.bits == 6 else U4_SQUARE
 
 
-def layout_of(n_experts: int, top_k: int, gates: Gates = WHOLE) -> Layout:
+def layout_of(n_experts: int, top_k: int, gates: Gates = Gates.ALL) -> Layout:
     """How the tensors are stored."""
     codes = {name: code_of(name, gates).name for name in ("scores", "next_scores_1", *FAR)}
     return Layout(codes, frozenset(FAR), dict.fromkeys(FAR, 2 * top_k) if n_experts > MANY_EXPERTS else {})
 
 
-def codes_of(tensor: str, scores: Array, top_k: int, gates: Gates = WHOLE) -> Array:
+def codes_of(tensor: str, scores: Array, top_k: int, gates: Gates = Gates.ALL) -> Array:
     """Codes of a score tensor's rows. Gate scores keep the nearest: their choice is stored, and they must sum to 1."""
     code = code_of(tensor, gates)
     if tensor == "scores":
@@ -115,7 +123,7 @@ class Cost:
 
     name: str
     top_k: int
-    gates: Gates = WHOLE
+    gates: Gates = Gates.ALL
     largest: float = 0.0
     total: float = 0.0
     values: int = 0
@@ -167,9 +175,8 @@ def rows_of(trace: Trace, a: int, b: int, decode: bool) -> dict[str, Array]:
 
 def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int, weights_kind: str) -> Header:
     """What the trace is and is not, from the recording, the training log and the evaluation."""
-    log, evaluation = read_facts(checkpoint / "training_log.json"), read_facts(checkpoint / "evaluation.json")
+    log, evaluation = read_facts(checkpoint / NAME), read_facts(checkpoint / "evaluation.json")
     settings, header = log["settings"], trace.header
-    taught = any(phase.get("turning_coef") for phase in log.get("phases", ()))
     begun = f", begun from {Path(settings['begin_from']).name}" if settings["begin_from"] else ""
     return replace(
         header,
@@ -181,7 +188,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
             f"{log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
         weights_kind=weights_kind,
-        labels=(*header.labels, *([REPEATING] if taught else [])),
+        labels=tuple(dict.fromkeys([*header.labels, *labels_of(log)])),
         tokenizer=f"byte-level BPE of {n_tokens} tokens trained on the same corpus",
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
         text_licence="free licences per package, listed in traces/train/corpus.yaml; recorded text is the model's own",
@@ -190,14 +197,14 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
     )
 
 
-def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gates: Gates = WHOLE) -> dict[str, Cost]:
+def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gates: Gates = Gates.ALL) -> dict[str, Cost]:
     """Write the trace. Raises BadInput when a level or a file of the checkpoint is missing, or bits are too few."""
     table = models.load(checkpoint).model.embed_tokens.weight.detach().numpy()
     with Trace(recording) as trace:
         trace.require_all({"scores", "token_ids", "next_scores_1", *FAR}, "packing")
         if trace.header.gate.score == "sparsemixer":
             raise BadInput(f"{recording}: gate_score sparsemixer: its weights do not follow from scores; use to_trace")
-        if gates != WHOLE and trace.n_experts <= MANY_EXPERTS:
+        if gates.highest and trace.n_experts <= MANY_EXPERTS:
             raise BadInput(
                 f"{'--gate-bits 4' if gates.bits == 4 else '--highest'}, got a recording of {trace.n_experts} experts: "
                 f"it is for more than {MANY_EXPERTS}; leave it out"
@@ -235,7 +242,7 @@ def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gates: Gates = 
 @click.option("--highest", is_flag=True, help="gate scores of the 4 K highest alone, as --gate-bits 4 has them anyway")
 def main(recording: Path, checkpoint: Path, out: Path, cut: str, gate_bits: str, highest: bool) -> None:
     """Write a recording of a checkpoint as a trace that ships."""
-    gates = Gates(int(gate_bits), highest or gate_bits == "4")
+    gates = Gates((int(gate_bits), highest or gate_bits == "4"))
     for cost in pack(recording, checkpoint, out, cut, gates).values():
         click.echo(cost)
     click.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")

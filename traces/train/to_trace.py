@@ -22,6 +22,7 @@ from traces.format.layout import U6_SQUARE, U8_SQUARE
 from traces.format.requests import Request
 from traces.format.writer import Layout, write_trace
 from traces.record.families import FAMILIES
+from traces.train.log import NAME, labels_of
 from traces.train.record import DISTANCES, Recording, load_recording
 
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
@@ -52,6 +53,7 @@ def header_of(
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
         text_licence="free licences per package, listed in traces/train/corpus.yaml; recorded text is the model's own",
         tasks=tuple(sorted(set(recording.task))),
+        labels=labels_of(log),
         notes=(
             f"Prompts are cut from held-out documents; outputs are sampled at temperature {meta['temperature']}. "
             f"Mean lengths: {recording.prompt_len.mean():.0f} prompt and "
@@ -104,7 +106,7 @@ def convert(
 ) -> Path:
     """Write the trace. Raises BadInput when a file of the checkpoint is missing or the writer finds a fault."""
     recording, meta = load_recording(recording_folder)
-    log = read_facts(checkpoint / "training_log.json")
+    log = read_facts(checkpoint / NAME)
     facts = facts_of(read_facts(checkpoint / "evaluation.json"))
     scores = {"scores": recording.scores["scores"], "shared_scores": recording.scores["skip_attention"][:, :-1]}
     for d in DISTANCES:

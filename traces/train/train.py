@@ -8,6 +8,7 @@ Weights, optimizer and log are written as it goes (`--resume` continues); `model
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from traces.train.trainer import Settings, Trainer
 
 def work(rank: int, settings: Settings, data: Path, out: Path, resume: bool, rendezvous: str) -> None:
     """One of several training processes on this machine, a thread each."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # torch sends it when the first process is gone
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=settings.workers)
     trainer = Trainer(settings, data, out, rank)

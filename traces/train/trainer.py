@@ -20,10 +20,11 @@ import torch
 
 from sim.base.errors import BadInput
 from sim.base.files import write_json
+from traces.train import log
 from traces.train import model as models
 from traces.train.balance import FADES_FROM, SelectionBias
 from traces.train.batches import WindowSampler, heldout_windows
-from traces.train.fast import FastModel, dense_experts
+from traces.train.fast import FastModel, Losses, dense_experts
 from traces.train.kernels import halve_products, sorted_experts
 from traces.train.muon import Muon
 from traces.train.schedule import learning_rate, rate_of_step, settled_by_clock, settled_frac
@@ -32,20 +33,6 @@ from traces.train.tokens import load_split
 from traces.train.upcycle import begin
 
 HELDOUT_TOKENS_PER_TASK = 4_096  # while training; evaluate.py judges on more
-# what a run that is continued may be given anew; the log says from which step
-PHASE = (
-    "batch_tokens",
-    "length",
-    "long_length",
-    "peak_lr",
-    "steps",
-    "decay_steps",
-    "half",
-    "optimizer",
-    "bias_step",
-    "aux_coef",
-    "turning_coef",
-)
 
 
 @dataclass
@@ -101,6 +88,7 @@ class Trainer:
         self.model = models.build(shape, vocab, settings.seed)
         if settings.begin_from:
             begin(models.load(Path(settings.begin_from)), self.model, settings.seed)
+        self.labels = log.labels_at(Path(settings.begin_from)) if settings.begin_from else ()
         self.model = self.model.to(settings.device).train()
         if settings.balance not in ("aux", "bias"):
             raise BadInput(f"balance, got {settings.balance!r}: aux or bias")
@@ -122,7 +110,7 @@ class Trainer:
             task: heldout_windows(ids, settings.length, HELDOUT_TOKENS_PER_TASK).to(settings.device)
             for task, ids in load_split(data, "heldout").items()
         }
-        self.phases = [{"from_step": 0, **{k: v for k, v in asdict(settings).items() if k in PHASE}}]
+        self.phases = log.continued([], 0, asdict(settings))
         self.autocast = torch.autocast("cuda", torch.bfloat16, enabled=on_gpu)
         self.step, self.tokens, self.earlier_s, self.entries = 0, 0, 0.0, list[dict[str, Any]]()
 
@@ -154,8 +142,8 @@ class Trainer:
         cfg = self.settings
         return settled_frac(self.step, cfg.steps, cfg.decay_steps) if cfg.steps else settled_by_clock(progress)
 
-    def train_step(self, rate: float, settled_frac: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """One optimizer step; returns (cross entropy, balance loss, load [L,E])."""
+    def train_step(self, rate: float, settled_frac: float) -> Losses:
+        """One optimizer step."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -179,7 +167,8 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return found.entropy.detach(), found.balance.detach(), found.load.detach()
+        turning = None if found.turning is None else found.turning.detach()
+        return Losses(found.entropy.detach(), found.balance.detach(), found.load.detach(), turning)
 
     def run(self) -> None:
         """Train until the minutes or the steps are used up, then evaluate and save."""
@@ -193,12 +182,12 @@ class Trainer:
                 break
             if self.rank == 0 and cfg.decay_steps and self.step == cfg.steps - cfg.decay_steps:
                 save_state(self, self.out / "resume" / "before_decay.bin")
-            entropy, balance, load = self.train_step(self.rate(progress), self.settled(progress))
+            found = self.train_step(self.rate(progress), self.settled(progress))
             self.step, self.tokens = self.step + 1, self.tokens + cfg.batch_tokens
             if self.rank > 0:
                 continue  # the first worker logs, evaluates and saves; the others meet it at the next step
             if self.step % 20 == 1 or cfg.max_steps <= 20:
-                self.log(spent_s, entropy, balance, load)
+                self.note(spent_s, found)
             if now - last_eval > cfg.eval_every_s:
                 last_eval = now
                 self.entries.append({"step": self.step, "seconds": round(spent_s, 1), "heldout": self.evaluate()})
@@ -215,18 +204,19 @@ class Trainer:
         click.echo(f"{cfg.shape} {json.dumps(entry)}")
         self.save(resumable=True)
 
-    def log(self, spent_s: float, entropy: torch.Tensor, balance: torch.Tensor, load: torch.Tensor) -> None:
+    def note(self, spent_s: float, found: Losses) -> None:
         """Append one row; reading the tensors waits for the device, so this is not done every step."""
-        shares = load * load.shape[-1]  # 1 = an equal share
-        self.entries.append(
-            {
-                "step": self.step,
-                "seconds": round(spent_s, 1),
-                "loss": round(float(entropy), 4),
-                "balance": round(float(balance), 4),
-                "least_load": round(float(shares.min()), 3),
-            }
-        )
+        shares = found.load * found.load.shape[-1]  # 1 = an equal share
+        row = {
+            "step": self.step,
+            "seconds": round(spent_s, 1),
+            "loss": round(float(found.entropy), 4),
+            "balance": round(float(found.balance), 4),
+            "least_load": round(float(shares.min()), 3),
+        }
+        if found.turning is not None:
+            row["turning"] = round(float(found.turning), 4)
+        self.entries.append(row)
 
     def description(self) -> dict[str, Any]:
         """The training log: settings, where and how long it ran, and the loss curve."""
@@ -234,6 +224,7 @@ class Trainer:
             "schema": "moe-train-log/1",
             "settings": asdict(self.settings),
             "phases": self.phases,
+            "begun_labels": list(self.labels),
             "hardware": hardware(self.settings.device),
             "torch": torch.__version__,
             "python": platform.python_version(),
@@ -249,7 +240,7 @@ class Trainer:
         """Write the checkpoint; with `resumable` also what `restore` needs (float32 weights and moments)."""
         models.save(self.model, self.out)
         shutil.copyfile(self.data / "tokenizer.json", self.out / "tokenizer.json")
-        write_json(self.out / "training_log.json", self.description())
+        write_json(self.out / log.NAME, self.description())
         if resumable:
             save_state(self, self.out / "resume" / "state.bin")
 
@@ -259,10 +250,7 @@ class Trainer:
         if not path.exists():
             return False
         load_state(self, path)
-        now = {key: value for key, value in asdict(self.settings).items() if key in PHASE}
-        self.phases = [phase for phase in self.phases if phase["from_step"] < self.step]
-        if not self.phases or {k: v for k, v in self.phases[-1].items() if k != "from_step"} != now:
-            self.phases.append({"from_step": self.step, **now})
+        self.phases = log.continued(self.phases, self.step, asdict(self.settings))
         return True
 
 
