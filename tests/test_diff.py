@@ -306,8 +306,8 @@ def test_joules_are_in_the_answer_where_both_count_the_same(diff: Any, trace: Pa
 
 
 def test_every_field_of_a_run_is_compared() -> None:
-    """But for what changes no figure (`engine`, `unstable`) and what a result tells as `set.*`."""
-    elsewhere = {"set", "predictor", *OPTIONS, "engine", "unstable"}
+    """But for what changes no figure (`unstable`) and what a result tells as `set.*`."""
+    elsewhere = {"set", "predictor", *OPTIONS, "unstable"}
     assert set(RunSpec.__struct_fields__) <= {*TOLD, *ASKED, *elsewhere}
 
 

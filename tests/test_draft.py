@@ -91,6 +91,22 @@ def test_every_row_is_taken_once(k: int, acceptance: float, outputs: int, seed: 
         row = last.taken_row
 
 
+def test_rejected_drafts_stand_anywhere() -> None:
+    """In any quarter of the answer alike, although the draw that rejected a draft is known to be high."""
+    quarters = [0, 0, 0, 0]
+    for index in range(300):
+        request = RequestInfo(index, 0, 1, 100, "", None)
+        found, row = drafts(2, 0.8, rejected="elsewhere", seed=5), 1
+        while row < 60:
+            *stands, last = found.step(request, row, 100)
+            for r in stands:
+                quarters[min(3, (r.start_row - 1) * 4 // 98)] += 1
+            row = last.taken_row
+    n = sum(quarters)
+    assert n > 2000
+    assert all(abs(each - n / 4) < 5 * math.sqrt(n * 3 / 16) for each in quarters), quarters
+
+
 def test_tokens_a_step_are_what_the_formula_says() -> None:
     """(1 - a^(k+1)) / (1 - a), within five standard errors of many draws; by position, the product of shares."""
     for k, acceptance in ((1, (0.5,)), (4, (0.7,)), (8, (0.9,)), (4, (0.8, 0.7, 0.6, 0.5))):

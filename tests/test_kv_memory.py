@@ -164,7 +164,7 @@ def test_waiting_after_a_preemption_is_queueing(tmp_path: Path) -> None:
     served = server(tmp_path, KvPool(PAGES, 2, 32, swaps=True)).clockwork.requests
     one = served[1]
     found = parts(one.away_s, one.last_token_s - one.first_token_s, one.until_first, one.until_last)
-    assert found == (12, 4, 4, 8)
+    assert found == (12, 4, 4, 8, 0)
     late = {"*": {"tpot_s": 1.0}}
     violations = server(tmp_path, KvPool(PAGES, 2, 32, swaps=True), slo=late).result.slo.violations
     # Request 0: 8 s run, 8 s of prompts, 4 s of copies; 1 and 2 are away for longer than anything else takes.

@@ -22,9 +22,11 @@ from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput
 from sim.base.files import to_struct
 from sim.conformance.scheduling import Foretold
-from sim.engine.run_loop import RequestTimes
+from sim.engine.run_loop import RequestTimes, Spent
+from sim.results.attainment import interval, parts
 from sim.results.load import Moments, taken_while_some_wait
 from sim.results.schema import SloAttainment
+from sim.results.uncertainty import ttfts_s
 from sim.run import Outcome, execute, prepare
 from sim.setup.setup import Setup
 from sim.setup.spec import RunSpec
@@ -272,6 +274,54 @@ def test_attainment_by_hand(tmp_path: Path) -> None:
     assert (none.requests, none.attained_frac, none.tasks) == (0, None, {})
     tight = server.run("none", 1, slo={"*": {"tpot_s": 1e-9}}).result.slo
     assert (tight.met, tight.violations.compute) == (0, 1)
+
+
+def test_reads_from_a_drive_are_no_computation() -> None:
+    """An iteration of a prompt and one of decoding, 10 s each: of both 2 s of copies and 5 s of the drive."""
+    until = Spent(10.0, 2.0, 5.0, 2.0, 5.0)
+    assert parts(1.0, 21.0, Spent(), until)._asdict() == {
+        "queue": 1,
+        "prefill": 3,
+        "copies": 4,
+        "drive": 10,
+        "compute": 3,
+    }
+
+
+def test_shares_that_kept_have_an_interval() -> None:
+    """Wilson's by hand: 15 of 20, and 20 of 20, of which the share itself says nothing; alike in blocks it is wider."""
+    some = [float(i not in (0, 1, 13, 15, 18)) for i in range(20)]
+    assert interval(some) == pytest.approx((0.5313, 0.8881), abs=1e-4)
+    assert interval([1.0] * 20) == pytest.approx((0.8389, 1.0), abs=1e-4)
+    assert interval([]) is None
+    in_a_row = [0.0] * 5 + [1.0] * 15
+    assert interval(in_a_row)[0] < 0.45
+
+
+def test_waits_grow_faster_than_services(tmp_path: Path) -> None:
+    """Half as much again for every service: the waits of a server that takes so long, not half as much again."""
+    server = Server(tmp_path, [(1, 3), (4, 9)])
+    served = server.run("poisson:0.02", 40).clockwork.requests
+    assert ttfts_s(served, 1.0, 1.0) == pytest.approx([times.ttft_s for times in served])
+    slower, free_s = [], 0.0
+    for times in served:
+        begun_s = max(times.start_s, free_s)
+        slower.append(begun_s + 1.5 * times.service_s - times.start_s)
+        free_s = begun_s + 1.5 * (times.last_token_s - times.begun_s)
+    assert ttfts_s(served, 1.5, 1.5) == pytest.approx(slower)
+    assert sum(slower) > 2 * sum(times.ttft_s for times in served)
+
+
+def test_a_ttft_under_load_has_the_band_of_its_waits(tmp_path: Path) -> None:
+    """At batch 1 of services made shorter and longer; in a closed loop by the factor of all; in batches none."""
+    server = Server(tmp_path, [(1, 3), (4, 9)])
+    runs = {"alone": ("poisson:0.02", 40), "closed": ("closed:3", 40), "batched": ("poisson:0.02", 40, 2)}
+    ends = {name: server.run(*what).result.uncertainty for name, what in runs.items()}
+    least, most = (ends["closed"].ttft_s[i] / ends["closed"].sampling.ttft_s[i] for i in (0, 1))
+    assert (least, most) == pytest.approx((ends["closed"].low_factor, ends["closed"].high_factor))
+    assert ends["alone"].ttft_s[1] / ends["alone"].sampling.ttft_s[1] > 1.5 * ends["alone"].high_factor
+    assert ends["batched"].ttft_s is None
+    assert ends["batched"].tpot_s is not None
 
 
 def test_what_a_request_waited_for_sums_to_its_time() -> None:

@@ -963,7 +963,7 @@ class TestInputs:
 
 
 class TestCommand:
-    def test_geometry_takes_no_trace(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_geometry_takes_no_trace_and_says_what_the_last_run_says(self, capsys: pytest.CaptureFixture[str]) -> None:
         result = moesim(capsys, "reproduce", "--rows", "geometry", "--json").json
         assert result["schema"] == table.SCHEMA
         assert result["traces"] == {}
@@ -974,6 +974,9 @@ class TestCommand:
         assert by_id["FM-1"]["status"] == "reached"
         assert by_id["EM-19"]["status"] == "missed"
         assert by_id["EM-19"]["simulated"]["saved"][0] < 20
+        last = {one["id"]: one for one in moesim(capsys, "reproduce", "--last", "--json").json["rows"]}
+        for name, one in by_id.items():
+            assert json.dumps(one["simulated"]) == json.dumps(last[name]["simulated"]), f"{name}: run it again"
 
     def test_text_has_the_verdict_first_and_the_constant_last(self, capsys: pytest.CaptureFixture[str]) -> None:
         out = moesim(capsys, "reproduce", "--rows", "EM-6,EM-7,DS-2").out
@@ -1008,12 +1011,6 @@ class TestCommand:
         assert result["totals"] == table.totals(result["rows"])
         some = moesim(capsys, "reproduce", "--last", "--rows", "MO", "--json").json
         assert [one["id"] for one in some["rows"]] == ["MO-1", "MO-1f", "MO-1n", "MO-4", "MO-4f", "MO-4n"]
-
-    def test_the_last_run_agrees_with_what_geometry_says_now(self, capsys: pytest.CaptureFixture[str]) -> None:
-        now = {one["id"]: one for one in moesim(capsys, "reproduce", "--rows", "geometry", "--json").json["rows"]}
-        last = {one["id"]: one for one in moesim(capsys, "reproduce", "--last", "--json").json["rows"]}
-        for name, one in now.items():
-            assert json.dumps(one["simulated"]) == json.dumps(last[name]["simulated"]), f"{name}: run it again"
 
 
 def test_constants_are_a_small_closed_set() -> None:

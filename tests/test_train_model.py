@@ -351,3 +351,20 @@ def test_the_rate_of_a_step_depends_on_no_clock():
     assert rates[999] == pytest.approx(0.05, abs=0.005)
     longer = [rate_of_step(step, 3000, 200, 1.0) for step in range(800)]
     assert longer == rates[:800]  # a longer run is the same run until the shorter one settles
+
+
+def test_every_window_is_balanced_by_itself_where_asked():
+    """Two windows of three tokens, two experts, top 1: each window wants the other expert; together they are even."""
+    logits = torch.tensor([[5.0, 0.0]] * 3 + [[0.0, 5.0]] * 3)[None].requires_grad_()
+    labels = torch.zeros(2, 3, dtype=torch.long)
+    found = {
+        by_window: losses(lambda hidden: hidden, torch.zeros(2, 3, 4), labels, logits, 1, by_window=by_window)
+        for by_window in (False, True)
+    }
+    assert float(found[False].balance.detach()) == pytest.approx(1)
+    sure = 1 / (1 + math.exp(-5))
+    assert float(found[True].balance.detach()) == pytest.approx(2 * sure)
+    assert found[True].load.tolist() == found[False].load.tolist() == [[0.5, 0.5]]
+    (gradient,) = torch.autograd.grad(found[True].balance, logits)
+    assert (gradient[0, :3, 0] > 0).all()
+    assert (gradient[0, 3:, 0] < 0).all(), "each window is pushed towards the expert that it leaves idle"

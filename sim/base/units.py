@@ -110,6 +110,11 @@ def show_frac(frac: float | None) -> str:
     return "-" if frac is None else f"{100 * frac:.1f} %"
 
 
+def show_fracs(ends: tuple[float, float]) -> str:
+    """`48.1 to 85.5 %`."""
+    return f"{100 * ends[0]:.1f} to {show_frac(ends[1])}"
+
+
 def _three_digits(value: float) -> str:
     if value >= 99.95:
         return f"{value:.0f}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sim.base.errors import BadInput
-from sim.results.keep import Keep
+from sim.results.keep import FIRST, TIMELINE_ITERATIONS, Keep
 
 KEPT = ("out", "with_spans", "force", "timeline", "timeline_iterations", "timeline_from")
 
@@ -46,6 +46,11 @@ class RunRequest:
         """Raises BadInput for options that contradict one another."""
         if self.keep.with_spans and self.keep.out is None:
             raise BadInput("--spans, got it without --out: it adds a table to the folder of --out; add --out DIR")
+        if self.keep.timeline is None:
+            start, n = self.keep.timeline_from, self.keep.timeline_iterations
+            if start[1:] != FIRST[1:] or n != TIMELINE_ITERATIONS:
+                name = "iterations" if start[1:] == FIRST[1:] else "from"
+                raise BadInput(f"--timeline-{name}, got it without --timeline: which file? add --timeline FILE")
         if self.real:
             if self.given.get("energy") is not None:
                 raise BadInput(

@@ -15,6 +15,7 @@ from sim.cli.spec_options import spec_options, tell_drawing
 from sim.cli.unique_options import UniqueOptions
 
 REQUESTS = 200
+ATTAIN = 0.95
 
 
 @click.command(
@@ -34,10 +35,8 @@ REQUESTS = 200
     "--attain",
     "kept_frac",
     type=float,
-    default=0.95,
-    show_default=True,
     metavar="F",
-    help="With --slo: the share of requests that has to keep to it.",
+    help=f"With --slo: the share of requests that has to keep to it; default: {ATTAIN:g}.",
 )
 @click.option(
     "--draws",
@@ -58,7 +57,7 @@ REQUESTS = 200
 def command(
     policies: tuple[str, ...],
     settings: tuple[str, ...],
-    kept_frac: float,
+    kept_frac: float | None,
     draws: int,
     workers: int | None,
     out: Path | None,
@@ -79,9 +78,13 @@ def command(
     from sim.studies.saturate.search import saturate
     from sim.studies.saturate.text import answer, curve_table, rates_table
 
+    promised = given.get("slo") or ""
+    if kept_frac is None:
+        kept_frac = ATTAIN
+    elif not promised:
+        raise BadInput(f"--attain, got {kept_frac:g} without --slo: nothing is promised; add --slo 'ttft_s <= 60s'")
     if not 0 < kept_frac <= 1:
         raise BadInput(f"--attain, got {kept_frac:g}: a share in (0, 1], such as 0.95; correct it")
-    promised = given.get("slo") or ""
     if given["requests"] is None:
         given["requests"] = REQUESTS
     candidates = [

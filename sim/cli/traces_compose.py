@@ -90,7 +90,8 @@ def command(
             compose(opened, plans, out, origin, lengths == "arrivals", progress)
     span_s = kept[-1].at_s if kept else 0.0
     rate = f", {(len(kept) - 1) / span_s:.3g} per second" if span_s else ""
-    say(f"{out}: {len(kept):,} requests arrive in {span_s:.6g} s{rate}; lengths {lengths}")
+    arrive = "request arrives" if len(kept) == 1 else "requests arrive"
+    say(f"{out}: {len(kept):,} {arrive} in {span_s:.6g} s{rate}; lengths {lengths}")
     if lengths == "arrivals":
         say("labels: spliced")
     if len(kept) < len(times):

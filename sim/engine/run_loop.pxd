@@ -4,11 +4,13 @@ from sim.machine.protocol cimport Machine
 from sim.workload.batching cimport Batching
 from sim.workload.iterations cimport Feed, Iteration, Range
 
-cdef int _H2D
+cdef int _H2D, _NVME
 
 @cython.final
 cdef class Spent:
-    cdef readonly double prefill_s, prefill_copies_s, decode_s, decode_copies_s
+    cdef readonly double prefill_s, prefill_copies_s, prefill_drive_s, decode_copies_s, decode_drive_s
+    cdef Spent since(self, Spent before)
+    cdef add(self, Spent other)
 
 @cython.final
 cdef class RequestTimes:
@@ -46,16 +48,16 @@ cdef class Clockwork:
     cdef double[::1] _before_s
     @cython.locals(times=RequestTimes)
     cdef leave(self, object request, double now_s)
-    @cython.locals(r=Range, times=RequestTimes, spent=Spent, left=Spent, away=Spent)
+    @cython.locals(r=Range, times=RequestTimes)
     cdef _come_back(self, Iteration iteration, double now_s)
-    @cython.locals(spent=Spent, away=Spent)
+    @cython.locals(spent=Spent)
     cdef Spent _spent_on(self, RequestTimes times)
     @cython.locals(r=Range, times=RequestTimes)
     cdef begin(self, Iteration iteration, double now_s, bint open_loop)
     @cython.locals(phase=PhaseTimes, cause=int, after_s=double, complete=list, r=Range, times=RequestTimes,
                    n_taken=int)
     cdef list end(self, Iteration iteration, double start_s, double end_s, list parts_s)
-    @cython.locals(prefill=PhaseTimes, decode=PhaseTimes, mixed=PhaseTimes, prompts_s=double, prompts_copies_s=double)
+    @cython.locals(prefill=PhaseTimes, decode=PhaseTimes, mixed=PhaseTimes)
     cdef Spent _spent(self)
     @cython.locals(cause=int)
     cdef skip(self, list parts_s)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sim.base.flat import floats
-from sim.base.lanes import H2D
+from sim.base.lanes import H2D, NVME
 from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
 from sim.machine.protocol import Machine
@@ -19,20 +19,46 @@ if TYPE_CHECKING:
     from traces.format.reader import Trace
 
 
-_H2D = H2D  # a machine integer where this is compiled
+_H2D, _NVME = H2D, NVME  # machine integers where this is compiled
 
 
 class Spent:
-    """How much time all iterations so far took: those with prompts in them and others, and of either what waited for
-    copies."""
+    """How much time iterations took: those with prompts in them, of these what waited for copies and for a drive, and
+    what of all others did."""
 
-    __slots__ = ("decode_copies_s", "decode_s", "prefill_copies_s", "prefill_s")
+    __slots__ = ("decode_copies_s", "decode_drive_s", "prefill_copies_s", "prefill_drive_s", "prefill_s")
 
-    def __init__(self, prefill_s: float, prefill_copies_s: float, decode_s: float, decode_copies_s: float) -> None:
+    def __init__(
+        self,
+        prefill_s: float = 0.0,
+        prefill_copies_s: float = 0.0,
+        prefill_drive_s: float = 0.0,
+        decode_copies_s: float = 0.0,
+        decode_drive_s: float = 0.0,
+    ) -> None:
         self.prefill_s = prefill_s
         self.prefill_copies_s = prefill_copies_s
-        self.decode_s = decode_s
+        self.prefill_drive_s = prefill_drive_s
         self.decode_copies_s = decode_copies_s
+        self.decode_drive_s = decode_drive_s
+
+    def since(self, before: Spent) -> Spent:
+        """What has been added to it since."""
+        return Spent(
+            self.prefill_s - before.prefill_s,
+            self.prefill_copies_s - before.prefill_copies_s,
+            self.prefill_drive_s - before.prefill_drive_s,
+            self.decode_copies_s - before.decode_copies_s,
+            self.decode_drive_s - before.decode_drive_s,
+        )
+
+    def add(self, other: Spent) -> None:
+        """Both together."""
+        self.prefill_s += other.prefill_s
+        self.prefill_copies_s += other.prefill_copies_s
+        self.prefill_drive_s += other.prefill_drive_s
+        self.decode_copies_s += other.decode_copies_s
+        self.decode_drive_s += other.decode_drive_s
 
 
 class RequestTimes:
@@ -61,7 +87,7 @@ class RequestTimes:
         self.away_s = 0.0  # waited after it was pre-empted
         self.away_before_first_s = 0.0  # of it, before its first token
         self.until_left = until_begun
-        self.away = Spent(0.0, 0.0, 0.0, 0.0)  # by others meanwhile, which the `until`s of what follows leave out
+        self.away = Spent()  # by others meanwhile, which the `until`s of what follows leave out
 
     @property
     def queue_s(self) -> float:
@@ -146,13 +172,7 @@ class Clockwork:
             if times is not None and times.left_s >= 0.0:
                 times.away_s += now_s - times.left_s
                 times.left_s = -1.0
-                spent, left, away = self._spent(), times.until_left, times.away
-                times.away = Spent(
-                    away.prefill_s + spent.prefill_s - left.prefill_s,
-                    away.prefill_copies_s + spent.prefill_copies_s - left.prefill_copies_s,
-                    away.decode_s + spent.decode_s - left.decode_s,
-                    away.decode_copies_s + spent.decode_copies_s - left.decode_copies_s,
-                )
+                times.away.add(self._spent().since(times.until_left))
                 self._n_away -= 1
 
     def begin(self, iteration: Iteration, now_s: float, open_loop: bool) -> None:
@@ -212,20 +232,18 @@ class Clockwork:
         prefill: PhaseTimes = self.phases[PREFILL]
         decode: PhaseTimes = self.phases[DECODE]
         mixed: PhaseTimes = self.phases[MIXED]
-        prompts_s, prompts_copies_s = prefill.time_s + mixed.time_s, prefill.spent_s[_H2D] + mixed.spent_s[_H2D]
-        return Spent(prompts_s, prompts_copies_s, decode.time_s, decode.spent_s[_H2D])
+        return Spent(
+            prefill.time_s + mixed.time_s,
+            prefill.spent_s[_H2D] + mixed.spent_s[_H2D],
+            prefill.spent_s[_NVME] + mixed.spent_s[_NVME],
+            decode.spent_s[_H2D],
+            decode.spent_s[_NVME],
+        )
 
     def _spent_on(self, times: RequestTimes) -> Spent:
         """Without what passed while a request was pre-empted."""
-        spent, away = self._spent(), times.away
-        if times.away_s == 0.0:
-            return spent
-        return Spent(
-            spent.prefill_s - away.prefill_s,
-            spent.prefill_copies_s - away.prefill_copies_s,
-            spent.decode_s - away.decode_s,
-            spent.decode_copies_s - away.decode_copies_s,
-        )
+        spent = self._spent()
+        return spent if times.away_s == 0.0 else spent.since(times.away)
 
     def skip(self, parts_s: list[float]) -> None:
         """Time between iterations (waiting for an arrival) belongs to no phase."""

@@ -25,7 +25,7 @@ from sim.results.provenance import provenance
 from sim.results.record import Result
 from sim.results.replicas import rows
 from sim.results.schema import Copies, HitRates, Memory, PolicyFile, Scheduling, ServedRates, Shape
-from sim.results.uncertainty import uncertainty
+from sim.results.uncertainty import Waits, uncertainty
 from sim.setup.memory import BudgetRule
 from sim.setup.naming import overrides_of, title_of
 from sim.workload.iterations import DECODE, MIXED, PREFILL
@@ -91,10 +91,14 @@ def fold(
     growing = loaded is not None and not loaded.stable
     timed = metrics.times(clockwork, growing and not spec.unstable, setup.open_loop)
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
-    off_by = uncertainty(machine, clockwork, timed, spec.together, setup.open_loop)
+    waits = None
+    if setup.open_loop:
+        closed = (spec.arrivals or "").startswith("closed:")
+        waits = Waits([one.clockwork.requests for one in replicas] or [clockwork.requests], spec.batch, closed)
+    off_by = uncertainty(machine, clockwork, timed, spec.together, waits)
     n_outputs = clockwork.n_decoded + len(clockwork.requests)
     memory = memory_of(setup, engine)
-    kv = kv_use(clockwork, spec.preempt)
+    kv, host = kv_use(clockwork, spec.preempt), host_memory(setup, engines, machine)
     file = file_of(type(policy))
     rates, served = metrics.hit_rates(tally, spec.hit_definition), ServedRates(**tally.hits[DECODE].served())
     slots = sum(engine.residency.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers
@@ -175,7 +179,8 @@ def fold(
         h2d_bytes=machine.h2d_bytes,
         d2h_bytes=machine.d2h_bytes,
         peak_vram_bytes=memory.peak_bytes,
-        peak_host_bytes=setup.host_bytes + (0 if kv is None else kv.peak_swapped_bytes),
+        peak_host_bytes=(setup.host_bytes if host is None else host.peak_bytes)
+        + (0 if kv is None else kv.peak_swapped_bytes),
         memory=memory,
         expert_bytes=size,
         expert_budget_bytes=list(engine.residency.budget_bytes),
@@ -193,7 +198,7 @@ def fold(
         engine=setup.engine,
         version=__version__,
         draft=drafting(setup, clockwork, machine.h2d_bytes),
-        host_memory=host_memory(setup, engines, machine),
+        host_memory=host,
         contention=contention(machine, setup.hw, max(1, len(replicas))),
         energy=energy(setup, machine, clockwork, makespan_s, n_outputs, off_by, max(1, len(replicas))),
         kv=kv,

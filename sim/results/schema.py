@@ -97,6 +97,7 @@ class Violations(msgspec.Struct, frozen=True):
     prefill: int
     copies: int
     compute: int
+    drive: int = 0  # results of before have none
 
 
 class SloAttainment(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +110,7 @@ class SloAttainment(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     met: int
     attained_frac: Share
+    attained_ends: Ends = None  # at 95 %, from blocks of requests; results of before have none
     goodput_requests_per_s: float | None
     goodput_tokens_per_s: float | None
     violations: Violations

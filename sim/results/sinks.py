@@ -52,7 +52,7 @@ class Keeping:
 
     def step(self, step: Step) -> None:
         it = step.iteration
-        what = it.index, it.counted, len(it.ranges), it.n_tokens
+        what = it.index, it.counted, it.n_requests, it.n_tokens
         self._tables["iterations"].add(*what, step.start_s, step.end_s, *self._replica)
         self._iteration = it.index + 1
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from sim.base.lanes import WAITED_FOR
-from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.base.units import show_bytes, show_count, show_frac, show_fracs, show_seconds
 from sim.engine.counts import CLASSES
 from sim.results.by_layer_text import lines
 from sim.results.energy_text import at_once, joules
@@ -229,11 +229,13 @@ def _load(result: Result) -> Table:
         rows.add_row("scheduler", scheduler_line(result.scheduling))
     if slo is not None and slo.attained_frac is not None:
         good, tokens = slo.goodput_requests_per_s or 0.0, slo.goodput_tokens_per_s or 0.0
+        kept = show_frac(slo.attained_frac)
+        kept += "" if slo.attained_ends is None else f", {show_fracs(slo.attained_ends)} at 95 %"
         rows.add_row("SLO", slo_text(slo.limits))
         rows.add_row(
             "",
-            f"kept by {slo.met:,} of {show_count(slo.requests, 'request')} ({show_frac(slo.attained_frac)}); goodput "
-            f"{good:.3g} requests/s, {tokens:.3g} tokens/s",
+            f"kept by {slo.met:,} of {show_count(slo.requests, 'request')} ({kept}); goodput {good:.3g} requests/s, "
+            f"{tokens:.3g} tokens/s",
         )
         if slo.met < slo.requests:
             why = {name: n for name, n in structs.asdict(slo.violations).items() if n}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sim.results.provenance import Attribution, attributions
 from sim.results.sampling import Interval, samples, times_of
@@ -11,44 +11,84 @@ from sim.results.schema import Ends, Errors, Sampling, Uncertainty
 from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
-    from sim.engine.run_loop import Clockwork
+    from collections.abc import Sequence
+
+    from sim.engine.run_loop import Clockwork, RequestTimes
     from sim.machine.simulated import SimulatedMachine
     from sim.real.machine.machine import RealMachine
     from sim.results.metrics import Times
 
 
+class Waits(NamedTuple):
+    """Where requests come at times of their own: who served whom, how many at a time, and whether each comes when one
+    before it has been answered."""
+
+    servers: Sequence[Sequence[RequestTimes]]
+    batch: int
+    closed: bool
+
+
 def uncertainty(
-    machine: SimulatedMachine | RealMachine, clockwork: Clockwork, timed: Times, batch: int, arrivals: bool
+    machine: SimulatedMachine | RealMachine, clockwork: Clockwork, timed: Times, batch: int, waits: Waits | None
 ) -> Uncertainty:
     """Band of the mean times when every figure moves to the end of its range at once (so it is wide), from the ends of
     what other requests of the kind may give (`sim.results.sampling`); with one request, which says nothing of others,
     from it.
 
     Factors are of the whole run's time. TTFT takes those of prefill, TPOT those of decode: a run that loads its experts
-    once rests on the link before the first token and on the GPU ever after. Where a TTFT holds waits (arrivals), or a
-    TPOT other requests' prefills (batches), they are of all phases.
+    once rests on the link before the first token and on the GPU ever after. Where a TPOT holds other requests' prefills
+    (batches), they are of all phases. Where a TTFT holds waits, requests wait again for services of other lengths; not
+    so in batches, of which nobody knows who would have shared them: no band.
     """
     rows = [] if machine.measured is True else attributions(machine, clockwork)
     total = math.fsum(row.spent_s for row in rows)
-    sampling = _of_load(timed) if arrivals else _of_requests(clockwork, batch)
+    sampling = _of_requests(clockwork, batch) if waits is None else _of_load(timed)
     if not total:
         return Uncertainty(None, None, None, sampling, None, None)
 
-    def band(mean: float | None, over: Ends, phase: str, alone: bool) -> Ends:
-        if mean is None:
-            return None
+    def factors(phase: str, alone: bool) -> tuple[float, float]:
         own = attributions(machine, clockwork, (phase,)) if alone and machine.measured is False else []
-        low, high = _ends(own or rows)
-        least, most = over or (mean, mean)
-        return least * low, most * high
+        return _ends(own or rows)
 
+    prefill = factors(PREFILL, not clockwork.phases[MIXED].n_iterations)
+    decode = factors(DECODE, batch == 1)
+    ttft: tuple[float, float] | None = prefill
+    if waits is not None:
+        ttft = _ends(rows) if waits.closed else _of_waits(waits, prefill, decode) if waits.batch == 1 else None
     return Uncertainty(
         *_ends(rows),
         plus_minus(rows, total),
         sampling,
-        band(timed.ttft_s.mean, sampling.ttft_s, PREFILL, not arrivals and not clockwork.phases[MIXED].n_iterations),
-        band(timed.tpot_s.mean, sampling.tpot_s, DECODE, batch == 1),
+        _band(timed.ttft_s.mean, sampling.ttft_s, ttft),
+        _band(timed.tpot_s.mean, sampling.tpot_s, decode),
     )
+
+
+def _band(mean: float | None, over: Ends, factors: tuple[float, float] | None) -> Ends:
+    if mean is None or factors is None:
+        return None
+    least, most = over or (mean, mean)
+    return least * factors[0], most * factors[1]
+
+
+def _of_waits(waits: Waits, prefill: tuple[float, float], decode: tuple[float, float]) -> tuple[float, float] | None:
+    """By which factors the mean TTFT changes when services do, and nobody comes at another time."""
+    now, least, most = (
+        math.fsum(ttft_s for served in waits.servers for ttft_s in ttfts_s(served, *factors))
+        for factors in ((1.0, 1.0), *zip(prefill, decode, strict=True))
+    )
+    return (least / now, most / now) if now else None
+
+
+def ttfts_s(served: Sequence[RequestTimes], prefill: float, decode: float) -> list[float]:
+    """Of requests that one server takes one after the other, in the order in which it did, when their prompts and the
+    tokens after the first take so many times as long as they did (Lindley's recursion)."""
+    found, free_s = [], -math.inf
+    for times in sorted(served, key=lambda times: times.begun_s):
+        first_s = max(times.start_s, free_s) + prefill * times.service_s
+        free_s = first_s + decode * (times.last_token_s - times.first_token_s)
+        found.append(first_s - times.start_s)
+    return found
 
 
 def _of_requests(clockwork: Clockwork, batch: int) -> Sampling:

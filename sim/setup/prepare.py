@@ -108,6 +108,8 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
         policy.labels = (*policy.labels, WITHOUT_FILE)
     check_options(spec)
     _check_watts(spec, overrides)
+    if spec.contention != ON and (off := [key for key in overrides.hw if key.startswith("contention.")]):
+        raise BadInput(f"--set hw.{off[0]}, got it with --contention off: nothing shares memory then; leave one out")
     tier = third_tier(spec)
     hw = load_hardware(spec.hw, overrides.hw, spec.link, None if tier is None else tier.drive)
     if spec.engine == ARITHMETIC and spec.contention == ON and needs_events(hw):
@@ -227,6 +229,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     bound = "bound" in policy.traits
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all, several)
     host_bytes = 0
+    idle = policy.keeps_all and tier is not None
     if policy.keeps_all:
         tier = None
     else:
@@ -250,6 +253,8 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     ways = ", ".join(filter(None, (several.unusual, "" if spec.placement is None else "--placement FILE")))
     if ways:
         setup.labels += (f"several GPUs work together by {ways}",)
+    if idle:
+        setup.labels += ("drive not used: every expert is on the GPU",)
     _check_scheduler(setup)
     check_replicas(setup)
     if not setup.timeless and "oracle" in policy.traits:

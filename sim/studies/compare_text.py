@@ -40,7 +40,8 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     if keeps is not None and len(systems) == 1:
         text += f"; {kept_by(keeps.result)} keep their SLO"
     elif keeps is not None:
-        text += f"; most keep their SLO under {keeps.label}: {kept_by(keeps.result)}"
+        others = [row.result for row in faithful or systems if row is not keeps]
+        text += f"; most keep their SLO under {keeps.label}: {kept_by(keeps.result, others)}"
     thrifty = draws_least(faithful or systems, lambda row: row.result)
     if thrifty is not None and len(systems) == 1:
         text += f"; {thrifty[1]} per token"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from sim.base.units import show_frac, show_joules, show_seconds
+from sim.base.units import show_count, show_frac, show_fracs, show_joules, show_seconds
 from sim.results.energy_text import unknown
 
 if TYPE_CHECKING:
@@ -72,9 +72,16 @@ def draws_least(runs: Iterable[Run], result_of: Callable[[Run], Result]) -> tupl
     return run, show_joules(each_j)
 
 
-def kept_by(result: Result) -> str:
-    """`83.3 % (goodput 0.0042 requests/s)`."""
+def kept_by(result: Result, others: Iterable[Result] = ()) -> str:
+    """`70.0 % (48.1 to 85.5 % at 95 %, as 2 others; goodput 0.0042 requests/s)`: others whose share lies there, too."""
     slo = result.slo
     assert slo is not None
     good = slo.goodput_requests_per_s
-    return show_frac(slo.attained_frac) + ("" if good is None else f" (goodput {good:.3g} requests/s)")
+    more = []
+    if slo.attained_ends is not None:
+        least = slo.attained_ends[0]
+        n = sum(other.slo is not None and (other.slo.attained_frac or 0.0) >= least for other in others)
+        beside = f", as {show_count(n, 'other')}" if n else ""
+        more.append(f"{show_fracs(slo.attained_ends)} at 95 %{beside}")
+    more += [] if good is None else [f"goodput {good:.3g} requests/s"]
+    return show_frac(slo.attained_frac) + (f" ({'; '.join(more)})" if more else "")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sim.workload.iterations import Iteration, RequestInfo
 
 _STREAM = 0xD4AF7  # draws of drafts, apart from those of arrivals and policies
+_PLACES = 1  # of it, where rejected drafts stand: a draw that has rejected one is known to be high
 
 
 class Drafts:
@@ -43,7 +44,7 @@ class Drafts:
         self._recorded = recorded
         self._seconds = seconds
         self.took_s = 0.0  # drafting, so far
-        self._draws: dict[int, list[float]] = {}
+        self._draws: dict[tuple[int, ...], list[float]] = {}
         self._steps: dict[int, int] = {}
 
     def step(self, request: RequestInfo, row: int, stop_row: int) -> list[Range]:
@@ -58,7 +59,7 @@ class Drafts:
         if n_rejected and self.draft.rejected == ELSEWHERE:
             stop -= n_rejected
             first = request.first_row + request.prompt_len
-            at = first + int(self._of(request)[row - first] * (stop_row - first - n_rejected + 1))
+            at = first + int(self._of(request, _PLACES)[row - first] * (stop_row - first - n_rejected + 1))
             found.append(Range(request, at, at + n_rejected, DECODE, context + stop - row, True, n_rejected))
             n_rejected = 0
         found.append(Range(request, row, stop, DECODE, context, True, n_rejected))
@@ -90,12 +91,12 @@ class Drafts:
                 return position
         return n_drafted
 
-    def _of(self, request: RequestInfo) -> list[float]:
+    def _of(self, request: RequestInfo, *stream: int) -> list[float]:
         """A draw for each token that is decoded, as an input."""
-        found = self._draws.get(request.index)
+        found = self._draws.get((request.index, *stream))
         if found is None:
-            source = np.random.default_rng((self._seed, _STREAM, request.index))
-            found = self._draws[request.index] = source.random(max(1, request.outputs)).tolist()
+            source = np.random.default_rng((self._seed, _STREAM, request.index, *stream))
+            found = self._draws[request.index, *stream] = source.random(max(1, request.outputs)).tolist()
         return found
 
 

@@ -149,6 +149,11 @@ class Iteration:
         self.counted = PHASES[self.number]
 
     @property
+    def n_requests(self) -> int:
+        """Requests in it; one whose rejected drafts stand elsewhere has two ranges."""
+        return len({r.request.index for r in self.ranges})
+
+    @property
     def row(self) -> list[list[int]] | None:
         """The ids of a single decode token by layer; None where several tokens run together."""
         if self._rows is None and self.token is not None:  # asked layer by layer, made once

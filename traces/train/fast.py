@@ -96,6 +96,7 @@ class FastModel:
         self.loss = torch.compile(losses, dynamic=False) if compiled else losses
         self.top_k = int(model.config.num_experts_per_tok)
         self.bias: torch.Tensor | None = None  # [L,E], while a run balances by it
+        self.by_window = False  # whether every window is to be balanced by itself, or all of them together
 
     def hidden(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Final normalised hidden states and the router logits of each MoE layer."""
@@ -115,7 +116,8 @@ class FastModel:
         """Losses and load for ids and next ids [B,S]; `turning` asks for that loss, too."""
         hidden, router_logits = self.hidden(ids)
         head = self.model.lm_head
-        return self.loss(head, hidden, labels, torch.stack(router_logits), self.top_k, self.bias, turning)
+        logits = torch.stack(router_logits)
+        return self.loss(head, hidden, labels, logits, self.top_k, self.bias, turning, self.by_window)
 
 
 def losses(
@@ -126,18 +128,27 @@ def losses(
     top_k: int,
     bias: torch.Tensor | None = None,
     turning: bool = False,
+    by_window: bool = False,
 ) -> Losses:
-    """What a forward is judged by, from final hidden states [B,S,h], router logits [L,N,E] and a bias [L,E].
+    """What a forward is judged by, from final hidden states [B,S,h], router logits [L,B*S,E] and a bias [L,E].
 
     The balance loss is Switch Transformer's, per layer and averaged (1 = balanced). transformers' own averages the
-    loads over layers first, so that an expert dead in one layer can hide behind a busy one in another.
+    loads over layers first, so that an expert dead in one layer can hide behind a busy one in another. `by_window` asks
+    it of every window, which leaves texts less freedom to prefer experts: so do micro-batches of a few sequences, by
+    which most published models were trained (arXiv 2501.11873).
     """
     entropy = F.cross_entropy(head(hidden).float().flatten(0, 1), labels.flatten())
     shares = router_logits.float().softmax(-1)
     judged = router_logits.detach() if bias is None else shares.detach() + bias[:, None]
     bar = judged.topk(top_k, dim=-1).values[..., -1:]
-    load = (judged >= bar).float().mean(dim=1) / top_k
-    balance = (load * shares.mean(dim=1)).sum(-1).mean() * router_logits.shape[-1]
+    chosen = (judged >= bar).float()
+    load = chosen.mean(dim=1) / top_k
+    if by_window:
+        of_each = (len(shares), *labels.shape, -1)
+        taken, mean = (each.reshape(of_each).mean(dim=2) for each in (chosen / top_k, shares))  # [L,B,E]
+    else:
+        taken, mean = load, shares.mean(dim=1)
+    balance = (taken * mean).sum(-1).mean() * router_logits.shape[-1]
     return Losses(entropy, balance, load, turning_loss(shares, *labels.shape) if turning else None)
 
 

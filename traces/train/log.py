@@ -21,6 +21,7 @@ PHASE = (
     "optimizer",
     "bias_step",
     "aux_coef",
+    "by_window",
     "turning_coef",
 )
 

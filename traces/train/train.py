@@ -49,6 +49,7 @@ def work(rank: int, settings: Settings, data: Path, out: Path, resume: bool, ren
 @click.option("--half/--no-half", default=False, help="linear products in bfloat16 on a CPU")
 @click.option("--bias-step", default=8e-3, show_default=True, help="of the bias, in equal shares of the scores")
 @click.option("--aux-coef", default=0.0, show_default=True, help="of a loss on the load beside the bias")
+@click.option("--by-window/--by-batch", default=False, show_default=True, help="what that loss wants balanced")
 @click.option("--turning-coef", default=0.0, show_default=True, help="of a loss on tokens routed unlike the one before")
 @click.option("--begin-from", default="", help="checkpoint of this shape or another, of this size or half of it")
 @click.option("--save-every", "save_every_s", default=300.0, show_default=True, help="seconds between saved states")
@@ -76,6 +77,7 @@ def main(
     optimizer: str,
     bias_step: float,
     aux_coef: float,
+    by_window: bool,
     turning_coef: float,
     half: bool,
     begin_from: str,
@@ -113,6 +115,7 @@ def main(
         optimizer=optimizer,
         bias_step=bias_step,
         aux_coef=aux_coef,
+        by_window=by_window,
         turning_coef=turning_coef,
         half=half,
         begin_from=begin_from,

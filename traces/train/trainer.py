@@ -66,6 +66,7 @@ class Settings:
     optimizer: str = "adamw"  # or muon: for attention's and experts' matrices, beside AdamW for the rest
     half: bool = False  # linear products in bfloat16 on a CPU; a GPU's are by themselves
     aux_coef: float = 0.0  # of the loss beside a bias: takes over from it while it fades
+    by_window: bool = False  # whether that loss asks every window to be balanced, or all of a batch together
     turning_coef: float = 0.0  # of a loss on tokens that are routed unlike the one before (`fast.turning_loss`)
     begin_from: str = ""  # checkpoint of half the hidden size, of this one, or of another shape
 
@@ -100,6 +101,7 @@ class Trainer:
         dense = settings.experts == "dense" or (on_gpu and settings.experts != "sorted")
         experts = dense_experts if dense else sorted_experts
         self.fast = FastModel(self.model, experts, settings.compiled)
+        self.fast.by_window = settings.by_window
         if settings.half:
             halve_products(self.model)
         self.plain = FastModel(self.model, experts)  # evaluation: rare, and not worth a second compilation

@@ -175,8 +175,8 @@ class Timeline:
         self._window.step(step)
         iteration = step.iteration
         name = f"{iteration.counted} {iteration.index}"
-        n_requests = len(iteration.ranges)
-        self._held.append(Iterated(name, iteration.counted, iteration.n_tokens, n_requests, step.start_s, step.end_s))
+        what = iteration.counted, iteration.n_tokens, iteration.n_requests
+        self._held.append(Iterated(name, *what, step.start_s, step.end_s))
         if self._present is not None and self._requests is not None:
             self._held += [Sample(self._requests, n, time_s) for time_s, n in self._present.step(step)]
         self._look_back(step.end_s)

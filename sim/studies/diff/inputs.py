@@ -31,7 +31,7 @@ ASKED = (
     *("replicas", "router", "scheduler", "batching", "prefill_chunk", "draft", "rate_scale", "slo"),
     *("kv_memory_bytes", "kv_page", "preempt"),
     *("host_memory_bytes", "nvme", "ram_policy"),
-    *("peer", "dense", "placement", "host_links", "contention", "energy"),
+    *("peer", "dense", "placement", "host_links", "contention", "energy", "engine"),
 )
 DIGESTS = ("arrivals_sha256", "hw_sha256", "model_sha256", "router_sha256", "scheduler_sha256", "stack_sha256")
 

@@ -172,6 +172,9 @@ def _settings(policy: str, words: list[str]) -> tuple[dict[str, Any], dict[str, 
         params = {param.name for param in find(policy).params}
     shared = as_words({key: value for key, value in values.items() if key in fields - params})
     own = {key: value for key, value in values.items() if key not in shared}
+    for key in own:
+        if "." not in key and (meant := f"{key}_bytes") in fields:
+            raise BadInput(f"{key}, got it in a run's words: no field of a run; it is {meant}")
     for key in [key for key in shared if key.endswith("_bytes") and isinstance(shared[key], str)]:
         from sim.base.units import parse_bytes
 

@@ -148,7 +148,7 @@ def counts_line(planned: Planned) -> str:
         [show_count(replays.n_whole, "replay") + f" of all {replays.n_requests} requests"] if replays.n_whole else []
     )
     parts += [show_count(few, "replay") + " of the first few"] if few else []
-    return f"{text}; {' and '.join(parts)}, as much as {replays.share:.3g} whole ones of {ready:,} by brute force"
+    return f"{text}; {' and '.join(parts)}, {replays.share:.3g} times all requests, where brute force takes {ready:,}"
 
 
 def machines_table(planned: Planned) -> str:

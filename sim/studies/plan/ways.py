@@ -187,8 +187,14 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
     few = replays.of([one.spec for one in ready], ready[0].asked.n_layers, "few requests", n)
     by_way: dict[str, list[tuple[float, Candidate]]] = {}
     for one, answer in zip(ready, few, strict=True):
-        if not isinstance(answer, str):
-            by_way.setdefault(way_of(answer), []).append((answer.tpot_s.mean or answer.ttft_s.mean or 0.0, one))
+        if isinstance(answer, str):
+            continue
+        if answer.tpot_s.mean is None:
+            raise BadInput(
+                "plan without --goal, got requests of one output token: ways are compared by the time of further ones; "
+                "give a trace that decodes, or --goal 'ttft_s.mean <= 1s'"
+            )
+        by_way.setdefault(way_of(answer), []).append((answer.tpot_s.mean, one))
     best = [one for some in by_way.values() for _, one in sorted(some, key=lambda told: told[0])[:BEST]]
     answers = replays.of([one.spec for one in best], ready[0].asked.n_layers, "all requests")
     ways: dict[str, Way] = {}

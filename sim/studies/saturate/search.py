@@ -49,7 +49,8 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Saturation(msgspec.Struct, frozen=True):
-    """Of one policy. `kept_per_s` is None without an SLO, 0 where even the lowest rate tried breaks it for too many."""
+    """Of one policy. `kept_per_s` is None without an SLO, 0 where even the lowest rate tried breaks it for too many;
+    `lowest` is what became of them there, over draws of which that is true."""
 
     name: str
     capacity_per_s: Range
@@ -57,6 +58,7 @@ class Saturation(msgspec.Struct, frozen=True):
     kept_per_s: Range | None
     curve: list[AtRate]
     labels: list[str]
+    lowest: AtRate | None = None
 
 
 class Drawn(NamedTuple):
@@ -65,6 +67,7 @@ class Drawn(NamedTuple):
     capacity_per_s: float
     capacity_tokens_per_s: float
     kept_per_s: float | None
+    lowest: AtRate | None
     curve: list[AtRate]
     labels: list[str]
 
@@ -122,11 +125,18 @@ def _one_draw(spec: RunSpec, kept_frac: float) -> Drawn:
     if per_s is None:
         raise BadInput(f"--requests, got {full.n_requests}: too few for anybody to wait; raise it")
     outputs = full.n_outputs / full.n_requests
-    kept = None
+    kept = lowest = None
     if spec.slo:
-        kept = highest(lambda rate: (_at(spec, rate).attained_frac or 0.0) >= kept_frac, per_s)
+        tried: dict[float, AtRate] = {}
+
+        def holds(rate: float) -> bool:
+            tried[rate] = _at(spec, rate)
+            return (tried[rate].attained_frac or 0.0) >= kept_frac
+
+        kept = highest(holds, per_s)
+        lowest = None if kept else tried[min(tried)]
     curve = [_at(spec, share * per_s) for share in CURVE]
-    return Drawn(per_s, per_s * outputs, kept, curve, full.labels)
+    return Drawn(per_s, per_s * outputs, kept, lowest, curve, full.labels)
 
 
 def highest(holds: Callable[[float], bool], limit: float) -> float:
@@ -165,6 +175,7 @@ def _at(spec: RunSpec, rate_per_s: float) -> AtRate:
 
 def _over(name: str, draws: Sequence[Drawn]) -> Saturation:
     kept = [draw.kept_per_s for draw in draws if draw.kept_per_s is not None]
+    lowest = [draw.lowest for draw in draws if draw.lowest is not None]
     return Saturation(
         name,
         Range.of([draw.capacity_per_s for draw in draws]),
@@ -172,6 +183,7 @@ def _over(name: str, draws: Sequence[Drawn]) -> Saturation:
         Range.of(kept) if kept else None,
         [_mean(points) for points in zip(*(draw.curve for draw in draws), strict=True)],
         draws[0].labels,
+        _mean(lowest) if lowest else None,
     )
 
 

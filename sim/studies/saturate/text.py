@@ -21,7 +21,9 @@ def answer(found: Sequence[Saturation], promised: str, kept_frac: float) -> str:
     if best.kept_per_s is None:
         return serves
     if not best.kept_per_s.most:
-        return f"no rate at which {show_frac(kept_frac)} keep to {promised}; {serves}"
+        at = best.lowest
+        least = "" if at is None else f" (at {at.arrivals_per_s:.3g} requests/s {show_frac(at.attained_frac)} do)"
+        return f"no rate at which {show_frac(kept_frac)} keep to {promised}{least}; {serves}"
     return f"{best.name}: {show_frac(kept_frac)} keep to {promised} up to {_rate(best.kept_per_s)} requests/s; {serves}"
 
 

@@ -118,6 +118,8 @@ class Hits:
         best = [max(self.curves, key=lambda c: c.hit_rate[n] or 0.0) for n in sizes]
         most = max(self.curves, key=lambda c: sum(found is c for found in best))
         at = min(sizes, key=lambda n: abs(n - first.n_experts / 4))
+        if all(c.hit_rate[n] is None for c in self.curves for n in sizes):
+            return f"{most.title}: no hit rate, since no request has a second output token: nothing decodes"
         text = f"{show_frac(most.hit_rate[at])} hits with room for {at} of {first.n_experts} experts"
         if others:
             return f"{most.title}: most hits in {sum(c is most for c in best)} of {len(sizes)} sizes; {text}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.setup.naming import show
 from sim.studies.promised import Columns, draws_least, kept_by
-from sim.studies.ranking import speed
+from sim.studies.ranking import ranked, speed
 from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def answer(rows: Sequence[PointRow], found: Summary) -> str:
     groups = [group for group in found.groups if group.best is not None]
     if not groups:
         return "only bounds ran" if any(row.result is not None for row in rows) else "nothing ran"
-    first = min((group.best for group in groups if group.best is not None), key=lambda row: speed(_of(row)))
+    every = [row for group in groups if (row := group.best) is not None]
+    alike = [row for row in every if ranked(_of(row)) == "tpot_s"] or every  # of two kinds of times none is the least
+    first = min(alike, key=lambda row: speed(_of(row)))
     changes = _changes(groups, found)
     leads = len(found.varied) > 1 and "policy" not in found.varied and bool(changes)
     before, after = (f"{changes}; ", "") if leads else ("", f"; {changes}" if changes else "")
@@ -68,7 +70,7 @@ def _pays(best: PointRow, groups: Sequence[Group]) -> str:
     alike = _but_for_drafts(best)
     every = [row for group in groups for row in group.systems if _but_for_drafts(row) == alike]
     without = next((row for row in every if not _drafts(row)), None)
-    if without is None or not any(_drafts(row) for row in every):
+    if without is None or not any(_drafts(row) for row in every) or ranked(_of(without)) != "tpot_s":
         return ""
     own = next(group for group in groups if group.best is best)
     known = bool(own.ranks) and not any(row is without for row in own.tied(best))
@@ -90,6 +92,9 @@ def _changes(groups: Sequence[Group], found: Summary) -> str:
     """What each axis is worth, changed alone from the first setting of all: most first; lossless systems."""
     names = [name for name in found.varied if name != "policy"]
     fastest: dict[tuple[tuple[str, str], ...], float] = {}
+    times = {ranked(_of(row)) for group in groups for row in group.faithful}
+    if len(times) > 1:
+        return ""  # a time to the first token is no multiple of one per token
     for group in groups:
         for row in group.faithful:
             at = tuple(_settings(row, names))
@@ -101,8 +106,8 @@ def _changes(groups: Sequence[Group], found: Summary) -> str:
     for at, seconds in fastest.items():
         changed = [axis for axis, before in zip(at, first, strict=True) if axis != before]
         if len(changed) == 1:
-            (name, value), times = changed[0], fastest[first] / seconds
-            told.append((max(times, 1 / times), f"{times:.2f}x with {_word(name)} {value}"))
+            (name, value), gain = changed[0], fastest[first] / seconds
+            told.append((max(gain, 1 / gain), f"{gain:.2f}x with {_word(name)} {value}"))
     if not told:
         return ""
     (_, most), *others = sorted(told, key=lambda one: -one[0])[:MOST_CHANGES]
@@ -133,7 +138,8 @@ def _promised(groups: Sequence[Group], found: Summary) -> str:
     if len(groups) == 1 and len(groups[0].systems) == 1:
         return f"; {kept_by(_of(rows[0]))} keep their SLO"
     if len(groups) == 1:
-        return f"; most keep their SLO under {title(rows[0], found)}: {kept_by(_of(rows[0]))}"
+        others = [_of(row) for row in groups[0].faithful if row is not rows[0]]
+        return f"; most keep their SLO under {title(rows[0], found)}: {kept_by(_of(rows[0]), others)}"
     names = Counter(title(row, found) for row in rows).most_common()
     said = [f"{name} in {n}" for name, n in names[:MOST_NAMED]]
     more = len(names) - MOST_NAMED
@@ -212,6 +218,10 @@ def counts(rows: Sequence[PointRow], found: Summary, n_twice: int, work: Work) -
     return f"{text}; {', '.join(told)}"
 
 
+def _tpot(result: Result) -> str:
+    return "-" if result.tpot_s.mean is None else show_seconds(result.tpot_s.mean)
+
+
 def groups_table(found: Summary) -> str:
     """One row per group: its settings, the fastest, and the next."""
     from sim.base.tables import prose, render, table
@@ -240,7 +250,7 @@ def groups_table(found: Summary) -> str:
         shown.add_row(
             *(_value(name, group.by[name]) for name in by),
             title(best, found),
-            show_seconds(speed(result)),
+            _tpot(result),
             _above(result),
             *load.cells(result),
             show_frac(result.hit_rate),
@@ -269,7 +279,7 @@ def points_table(group: Group, found: Summary) -> str:
         shown.add_row(
             title(row, found),
             places,
-            show_seconds(speed(result)),
+            _tpot(result),
             _above(result),
             show_seconds(result.ttft_s.mean or 0.0),
             *load.cells(result),
@@ -297,7 +307,7 @@ def front_table(found: Summary) -> str:
         for row in front[:MOST_SHOWN]:
             result = _of(row)
             cells = [value for _, value in _settings(row, names)]
-            shown.add_row(row.label, *cells, show_bytes(result.peak_vram_bytes), show_seconds(speed(result)))
+            shown.add_row(row.label, *cells, show_bytes(result.peak_vram_bytes), _tpot(result))
         blocks.append(render(shown))
     return "\n".join(blocks)
 

@@ -162,7 +162,7 @@ class TaskAware(Scheduler):
             request = r.request
             one = self.running.get(request.index)
             if one is not None:
-                one.put_out = max(0, r.stop_row - request.first_row - request.prompt_len + 1)
+                one.put_out = max(0, r.taken_row - request.first_row - request.prompt_len + 1)
 
     def finished(self, request: RequestInfo) -> None:
         self.running.pop(request.index, None)
