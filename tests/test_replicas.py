@@ -62,7 +62,7 @@ def run(**asked: Any) -> Outcome:
 
 def moments(served: list[RequestTimes]) -> list[tuple[Any, ...]]:
     return [
-        (t.request.index, t.start_s, t.begun_s, t.first_token_s, t.last_token_s, t.until_last.decode_s) for t in served
+        (t.request.index, t.start_s, t.begun_s, t.first_token_s, t.last_token_s, t.until_last.prefill_s) for t in served
     ]
 
 

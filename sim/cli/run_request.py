@@ -46,6 +46,9 @@ class RunRequest:
         """Raises BadInput for options that contradict one another."""
         if self.keep.with_spans and self.keep.out is None:
             raise BadInput("--spans, got it without --out: it adds a table to the folder of --out; add --out DIR")
+        router = self.given.get("router")
+        if router is not None and self.config is None and self.given.get("replicas") in (None, 1):
+            raise BadInput(f"--router, got {router!r} with one replica: there is nobody to choose; add --replicas N")
         if self.keep.timeline is None:
             start, n = self.keep.timeline_from, self.keep.timeline_iterations
             if start[1:] != FIRST[1:] or n != TIMELINE_ITERATIONS:

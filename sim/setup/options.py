@@ -33,8 +33,6 @@ def check_options(spec: RunSpec) -> None:
     if spec.replicas > MAX_REPLICAS:
         raise BadInput(f"--replicas, got {spec.replicas}: at most {MAX_REPLICAS}; lower it")
     routers.find(spec.router or routers.DEFAULT)
-    if spec.router is not None and spec.replicas == 1:
-        raise BadInput(f"--router, got {spec.router!r} with one replica: there is nobody to choose; add --replicas N")
     for option, number in (("--gpus", spec.gpus), ("--batch", spec.batch), ("--replicas", spec.replicas)):
         if number < 1:
             raise BadInput(f"{option}, got {number}: at least 1; leave it out for 1")
