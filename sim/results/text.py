@@ -205,7 +205,7 @@ def _drafts(result: Result) -> Table:
     each_s = draft.draft_time_s / result.decode_tokens
     cost = f"{show_seconds(each_s)} per token put out" if draft.draft_time_s else "at no cost"
     room = f", {show_bytes(draft.draft_bytes)} of GPU memory" if draft.draft_bytes else ""
-    rows.add_row("", f"drafting {cost}{room}; {show_bytes(draft.h2d_bytes_per_token or 0.0)} copied per decode token, prompts' included")
+    rows.add_row("", f"drafting {cost}{room}; {show_bytes(draft.h2d_bytes_per_token or 0.0)} copied per decode token")
     return rows
 
 
