@@ -152,7 +152,8 @@ def test_moepic_prefetching_ends_between_copies():
 
 
 def test_moepic_table_1():
-    """RND is the share cached; LCP is ahead of LFU as published, and of LRU, which LFU leads in the smallest cache."""
+    """RND is the share cached; LCP is ahead of LFU and of LRU as published; LRU is ahead of LFU, as is replacement at
+    random, since tasks take turns."""
     (text,) = tables("moepic.md", "lcp scope=layer")
     sizes = {int(line.split()[0]): dict(re.findall(r"([a-z][\w= ]*?) ([\d.]+) %", line)) for line in text.splitlines()}
     assert list(sizes) == [10, 20, 30, 40, 50]
@@ -162,8 +163,8 @@ def test_moepic_table_1():
         assert hit["random static"] == pytest.approx(100 * cached / 60, abs=1.5)
         assert hit["random static"] < min(*lfus, *(hit[name] for name in ("random", "lru", "lcp")))
         assert hit["lcp"] > max(*lfus, hit["lru"])
-        assert (lfus[1] > hit["lru"]) == (cached == 10)
-        assert (hit["random"] > lfus[0]) == (cached <= 20)
+        assert lfus[1] < hit["lru"]
+        assert hit["random"] >= lfus[0]
         assert 0 < lfus[1] - lfus[0] < 2, "a prompt as one use, or as many as its tokens: little changes"
 
 
