@@ -50,9 +50,9 @@ class RunRequest:
         if router is not None and self.config is None and self.given.get("replicas") in (None, 1):
             raise BadInput(f"--router, got {router!r} with one replica: there is nobody to choose; add --replicas N")
         if self.keep.timeline is None:
-            start, n = self.keep.timeline_from, self.keep.timeline_iterations
-            if start[1:] != FIRST[1:] or n != TIMELINE_ITERATIONS:
-                name = "iterations" if start[1:] == FIRST[1:] else "from"
+            moved = self.keep.timeline_from[1:] != FIRST[1:]
+            if moved or self.keep.timeline_iterations != TIMELINE_ITERATIONS:
+                name = "from" if moved else "iterations"
                 raise BadInput(f"--timeline-{name}, got it without --timeline: which file? add --timeline FILE")
         if self.real:
             if self.given.get("energy") is not None:

@@ -79,11 +79,12 @@ def command(
     from sim.studies.saturate.text import answer, curve_table, rates_table
 
     promised = given.get("slo") or ""
-    if kept_frac is not None and not 0 < kept_frac <= 1:
+    if kept_frac is None:
+        kept_frac = ATTAIN
+    elif not 0 < kept_frac <= 1:
         raise BadInput(f"--attain, got {kept_frac:g}: a share in (0, 1], such as 0.95; correct it")
-    if kept_frac is not None and not promised:
+    elif not promised:
         raise BadInput(f"--attain, got {kept_frac:g} without --slo: nothing is promised; add --slo 'ttft_s <= 60s'")
-    kept_frac = ATTAIN if kept_frac is None else kept_frac
     if given["requests"] is None:
         given["requests"] = REQUESTS
     candidates = [

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sim.base.errors import BadInput
+from sim.base.units import show_count
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
@@ -90,8 +91,8 @@ def command(
             compose(opened, plans, out, origin, lengths == "arrivals", progress)
     span_s = kept[-1].at_s if kept else 0.0
     rate = f", {(len(kept) - 1) / span_s:.3g} per second" if span_s else ""
-    arrive = "request arrives" if len(kept) == 1 else "requests arrive"
-    say(f"{out}: {len(kept):,} {arrive} in {span_s:.6g} s{rate}; lengths {lengths}")
+    arrive = "arrives" if len(kept) == 1 else "arrive"
+    say(f"{out}: {show_count(len(kept), 'request')} {arrive} in {span_s:.6g} s{rate}; lengths {lengths}")
     if lengths == "arrivals":
         say("labels: spliced")
     if len(kept) < len(times):

@@ -7,15 +7,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.results.blocks import block_length
+from sim.results.sampling import Z
 from sim.results.schema import Attained, Ends, SloAttainment, Violations
 
 if TYPE_CHECKING:
     from sim.engine.run_loop import RequestTimes, Spent
     from sim.workload.slo import Slo, Slos
-
-
-Z = 1.959963984540054
-"""Of the normal distribution, at 95 %."""
 
 
 class Parts(NamedTuple):

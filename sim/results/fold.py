@@ -93,8 +93,7 @@ def fold(
     makespan_s = max((t.last_token_s for t in clockwork.requests), default=0.0)
     waits = None
     if setup.open_loop:
-        closed = (spec.arrivals or "").startswith("closed:")
-        waits = Waits([one.clockwork.requests for one in replicas] or [clockwork.requests], spec.batch, closed)
+        waits = Waits([one.clockwork.requests for one in replicas] or [clockwork.requests], setup.clients > 0)
     off_by = uncertainty(machine, clockwork, timed, spec.together, waits)
     n_outputs = clockwork.n_decoded + len(clockwork.requests)
     memory = memory_of(setup, engine)

@@ -30,7 +30,7 @@ ADDED_AT_ONCE = 128  # numbers of a row that numpy adds up in one go; of more it
 SEED = 0  # the same requests give the same interval, bit for bit
 NO_DIFFERENCE = 1e-9  # of a mean: smaller ones are rounding
 
-_Z = 1.959963984540054  # of the normal distribution, 2.5 % above
+Z = 1.959963984540054  # of the normal distribution, 2.5 % above
 _T = (
     12.7062047361747,
     4.3026527297495,
@@ -198,10 +198,10 @@ def student(degrees: int) -> float:
     (Abramowitz and Stegun 26.7.5)."""
     if degrees <= len(_T):
         return _T[degrees - 1]
-    first = (_Z**3 + _Z) / 4
-    second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
-    third = (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384
-    return _Z + first / degrees + second / degrees**2 + third / degrees**3
+    first = (Z**3 + Z) / 4
+    second = (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96
+    third = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384
+    return Z + first / degrees + second / degrees**2 + third / degrees**3
 
 
 def times_of(clockwork: Clockwork) -> list[tuple[int, float, float | None]]:

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 
 class Waits(NamedTuple):
-    """Where requests come at times of their own: who served whom, how many at a time, and whether each comes when one
+    """Where requests come at times of their own: whom each server took, in its order, and whether each comes when one
     before it has been answered."""
 
     servers: Sequence[Sequence[RequestTimes]]
-    batch: int
     closed: bool
 
 
@@ -53,8 +52,10 @@ def uncertainty(
     prefill = factors(PREFILL, not clockwork.phases[MIXED].n_iterations)
     decode = factors(DECODE, batch == 1)
     ttft: tuple[float, float] | None = prefill
-    if waits is not None:
-        ttft = _ends(rows) if waits.closed else _of_waits(waits, prefill, decode) if waits.batch == 1 else None
+    if waits is not None and waits.closed:
+        ttft = _ends(rows)
+    elif waits is not None:
+        ttft = _of_waits(waits, prefill, decode) if batch == 1 else None
     return Uncertainty(
         *_ends(rows),
         plus_minus(rows, total),
@@ -81,10 +82,10 @@ def _of_waits(waits: Waits, prefill: tuple[float, float], decode: tuple[float, f
 
 
 def ttfts_s(served: Sequence[RequestTimes], prefill: float, decode: float) -> list[float]:
-    """Of requests that one server takes one after the other, in the order in which it did, when their prompts and the
+    """Of requests that one server takes one after the other, in this order, when their prompts and the
     tokens after the first take so many times as long as they did (Lindley's recursion)."""
     found, free_s = [], -math.inf
-    for times in sorted(served, key=lambda times: times.begun_s):
+    for times in served:
         first_s = max(times.start_s, free_s) + prefill * times.service_s
         free_s = first_s + decode * (times.last_token_s - times.first_token_s)
         found.append(first_s - times.start_s)

@@ -229,7 +229,6 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     bound = "bound" in policy.traits
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all, several)
     host_bytes = 0
-    idle = policy.keeps_all and tier is not None
     if policy.keeps_all:
         tier = None
     else:
@@ -253,7 +252,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     ways = ", ".join(filter(None, (several.unusual, "" if spec.placement is None else "--placement FILE")))
     if ways:
         setup.labels += (f"several GPUs work together by {ways}",)
-    if idle:
+    if named.tier is not None and tier is None:
         setup.labels += ("drive not used: every expert is on the GPU",)
     _check_scheduler(setup)
     check_replicas(setup)

@@ -8,7 +8,7 @@ from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.results.text import show_lengths
 from sim.setup.naming import machine_of, show
 from sim.studies.promised import Columns, draws_least, keeps_most, kept_by
-from sim.studies.ranking import is_bound, speed
+from sim.studies.ranking import is_bound, show_tpot, speed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,11 +116,10 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
         notes = [note for note in result.labels if note != "oracle" and note not in common]
         notes = ["oracle", *notes] if "oracle" in result.labels else notes
         told += [f"{label}: {note}\n" for note in notes if len(note) > MOST_IN_A_CELL]
-        tpot_s = result.tpot_s.mean
         shown.add_row(
             label,
             _places(found.get(label)),
-            "-" if tpot_s is None else show_seconds(tpot_s),
+            show_tpot(result),
             _above(result),
             show_seconds(result.ttft_s.mean or 0.0),
             *load.cells(result),

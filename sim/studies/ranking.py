@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from sim.base.units import show_seconds
 from sim.results.record import Result
 from sim.results.sampling import Sample, ranks
 from sim.results.schema import Timed
@@ -34,6 +35,11 @@ def speed(result: Result) -> float:
 def ranked(result: Result) -> Timed:
     """The key of what is ranked."""
     return "ttft_s" if result.tpot_s.mean is None else "tpot_s"
+
+
+def show_tpot(result: Result) -> str:
+    """As a table has it: `-` where there was but one output token."""
+    return "-" if result.tpot_s.mean is None else show_seconds(result.tpot_s.mean)
 
 
 def is_bound(result: Result) -> bool:

@@ -96,7 +96,6 @@ class FastModel:
         self.loss = torch.compile(losses, dynamic=False) if compiled else losses
         self.top_k = int(model.config.num_experts_per_tok)
         self.bias: torch.Tensor | None = None  # [L,E], while a run balances by it
-        self.by_window = False  # whether every window is to be balanced by itself, or all of them together
 
     def hidden(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Final normalised hidden states and the router logits of each MoE layer."""
@@ -112,12 +111,15 @@ class FastModel:
                 logits.append(router_logits)
         return body.norm(hidden), logits
 
-    def __call__(self, ids: torch.Tensor, labels: torch.Tensor, turning: bool = False) -> Losses:
-        """Losses and load for ids and next ids [B,S]; `turning` asks for that loss, too."""
+    def __call__(
+        self, ids: torch.Tensor, labels: torch.Tensor, turning: bool = False, by_window: bool = False
+    ) -> Losses:
+        """Losses and load for ids and next ids [B,S]; `turning` asks for that loss, too, `by_window` for balance in
+        each of the B."""
         hidden, router_logits = self.hidden(ids)
         head = self.model.lm_head
         logits = torch.stack(router_logits)
-        return self.loss(head, hidden, labels, logits, self.top_k, self.bias, turning, self.by_window)
+        return self.loss(head, hidden, labels, logits, self.top_k, self.bias, turning, by_window)
 
 
 def losses(

@@ -38,7 +38,7 @@ def continued(phases: list[dict[str, Any]], step: int, settings: dict[str, Any])
 def labels_of(log: dict[str, Any]) -> tuple[str, ...]:
     """Of traces of the model. What it was begun from has taught it, too."""
     taught = any(phase.get("turning_coef") for phase in log.get("phases", ()))
-    return tuple(dict.fromkeys([*log.get("begun_labels", ()), *([REPEATING] if taught else ())]))
+    return (REPEATING,) if taught or REPEATING in log.get("begun_labels", ()) else ()
 
 
 def labels_at(checkpoint: Path) -> tuple[str, ...]:

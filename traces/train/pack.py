@@ -188,7 +188,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
             f"{log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
         weights_kind=weights_kind,
-        labels=tuple(dict.fromkeys([*header.labels, *labels_of(log)])),
+        labels=(*header.labels, *labels_of(log)),
         tokenizer=f"byte-level BPE of {n_tokens} tokens trained on the same corpus",
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
         text_licence="free licences per package, listed in traces/train/corpus.yaml; recorded text is the model's own",

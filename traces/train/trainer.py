@@ -101,7 +101,6 @@ class Trainer:
         dense = settings.experts == "dense" or (on_gpu and settings.experts != "sorted")
         experts = dense_experts if dense else sorted_experts
         self.fast = FastModel(self.model, experts, settings.compiled)
-        self.fast.by_window = settings.by_window
         if settings.half:
             halve_products(self.model)
         self.plain = FastModel(self.model, experts)  # evaluation: rare, and not worth a second compilation
@@ -156,7 +155,7 @@ class Trainer:
         if self.bias is not None:
             self.fast.bias = self.bias.applied(settled_frac)
         with self.autocast:
-            found = self.fast(ids, labels, turning=cfg.turning_coef > 0)
+            found = self.fast(ids, labels, cfg.turning_coef > 0, cfg.by_window)
         loss = found.entropy + self.aux_coef * found.balance
         if found.turning is not None:
             loss = loss + cfg.turning_coef * found.turning

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.setup.naming import show
 from sim.studies.promised import Columns, draws_least, kept_by
-from sim.studies.ranking import ranked, speed
+from sim.studies.ranking import ranked, show_tpot, speed
 from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings_of
 
 if TYPE_CHECKING:
@@ -218,10 +218,6 @@ def counts(rows: Sequence[PointRow], found: Summary, n_twice: int, work: Work) -
     return f"{text}; {', '.join(told)}"
 
 
-def _tpot(result: Result) -> str:
-    return "-" if result.tpot_s.mean is None else show_seconds(result.tpot_s.mean)
-
-
 def groups_table(found: Summary) -> str:
     """One row per group: its settings, the fastest, and the next."""
     from sim.base.tables import prose, render, table
@@ -250,7 +246,7 @@ def groups_table(found: Summary) -> str:
         shown.add_row(
             *(_value(name, group.by[name]) for name in by),
             title(best, found),
-            _tpot(result),
+            show_tpot(result),
             _above(result),
             *load.cells(result),
             show_frac(result.hit_rate),
@@ -279,7 +275,7 @@ def points_table(group: Group, found: Summary) -> str:
         shown.add_row(
             title(row, found),
             places,
-            _tpot(result),
+            show_tpot(result),
             _above(result),
             show_seconds(result.ttft_s.mean or 0.0),
             *load.cells(result),
@@ -307,7 +303,7 @@ def front_table(found: Summary) -> str:
         for row in front[:MOST_SHOWN]:
             result = _of(row)
             cells = [value for _, value in _settings(row, names)]
-            shown.add_row(row.label, *cells, show_bytes(result.peak_vram_bytes), _tpot(result))
+            shown.add_row(row.label, *cells, show_bytes(result.peak_vram_bytes), show_tpot(result))
         blocks.append(render(shown))
     return "\n".join(blocks)
 
