@@ -169,20 +169,27 @@ class TestForms:
         assert found["copies"] == pytest.approx(24.9 / (1 + stated["h2d_slowdown_by_cpu"].value))
 
     def test_a_rung_of_the_drive_is_its_misses_more(self) -> None:
-        """Each miss of 12.75 MiB takes its turn on the drive (1.1 us and its bytes at 10.52 GB/s) and on the link; a
-        layer that misses any waits for one read's way besides (71 us and its bytes at 3.75 GB/s, less a turn)."""
+        """A miss is three reads of 4.25 MiB, one after the other (71 us and its bytes at 3.75 GB/s), each uploaded at
+        17.694 GB/s; from four misses of a layer on the drive is longer (1.1 us and the bytes at 10.52 GB/s)."""
+        part = 4096 * 2048 * 4.25 / 8
+        upload_s = part / 17.694e9
+        own_s = 3 * (71e-6 + part / 3.75e9 + upload_s)
+
+        def waits_ms(rate: float) -> float:
+            n_asked = [math.comb(6, n) * rate**n * (1 - rate) ** (6 - n) for n in range(7)]
+            by_drive = sum(n_asked[n] * (3 * n * (1.1e-6 + part / 10.52e9) + upload_s) for n in (4, 5, 6))
+            return 43e3 * (sum(n_asked[1:4]) * own_s + by_drive)
+
         found = METHODS["drive_ladder"](ROWS["N1"], {})
-        n_bytes = 3 * 4096 * 2048 * 4.25 / 8
-        link = load_hardware(engine_forms.IMP).h2d
-        turn_s = 1.1e-6 + n_bytes / 10.52e9
-        lag_s = 71e-6 + n_bytes / 3.75e9 - turn_s
-        copy_s = link.latency_s.value + n_bytes / link.bandwidth_bytes_per_s.value
-        token_ms = [
-            43e3 * (6 * rate * (turn_s + copy_s) + (1 - (1 - rate) ** 6) * lag_s)
-            for rate in (9399 / 30270, 7583 / 30270)
-        ]
-        assert found["24 slots"] == pytest.approx(184.0)
-        assert found["40 slots"] == pytest.approx(184.0 + token_ms[1] - token_ms[0])
+        assert found["24 slots"] == 184.0
+        assert found["40 slots"] == pytest.approx(184.0 + waits_ms(7583 / 30270) - waits_ms(9399 / 30270))
+
+        found = METHODS["drive_stall"](ROWS["N1-stall"], {})
+        n_look_ups = 256 * 43 * 6
+        n_misses = {"40 slots": 22_545 - (22_545 / (1 - 0.6804) - n_look_ups)}
+        n_misses["32 slots"] = n_misses["40 slots"] + (53_773 - 50_300) / 1.227
+        n_misses["24 slots"] = n_misses["32 slots"] + (58_520 - 53_773) / 1.291
+        assert found == {rung: pytest.approx(waits_ms(n / n_look_ups), rel=1e-3) for rung, n in n_misses.items()}
 
     def test_a_cold_cache_by_another_replay(self) -> None:
         """Hits of LRU from a cold start over the same draws, counted with an ordered dictionary."""

@@ -27,8 +27,19 @@ ALONE = {"C1": (84.5, 63.8, 24.9), "C2": (31.75, 29.97, 13.09), "C3": (71.5 + 14
 IMP_HITS = {"8 of 128": 0.366, "24 of 128": 0.741, "49 of 128": 0.894, "81 of 128": 0.962}
 COLD_TOKENS, COLD_EXPERTS, COLD_TOP_K, COLD_DRAWS = 300, 512, 10, 8
 FIT, FIT_EXPERTS, FIT_TOKENS = "qwen3-30b-a3b", 128, 4096
-CROW_LOOKUPS, CROW_MISSES = 30270, {"24 slots": 9399, "40 slots": 7583}
-CROW_DRIVE, CROW_THREADS = "gen5x4", 8  # the drive of that repository; a thread reads a whole expert
+# Row -> look-ups and, by slots of a layer, misses. N1 prints both. N1-stall prints 22,545 misses of 70,541 look-ups
+# with 40 slots, 256 tokens of 43 layers, and what each hit more saved (1.291 and 1.227 ms); 70,541 - 66,048 are its
+# prompt's, which a cold cache misses.
+CROW = {
+    "N1": (30_270, {"24 slots": 9_399, "40 slots": 7_583}),
+    "N1-stall": (66_048, {"24 slots": 24_559, "32 slots": 20_882, "40 slots": 18_052}),
+}
+CROW_DRIVE, CROW_THREADS, CROW_PARTS = (
+    "gen5x4",
+    8,
+    3,
+)  # the drive of that repository; a thread reads an expert's matrices
+CROW_UPLOAD_BYTES_PER_S = 17.694e9  # out of pageable memory, 3.2 MB at a time (nibor1896/Crow@1bd8b57)
 COPIES_SHARE = (84.0, 88.0)  # Q4: per cent of the time per token
 
 
@@ -67,28 +78,42 @@ def imp_ladder(row: Row, _: Settings) -> dict[str, Figure]:
     return {rung: 1 / (1 / printed + (n - misses[first]) * miss_s) for rung, n in misses.items()}
 
 
-@method
-def drive_ladder(row: Row, _: Settings) -> dict[str, Figure]:
-    """A token is a constant and what its layers wait for: reads of experts that miss, asked for at once, and their
-    copies over the link. Look-ups of a layer miss independently of one another, at the printed rate."""
-    cost = cost_of(IMP, "deepseek-v4-flash", "mxfp4")
-    model, n_bytes = cost.model, cost.model.expert_bytes("mxfp4")
-    reads = DrivePrices(DRIVES[CROW_DRIVE], CROW_THREADS, n_bytes, n_bytes, Figures())
-    waits_s = [
-        n * cost.copies.h2d_s(n_bytes) + (reads.alone_s(n * n_bytes) if n else 0.0) for n in range(model.top_k + 1)
-    ]
+def crow_waits_ms(row: Row) -> dict[str, float]:
+    """What a token waits for experts from the drive, by rung. Each that a layer misses has a thread of its own, which
+    reads its matrices one after the other and uploads each before it reads the next (nibor1896/Crow@2c4a917): the layer
+    waits for that, or for the drive, whichever is longer. Look-ups of a layer miss independently of one another.
+    """
+    model = cost_of(IMP, "deepseek-v4-flash", "mxfp4").model
+    part = model.expert_bytes("mxfp4") // CROW_PARTS
+    alone, together = (DrivePrices(DRIVES[CROW_DRIVE], depth, part, part, Figures()) for depth in (1, CROW_THREADS))
+    upload_s = part / CROW_UPLOAD_BYTES_PER_S
+    own_s = CROW_PARTS * (alone.alone_s(part) + upload_s)
+    waits_s = [max(own_s, CROW_PARTS * n * together.block_s + upload_s) if n else 0.0 for n in range(model.top_k + 1)]
+    look_ups, misses = CROW[row.id]
 
-    def token_ms(n_misses: int) -> float:
-        rate = n_misses / CROW_LOOKUPS
+    def token_ms(rate: float) -> float:
         layer_s = sum(
             math.comb(model.top_k, n) * rate**n * (1 - rate) ** (model.top_k - n) * wait_s
             for n, wait_s in enumerate(waits_s)
         )
         return 1e3 * model.n_moe_layers * layer_s
 
+    return {rung: token_ms(misses[rung] / look_ups) for rung in row.published}
+
+
+@method
+def drive_stall(row: Row, _: Settings) -> dict[str, Figure]:
+    """What a token waits for reads."""
+    return dict(crow_waits_ms(row))
+
+
+@method
+def drive_ladder(row: Row, _: Settings) -> dict[str, Figure]:
+    """A token is a constant and what it waits for reads."""
+    waits_ms = crow_waits_ms(row)
     first, printed = next(iter(row.published.items()))
     assert isinstance(printed, float)
-    return {rung: printed + token_ms(CROW_MISSES[rung]) - token_ms(CROW_MISSES[first]) for rung in row.published}
+    return {rung: printed + (wait_ms - waits_ms[first]) for rung, wait_ms in waits_ms.items()}
 
 
 def cold_hits(exponent: float, sizes: list[int]) -> list[float]:
