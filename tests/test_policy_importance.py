@@ -119,11 +119,67 @@ def test_the_code_takes_the_first_found_and_the_text_the_best():
     assert routed(row, [[0, 3]], {1, 2}, "code") == [[0, 1]]
 
 
-def test_the_code_waits_for_nobody_in_c():
-    rows = [scores(5, e1=2000, e0=500, e2=400), scores(5, e0=1100, e3=1000, e1=900)]
+def test_an_alternative_in_c_need_not_be_there_yet():
+    rows = [scores(5, e1=2000, e0=500, e2=400), scores(5, e0=1100, e3=1000, e2=900, e1=850)]
     # beta 400 and 900, C = {1}: 3 is low and absent, 1 an alternative that is not there yet.
-    for rule, second in (("text", [0, 1]), ("code", [0, 3])):
-        assert routed(rows, [[1, 0], [0, 3]], {0}, rule)[1] == second
+    for rule in ("text", "code"):
+        assert routed(rows, [[1, 0], [0, 3]], {0}, rule)[1] == [0, 1]
+        assert routed(rows, [[1, 0], [0, 3]], {0}, rule, couple=False, by_batch=False)[1] == [0, 3]
+
+
+def published_router(rows, there, alpha, k):
+    """`replaceset_between_tokens` and `cache_router` of goingshr/SMoE@2de217b, retold: who serves whom."""
+    ranked = [sorted(range(len(row)), key=lambda e: row[e], reverse=True) for row in rows]
+    lasts = [row[ranks[k]] for row, ranks in zip(rows, ranked, strict=True)]
+    top = [
+        [e for e in ranks[:k] if row[e] >= last * (1 + alpha)]
+        for row, ranks, last in zip(rows, ranked, lasts, strict=True)
+    ]
+    in_c = {e for experts in top for e in experts}
+    served = []
+    for row, ranks, last, certain in zip(rows, ranked, lasts, top, strict=True):
+        stand_ins, out = set(), list(certain)
+        for e in ranks:
+            if last * (1 - alpha) < row[e] < last:
+                stand_ins.add(e)
+        for e in ranks[len(certain) : k]:
+            taken = e
+            if e not in there and e not in in_c:
+                for other in stand_ins:
+                    if other in there or other in in_c:
+                        taken = other
+                        break
+                stand_ins.discard(taken)
+            out.append(taken)
+        served.append(out)
+    return served
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_the_code_against_its_published_router(data):
+    """64 experts, where a set of them is not walked by id: in {8, 1}, filled in this order, 8 comes first."""
+    n_experts, k = data.draw(st.sampled_from([(64, 6), (9, 2)]))
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    draw = np.random.default_rng(seed)
+    rows = [[int(x) for x in draw.gamma(0.6, 400, n_experts)] for _ in range(data.draw(st.integers(1, 3)))]
+    there = {int(e) for e in np.flatnonzero(draw.random(n_experts) < 0.4)}
+    chosen = [sorted(range(n_experts), key=lambda e, row=row: (-row[e], e))[:k] for row in rows]
+    assert routed(rows, chosen, there, "code", alpha=0.25) == published_router(rows, there, Fraction(1, 4), k)
+
+
+def test_the_first_found_is_not_the_lowest_id():
+    row = [scores(64, e2=2000, e0=1500, e3=1000, e8=900, e1=850)]  # chosen 2 and 0, beta 1000: 0 is top at 1.25 x 1000
+    row[0][0] = 1200  # low
+    assert list({8, 1}) == [8, 1]
+    assert routed(row, [[2, 0]], {1, 8}, "code") == [[2, 8]]
+    alone = LoneToken(Thresholds(0.25, "code"), "code", 2)
+    assert alone.roles(np.array([row]), np.array([[[2, 0]]])) == [([2], [0], [8, 1])]
+    # Predicted: three tokens name 40, 33 and 2, one each. The set is filled token by token.
+    named = np.array([[scores(64, e40=2000)], [scores(64, e33=2000)], [scores(64, e2=2000)]], dtype=float)
+    alone = LoneToken(Thresholds(0.25, "code"), "code", 1)
+    assert alone.foreseen_as_code(named) == [[40, 33, 2]]
+    assert alone.foreseen(named, True) == [[2, 33, 40]]
 
 
 def test_a_score_at_the_threshold():
@@ -252,15 +308,24 @@ def test_the_pass_of_the_code():
     assert one_pass([(7, 1)], 100.0, 1.0) == ([], [7])
 
 
+def test_equal_batches_in_the_order_of_ranks():
+    """The code's sort keeps a lone token's experts as its router ranked them; the first goes to the CPU."""
+    assert one_pass([(5, 1), (2, 1), (7, 1)], 3.0, 2.0) == ([2, 7], [5])
+
+
 def test_costs_of_the_code():
-    costs = Costs()
-    assert (costs.cpu_s, costs.load_s) == (0.05, 0.05)  # before three CPU experts a load is thought to cost the same
-    for _ in range(3):
-        costs.ran_on_cpu(0.01)
-    assert (costs.cpu_s, costs.load_s) == (pytest.approx(0.01), 0.002)
-    for seconds in [5.0] * 3 + [1.0] * 10:
-        costs.loaded(seconds)
-    assert costs.load_s == 1.0  # only ten are kept
+    costs = Costs(2)
+    assert costs.of(0) == (0.05, 0.05)  # a load is thought to cost what the CPU does
+    costs.measured(0, [0.01], 1, 0.004)  # the CPU was done after the load: nothing was left to wait for
+    assert costs.of(0) == (pytest.approx(0.03), pytest.approx(0.03))  # the guess and one measurement
+    costs.measured(0, [0.01], 2, 0.015)  # 30 ms of loads, of which 20 were waited for: 10 each
+    # CPU: 0.05 is more than a deviation off. Loads: 0.002 (the guess), 0 and 0.01: mean 0.004, deviation 0.0043.
+    assert costs.of(0) == (pytest.approx(0.01), pytest.approx(0.001))
+    assert costs.of(1) == (0.05, 0.05)  # another layer has measured nothing itself
+    for _ in range(10):
+        costs.measured(1, [], 1, 1.0)
+    costs.measured(1, [0.5, 0.5], 0, 1.0)
+    assert costs.of(1) == (pytest.approx(0.5), 1.0)  # only ten are kept
     assert typical([1.0] * 9 + [100.0]) == 1.0  # more than one standard deviation off
     assert typical([1.0, 3.0]) == 2.0
 

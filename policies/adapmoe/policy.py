@@ -69,7 +69,12 @@ class AdapMoe(Policy):
     params = (
         Param("variant", "code", "the published code, or the paper's text where it differs", ("paper", "code")),
         Param("buffers", 6, "spare expert buffers beside the cache (code)", low=2, high=10_000),
-        Param("gating", True, "drop later choices of little weight; published sensitivities are Mixtral-8x7B's"),
+        Param(
+            "gating",
+            True,
+            "drop later choices of little weight (the paper; the code with --adapgate, as its README runs it); "
+            "published sensitivities are Mixtral-8x7B's",
+        ),
         Param(
             "tolerance",
             0.005,

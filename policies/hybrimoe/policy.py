@@ -8,9 +8,10 @@ no guesses (`prefetch_size` takes experts of the next layer by their score inste
 of each layer.
 
 Departures: an expert that its layer still needs is never evicted (the code has no such protection); with a full layer,
-a prefetch's gain is that of having the expert in place of the one it evicts. The code's loading of a later layer into
-the prefill buffer is left out: it aims at the wrong layer and so gains nothing. An expert's matrices are copied one by
-one, and computed as they come (the code's events per matrix); results count each as a copy of its own.
+a prefetch's gain is that of having the expert in place of the one it evicts. Steps of several generated tokens are
+scheduled by their counts (the code takes them for prompts, without a share of the CPU). The code's loading of a later
+layer into the prefill buffer is left out: it aims at the wrong layer and so gains nothing. An expert's matrices are
+copied one by one, and computed as they come (the code's events per matrix); results count each as a copy of its own.
 
 Several GPUs (not published): each keeps its share of every layer's cache, and the schedule takes them for one.
 """

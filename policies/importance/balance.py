@@ -48,11 +48,12 @@ def one_pass(missing: Sequence[Missing], cpu_s: float, load_s: float) -> tuple[l
     """Public code: one pass, largest batch first, to PCIe only while it has strictly less to do than the CPU.
 
     A tie goes to the CPU, hence the largest batch; the cost of an expert on the CPU does not grow with its tokens.
+    Equal batches as they are named: a lone token's by rank, as in the code (several tokens' by id, there by first use).
     """
     load: list[int] = []
     on_cpu: list[int] = []
     spent_cpu_s = spent_load_s = 0.0
-    for expert, _ in by_batch(missing):
+    for expert, _ in sorted(missing, key=lambda item: -item[1]):
         if spent_load_s < spent_cpu_s:
             spent_load_s += load_s
             load.append(expert)
@@ -63,40 +64,39 @@ def one_pass(missing: Sequence[Missing], cpu_s: float, load_s: float) -> tuple[l
 
 
 class Costs:
-    """What the public code believes operations cost: the mean of the last measurements without outliers.
-
-    Ten are kept, those beyond one standard deviation are left out; until three CPU experts were measured the cost of a
-    load is taken to be that of the CPU.
+    """What the public code believes operations cost: the mean of the last ten measurements without outliers, beyond one
+    standard deviation; the first of them is a guess. Each layer measures its own experts on the CPU, and until it has
+    measured two, the cost of a load is taken to be theirs. All layers measure loads together.
     """
 
     KEPT, CPU_NEEDED = 10, 3
-    FIRST_CPU_S, FIRST_LOAD_S = 0.05, 0.002  # initial values of the code
+    FIRST_CPU_S, FIRST_LOAD_S = 0.05, 0.002  # the code's guesses
 
-    def __init__(self) -> None:
-        self._cpu: list[float] = []
-        self._load: list[float] = []
+    def __init__(self, n_layers: int) -> None:
+        self._cpu = [[self.FIRST_CPU_S] for _ in range(n_layers)]
+        self._load = [self.FIRST_LOAD_S]
 
-    def ran_on_cpu(self, seconds: float) -> None:
-        self._cpu = [*self._cpu, seconds][-self.KEPT :]
+    def measured(self, layer: int, cpu_s: Sequence[float], n_loaded: int, load_s: float) -> None:
+        """A layer has run: seconds of each expert on the CPU, and of a load. Of loads the code times what is left to
+        wait for when the CPU is done, shared among them.
+        """
+        self._cpu[layer] = [*self._cpu[layer], *cpu_s][-self.KEPT :]
+        if n_loaded:
+            left_s = max(0.0, n_loaded * load_s - math.fsum(cpu_s))
+            self._load = [*self._load, left_s / n_loaded][-self.KEPT :]
 
-    def loaded(self, seconds: float) -> None:
-        self._load = [*self._load, seconds][-self.KEPT :]
-
-    @property
-    def cpu_s(self) -> float:
-        return typical(self._cpu) if self._cpu else self.FIRST_CPU_S
-
-    @property
-    def load_s(self) -> float:
-        if len(self._cpu) < self.CPU_NEEDED:
-            return self.cpu_s
-        return typical(self._load) if self._load else self.FIRST_LOAD_S
+    def of(self, layer: int) -> tuple[float, float]:
+        """Seconds of an expert on the CPU, and of a load."""
+        cpu = self._cpu[layer]
+        return typical(cpu), typical(self._load if len(cpu) >= self.CPU_NEEDED else cpu)
 
 
 def typical(samples: Sequence[float]) -> float:
-    """Mean of the samples within one standard deviation of their mean."""
+    """Mean of the samples within one standard deviation of their mean; of one or two, of all."""
     mean = math.fsum(samples) / len(samples)
+    if len(samples) <= 2:
+        return mean
     squares = [(x - mean) * (x - mean) for x in samples]
     variance = math.fsum(squares) / len(samples)
-    near = [x for x, square in zip(samples, squares, strict=True) if square <= variance]
+    near = [x for x, square in zip(samples, squares, strict=True) if square <= variance] or samples
     return math.fsum(near) / len(near)

@@ -102,8 +102,8 @@ class Importance(Policy):
         Param(
             "prefill_prefetch",
             None,
-            "while a prompt is computed, copy the next layer's experts (section 4.1: 1); "
-            "the code predicts while decoding only: 0",
+            "while a prompt is computed, copy the next layer's experts (section 4.1: 1); the code copies at most one "
+            "that it predicts, which is left out, since no trace has to hold predictions for prompts: 0",
             low=0,
             high=1,
         ),
@@ -127,7 +127,7 @@ class Importance(Policy):
             "evict",
             None,
             "least mean score over the window (section 5.3), oldest load (code as shipped), least "
-            "recently used (code as meant), the code's rule with a window",
+            "recently used (code as meant), the code's rule with a window (here of iterations, there of tokens)",
             ("score", "fifo", "lru", "score_position"),
         ),
         Param("score_window", 16, "iterations n of section 5.3, never given (assumed)", low=1, high=100_000),
@@ -197,7 +197,7 @@ class Importance(Policy):
         self._alone = LoneToken(self._thresholds, str(self.low_score_rule), view.top_k)
         self._leaving = Leaving(str(self.evict), self.score_window, view)
         self.order = self._leaving.order if self._leaving.native else None
-        self._costs = Costs()
+        self._costs = Costs(view.n_layers)
         self._cpu_s, self._load_s = view.prices.cpu_s(1), view.prices.copy_s()
         self._pieces = [
             [view.piece(layer, expert) for expert in range(view.n_experts)] for layer in range(view.n_layers)
@@ -247,9 +247,11 @@ class Importance(Policy):
         return None if routed == [token.chosen for token in tokens] else Assignment(routed)
 
     def _on_gpu(self, layer: int, view: View) -> Callable[[int], bool]:
-        """Whether an expert of a layer is in GPU memory; what is still under way is not yet."""
-        pieces, arrived = self._pieces[layer], view.arrived
-        return lambda expert: arrived(pieces[expert])
+        """Whether an expert of a layer is in GPU memory; what is still under way is not yet, except to the code, which
+        books a copy when it is submitted.
+        """
+        pieces, there = self._pieces[layer], view.holds if self.low_score_rule == "code" else view.arrived
+        return lambda expert: there(pieces[expert])
 
     def _tokens_of(self, scores: NDArray[np.float64], ids: NDArray[np.int64]) -> list[list[Token]]:
         """By layer, what Algorithm 1 knows of each token, of gate scores [n, L, E] and the experts chosen [n, L, K]."""
@@ -284,7 +286,7 @@ class Importance(Policy):
             leaving.score_scale = float(gate.score_scale)
         if self.shield:  # section 5.3: what the router selected stays for as long as its layer runs
             spared.shield(layer, needs)
-        load, on_cpu = self._share(missing, decodes) if missing else NOBODY
+        load, on_cpu = self._share(layer, missing, decodes) if missing else NOBODY
         if decodes:
             n = self._n
             n[USED] += len(needs)
@@ -298,10 +300,13 @@ class Importance(Policy):
                 leaving.loaded(pieces[expert])
                 fetched.append(expert)
         ends: list[Ticket] = []
+        measures, cpu_s = self.balance == "code", []
         for expert in on_cpu:
-            if self.balance == "code":
-                self._costs.ran_on_cpu(view.prices.cpu_s(needs[expert]))
+            if measures:
+                cpu_s.append(view.prices.cpu_s(needs[expert]))
             ends.append((yield self._run_cpu[expert]))
+        if measures and missing:
+            self._costs.measured(layer, cpu_s, len(load), self._load_s)
         for expert in here:
             if by_use:
                 leaving.used(pieces[expert])
@@ -312,9 +317,9 @@ class Importance(Policy):
             if decodes:
                 after = ((yield self._predict),)  # on the GPU, after the hits
                 foreseen = self._predicted = gate.by_layer(self._names, "shared_scores")
-                if self.prefetch == "one":  # the first one missing, as a set of small integers yields them
+                if self.prefetch == "one":  # the first one missing
                     following = self._pieces[layer + 1]
-                    foreseen = [expert for expert in sorted(foreseen) if not holds(following[expert])][:1]
+                    foreseen = [expert for expert in foreseen if not holds(following[expert])][:1]
             else:  # nearly all experts will be asked for: no prediction
                 foreseen = list(range(view.n_experts))
         for expert in coming + fetched:
@@ -340,7 +345,7 @@ class Importance(Policy):
 
     # -- the CPU-load balancer (section 5.4) ------------------------------------------------------------------------
 
-    def _share(self, missing: list[Missing], decodes: bool) -> tuple[list[int], list[int]]:
+    def _share(self, layer: int, missing: list[Missing], decodes: bool) -> tuple[list[int], list[int]]:
         """(experts to load, experts for the CPU). Prompts are loaded (section 4.1), except by the code."""
         if self.balance == "load" or not (decodes or self._prefill_cpu):
             return [expert for expert, _ in by_batch(missing)], []
@@ -348,10 +353,7 @@ class Importance(Policy):
             return [], [expert for expert, _ in by_batch(missing)]
         if self.balance == "alg2":
             return two_pointers(missing, self._cpu_s, self._load_s)
-        load, on_cpu = one_pass(missing, self._costs.cpu_s, self._costs.load_s)
-        for _ in load:
-            self._costs.loaded(self._load_s)
-        return load, on_cpu
+        return one_pass(missing, *self._costs.of(layer))
 
     # -- prefetching (section 5.2) ----------------------------------------------------------------------------------
 
@@ -361,6 +363,8 @@ class Importance(Policy):
 
     def _named(self, scores: NDArray[np.float64]) -> list[list[int]]:
         """By layer, what predicted scores [n, L, E] name."""
+        if self.prefetch == "one":
+            return self._alone.foreseen_as_code(scores)
         return self._alone.foreseen(scores, only_top=self.prefetch != "top_k")
 
     def placed(self, piece: Piece, view: View) -> None:

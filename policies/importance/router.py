@@ -98,7 +98,7 @@ class LoneToken:
 
     def __init__(self, thresholds: Thresholds, rule: str, top_k: int) -> None:
         self._thresholds = thresholds
-        self._by_id = rule == "code"
+        self._first_found = rule == "code"
         self._all_low = rule == "alg1"
         self._top_k = top_k
 
@@ -110,13 +110,16 @@ class LoneToken:
         near = self._thresholds.is_alternative(row, beta)
         np.put_along_axis(near, chosen, False, axis=1)
         top_first = np.take_along_axis(chosen, np.argsort(~top, axis=1, kind="stable"), 1)
-        order = np.broadcast_to(np.arange(row.shape[1]), row.shape) if self._by_id else best_first(row)
+        order = best_first(row)
         alternatives = order[np.take_along_axis(near, order, 1)].tolist()  # one layer after the other
         n_top = top.sum(axis=1).tolist()
         stops = near.sum(axis=1).cumsum().tolist()
+        by_layer = [alternatives[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
+        if self._first_found:
+            by_layer = [as_set_yields(experts) for experts in by_layer]
         return [
-            (experts[:n], experts[n:], alternatives[start:stop])
-            for experts, n, start, stop in zip(top_first.tolist(), n_top, [0, *stops[:-1]], stops, strict=True)
+            (experts[:n], experts[n:], near_ones)
+            for experts, n, near_ones in zip(top_first.tolist(), n_top, by_layer, strict=True)
         ]
 
     def foreseen(self, scores: NDArray[np.float64], only_top: bool) -> list[list[int]]:
@@ -138,18 +141,34 @@ class LoneToken:
         n_named = (highest > UNNAMED).sum(axis=1)
         return [experts[:n] for experts, n in zip(order.tolist(), n_named.tolist(), strict=True)]
 
+    def foreseen_as_code(self, scores: NDArray[np.float64]) -> list[list[int]]:
+        """By layer, the top-score experts that predicted scores [n, L, E] name, as the code's set yields them."""
+        row = scores.astype(np.int64)
+        best = best_first(row)[:, :, : self._top_k]
+        top = self._thresholds.is_top(np.take_along_axis(row, best, 2), beta_of(row, self._top_k))
+        return [as_set_yields(best[:, layer][top[:, layer]].tolist()) for layer in range(row.shape[1])]
+
     def swaps(self, low: list[int], near: list[int], on_gpu: Callable[[int], bool]) -> dict[int, int]:
         """Who replaces whom."""
         leaving = low if self._all_low else [e for e in low if not on_gpu(e)]
         if not leaving or not near:
             return {}
         alternatives = [e for e in near if on_gpu(e)]
-        return dict(zip(leaving, alternatives, strict=False)) if self._by_id else replace_last(leaving, alternatives)
+        return (
+            dict(zip(leaving, alternatives, strict=False)) if self._first_found else replace_last(leaving, alternatives)
+        )
 
 
 def best_first(row: NDArray[np.int64]) -> NDArray[np.int64]:
     """Experts by score along the last axis, ties to the lowest id."""
     return np.argsort(-row, axis=-1, kind="stable")
+
+
+def as_set_yields(experts: list[int]) -> list[int]:
+    """Experts in the order in which CPython walks a set that was filled in this one: by id modulo the size of its
+    table, so not by id among 64. The public code takes the first it finds in such sets.
+    """
+    return list(set(experts))
 
 
 def route(
@@ -187,7 +206,9 @@ def route(
         if not leaving or not near:
             continue  # nobody has to go, or nobody stands in
         if rule == "code":
-            swaps = replace_code(low, near, certain, on_gpu)
+            scores = tokens[len(routed) - 1].scores
+            found = as_set_yields(sorted(near, key=lambda e: (-scores[e], e)))
+            swaps = replace_code(low, found, certain, on_gpu)
         else:
             alternatives = [e for e in near if e in certain or e in there or (e not in used_by and on_gpu(e))]
             scores = tokens[len(routed) - 1].scores
@@ -242,10 +263,10 @@ def replace_last(leaving: list[int], alternatives: list[int]) -> dict[int, int]:
 
 
 def replace_code(low: list[int], near: list[int], certain: set[int], on_gpu: Callable[[int], bool]) -> dict[int, int]:
-    """Public code: one after the other takes the first alternative found on the GPU (a set of small integers yields
-    them in order of id), not the best one, and no member of C that is not there yet.
+    """Public code (`cache_router`): one after the other takes the first alternative found that is on the GPU or in C,
+    not the best one.
     """
-    free = [e for e in near if on_gpu(e)]
+    free = [e for e in near if e in certain or on_gpu(e)]
     swaps = {}
     for e in low:
         if free and not on_gpu(e) and e not in certain:
