@@ -149,9 +149,30 @@ def test_capacity_with_slots_by_hand() -> None:
     served: list[Any] = [
         SimpleNamespace(start_s=a, begun_s=b, last_token_s=b + 10) for a, b in zip(came, begun, strict=True)
     ]
-    assert Moments(served, "poisson:1", 3).capacity_per_s == 3 / 10
+    assert Moments(served[:6], "poisson:1", 3).capacity_per_s == 3 / 10
     assert Moments(served[:3] + served[6:], "poisson:1", 3).capacity_per_s is None
     assert Moments(served, "poisson:1", 9).capacity_per_s == Moments(served, "poisson:1").capacity_per_s == 4 / 11
+    # Of all eight three waited for a slot: too few to say how fast such are taken in.
+    assert Moments(served, "poisson:1", 3).taken == (3, 10.0, True, 3, 8)
+    assert Moments(served, "poisson:1", 3).capacity_per_s is None
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_few_that_wait_make_no_queue_unstable(tmp_path: Path, batch: int) -> None:
+    """At a fifth of what it serves, whatever the draw; at one and a half times that, unstable in each."""
+    server = Server(tmp_path, [(2, 6), (4, 40)])
+    served_per_s = server.run(f"closed:{2 * batch}", 400, batch=batch).result.load.served_per_s
+    for seed in range(6):
+        for share, stable in ((0.2, True), (1.5, False)):
+            with Trace(server.path) as trace:
+                made = easy_setup(GpuOnly(), trace, 2, batch=batch)
+                load = load_of(made.requests, f"poisson:{share * served_per_s!r}", 60, seed)
+                made.requests, made.open_loop, made.clients = load.requests, load.open_loop, load.clients
+                made.spec = RunSpec(hw="easy", policy="gpu_only", batch=batch, arrivals="poisson:1")
+                found = execute(made, bounds=False).result.load
+            assert found is not None
+            assert found.stable == stable
+            assert (found.capacity_per_s is None) == stable
 
 
 def test_overload_is_refused_by_name(tmp_path: Path) -> None:

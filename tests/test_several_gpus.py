@@ -423,6 +423,31 @@ def test_bounds_stay_bounds(tmp_path, ways, gpus):
                     assert 0 < result.bound.ttft_s <= result.ttft_s.mean
 
 
+@pytest.mark.parametrize(
+    ("ways", "bound_s"),
+    [
+        ({}, 1 + (3 * 2 + 2) + 1),  # attention; three experts on GPU 1 and one result back (of three); the head
+        ({"peer": "all-to-all"}, 1 + (3 * 2 + 2) + 1),
+        ({"dense": "tensor"}, (1 + 3) + (3 * 2 + 3) + (1 + 2)),  # each with its collective, as above
+        ({"dense": "data"}, (1 + 4) + (3 * 2 + 4) + 1),  # three pairs there, three back
+    ],
+    ids=str,
+)
+def test_a_bound_by_hand_where_nothing_is_missing(tmp_path, ways, bound_s):
+    with Trace(from_rows(tmp_path / "easy.safetensors", [[[0, 1, 3, 5]]], 6, [(1, 1)])) as trace:
+        seen = shared_out(Placed([(0, 0), (0, 1), (0, 3), (0, 5)]), trace, 3, 2, "arithmetic", ways)
+    assert seen.result.bound.ttft_s == pytest.approx(bound_s)
+    assert seen.result.ttft_s.mean == 16  # with the way there, and each result by itself or all in one
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+@pytest.mark.parametrize("dense", ["gpu0", "tensor"])
+def test_the_bound_is_near_where_everything_is_resident(capsys, gpus, dense):
+    options = ("--gpus", gpus, "--dense", dense, "--requests", 1, "--json")
+    found = simulated(capsys, "--policy", "gpu_only", "--hw", "a100-80g-sxm", *options).json["bound"]
+    assert 0.0 < found["above_frac"] < 0.03
+
+
 def test_what_only_sharing_cites_tells_no_other_runs_apart():
     """The profile without that figure is the profile as it was before there was one, its sources among it."""
     hw = load_hardware("rtx3090")

@@ -17,6 +17,7 @@ cdef class Experts:
     cdef int n_known, n_at_most
     @cython.locals(whole_s=double)
     cpdef ask(self, int n_tokens)
+    cpdef double work_of(self, int n_tokens) except? -1.0
     @cython.locals(n=int, at=int, n_tokens=int, place=int, work_s=double, slack_s=double)
     cpdef run(self, Clocks clocks, list tokens)
 
@@ -25,6 +26,8 @@ cdef class Layers:
     cdef readonly object cost
     cdef readonly Launch attention, gate, shared, dense, head
     cdef readonly double attention_s, gate_s, shared_s, dense_s, head_s, sync_s
+    cdef readonly double met_attention_s, met_head_s
+    cdef double[::1] met_gate_s, met_experts_s
     cdef readonly bint has_shared, has_dense
-    @cython.locals(total_s=double, ahead_s=double, gate_s=double, layer=int, clocks=Clocks, n_dense_before=list)
-    cpdef double through(self, Experts experts, list lists, object elsewhere) except? -1.0
+    @cython.locals(total_s=double, ahead_s=double, gate_s=double, there_s=double, layer=int, clocks=Clocks, n_dense_before=list)
+    cpdef double through(self, Experts experts, list lists, object elsewhere, object away_s) except? -1.0

@@ -88,6 +88,12 @@ class Experts:
             self.whole_s[n_tokens] = whole_s = cost.expert(n_tokens, cost.precision).duration_s
             self.work_s[n_tokens] = cost.work(n_tokens, cost.precision).duration_s if self.grouped else whole_s
 
+    def work_of(self, n_tokens: int) -> float:
+        """Seconds of one for so many, without the floor of kernels where experts share them."""
+        if n_tokens >= self.n_known or self.whole_s[n_tokens] < 0.0:
+            self.ask(n_tokens)
+        return self.work_s[n_tokens]
+
     def run(self, clocks: Clocks, tokens: list[int]) -> None:
         """Launch one per number of tokens, longest first."""
         n = len(tokens)
@@ -135,13 +141,16 @@ class Layers:
         self.head = launches.head_of(iteration.n_out)
         self.head_s = cost.head(iteration.n_out).duration_s
         self.sync_s = launches.sync_s
+        # Collectives, where dense parts are on all GPUs; those around experts by layer.
+        self.met_attention_s = self.met_head_s = 0.0
+        self.met_gate_s = self.met_experts_s = floats(len(cost.n_dense_before) - 1, 0.0)
         if together is not None:
             self._divided(together, iteration)
 
     def _divided(self, together: Together, iteration: Iteration) -> None:
-        """Operations of the GPU that has most to attend to: the others wait for it in every layer.
+        """Operations of the GPU that has most to attend to: the others wait for it in every layer, for its collectives.
 
-        Experts follow the shared experts of GPU 0 on its stream. Collectives are left out.
+        Experts follow the shared experts of GPU 0 on its stream. Launches of collectives are left out.
         """
         together.begin(iteration)
         seconds = [[0.0 if price is None else price.duration_s for price in prices] for prices in together.priced()]
@@ -149,9 +158,25 @@ class Layers:
         busiest = attention_s.index(max(attention_s))
         self.attention_s, self.gate_s, self.shared_s = attention_s[busiest], gate_s[busiest], shared_s[0]
         self.dense_s, self.head_s = dense_s[busiest], head_s[busiest]
+        n_layers = len(self.met_gate_s)
+        if together.tensor:
+            reduced_s = together.reduced[0].duration_s
+            self.dense_s += 2.0 * reduced_s
+            self.met_attention_s, self.met_head_s = reduced_s, together.gathered[0].duration_s
+            self.met_experts_s = floats(n_layers, reduced_s)
+        else:
+            self.met_gate_s = self.met_experts_s = floats(n_layers, 0.0)
+            for layer in range(n_layers):
+                self.met_gate_s[layer] = together.exchanged[layer].duration_s
 
-    def through(self, experts: Experts, lists: list[list[int]] | None, elsewhere: Sequence[int]) -> float:
-        """Seconds of all layers, with experts for these numbers of tokens (None: with none), and of the head."""
+    def through(
+        self, experts: Experts, lists: list[list[int]] | None, elsewhere: Sequence[int], away_s: Sequence[float]
+    ) -> float:
+        """Seconds of all layers, with experts for these numbers of tokens (None: with none), and of the head.
+
+        Args:
+            away_s: per layer, what other GPUs take for their experts, or nothing.
+        """
         total_s = ahead_s = 0.0
         n_dense_before: list[int] = self.cost.n_dense_before
         clocks = Clocks(0.0, 0.0)
@@ -161,7 +186,9 @@ class Layers:
             for _ in range(n_dense_before[layer]):
                 clocks.launch(self.dense, self.dense_s)
             clocks.launch(self.attention, self.attention_s)
+            clocks.free_s += self.met_attention_s
             clocks.launch(self.gate, self.gate_s)
+            clocks.free_s += self.met_gate_s[layer]
             gate_s = clocks.free_s
             if self.has_shared:
                 clocks.launch(self.shared, self.shared_s)
@@ -169,9 +196,13 @@ class Layers:
                 clocks.host_s = gate_s
             clocks.host_s += self.sync_s
             if lists is not None:
+                there_s = clocks.host_s + away_s[layer] if elsewhere[layer] else 0.0
                 experts.run(clocks, lists[layer])
                 if elsewhere[layer]:
                     clocks.host_s += self.cost.launches.experts_s(elsewhere[layer])
+                if there_s > clocks.free_s:
+                    clocks.free_s = there_s
+            clocks.free_s += self.met_experts_s[layer]
             total_s += clocks.host_s
             ahead_s = clocks.free_s - clocks.host_s
         clocks.host_s = 0.0
@@ -179,6 +210,7 @@ class Layers:
         for _ in range(n_dense_before[len(n_dense_before) - 1]):
             clocks.launch(self.dense, self.dense_s)
         clocks.launch(self.head, self.head_s)
+        clocks.free_s += self.met_head_s
         return total_s + (clocks.host_s if clocks.host_s > clocks.free_s else clocks.free_s) + self.sync_s
 
 
@@ -189,13 +221,15 @@ def path_of(
     lists: list[list[int]],
     elsewhere: Sequence[int],
     together: Together | None = None,
+    away_s: Sequence[float] = (),
 ) -> Path:
     """The path of an iteration.
 
     Args:
         experts: of this cost. lists: per layer, the tokens of each expert on the first GPU, most first. elsewhere: per
             layer, how many experts other GPUs compute; they cost this one's host their launches.
-        together: dense parts on all GPUs.
+        together: dense parts on all GPUs. away_s: what the busiest of the others takes for those, at least; left out
+            where they may be computed on the CPU.
     """
     layers = Layers(cost, iteration, together)
     launches, n_layers, n_dense = cost.launches, len(lists), sum(cost.n_dense_before)
@@ -207,4 +241,5 @@ def path_of(
     host_s += layers.head.all_s + launches.sync_s
     n_dense_after = cost.n_dense_before[n_layers]
     after_s = layers.head_s + launches.sync_s + (n_dense_after * layers.dense_s if cost.has_dense else 0.0)
-    return Path(layers.through(experts, lists, elsewhere), layers.through(experts, None, ()), host_s, after_s)
+    away = away_s or [0.0] * n_layers
+    return Path(layers.through(experts, lists, elsewhere, away), layers.through(experts, None, (), ()), host_s, after_s)

@@ -164,8 +164,10 @@ class Bounds:
             prefill, outputs = Pass(0, path, [one.at_first], one.tokens, one.at_first), one.request.outputs
             yield [prefill], [self._decode(one)] if outputs > 1 else [], outputs
 
-    def _path(self, iteration: Iteration, counts: list[list[int]], elsewhere: list[int]) -> Path:
-        return path_of(self.cost, self.experts, iteration, counts, elsewhere, self.together)
+    def _path(
+        self, iteration: Iteration, counts: list[list[int]], elsewhere: list[int], away_s: Sequence[float] = ()
+    ) -> Path:
+        return path_of(self.cost, self.experts, iteration, counts, elsewhere, self.together, away_s)
 
     def _decode(self, one: Alone) -> Pass:
         """All decode iterations of a request served alone, at once.
@@ -220,14 +222,24 @@ class Bounds:
         for gpu in range(self.n_gpus):
             mine = home == gpu
             found.append(Uses(ids[mine], sorted(set(np.cumsum(mine)[ends - 1].tolist()) - {0})))
-        here = [
-            [n for n, at in zip(row, np.split(home, ends[:-1])[layer].tolist(), strict=True) if at == 0]
-            for layer, row in enumerate(counts)
-        ]
+        homes = [row.tolist() for row in np.split(home, ends[:-1])]
+        here = [[n for n, at in zip(row, at_, strict=True) if at == 0] for row, at_ in zip(counts, homes, strict=True)]
         elsewhere = [len(row) - len(mine) for row, mine in zip(counts, here, strict=True)]
-        path = self._path(iteration, [sorted(row, reverse=True) for row in here], elsewhere)
+        away_s = () if self.cpu else [self._away_s(row, at_) for row, at_ in zip(counts, homes, strict=True)]
+        path = self._path(iteration, [sorted(row, reverse=True) for row in here], elsewhere, away_s)
         path = self._after(drafted_s, path)
         return Pass(iteration.index, path, found, tokens, Uses(ids, ends.tolist()))
+
+    def _away_s(self, tokens: list[int], homes: list[int]) -> float:
+        """What the busiest of the other GPUs takes, at least, for a layer's experts of so many tokens: their work one
+        after the other, and the way back of one result, unless hidden states are brought together anyhow."""
+        own_s = [0.0] * self.n_gpus
+        for n, gpu in zip(tokens, homes, strict=True):
+            own_s[gpu] += self.experts.work_of(n)
+        busiest_s = max(own_s[1:])
+        cost = self.cost
+        back_s = 0.0 if self.together is not None else cost.copies.p2p_s(cost.activation_bytes(min(tokens)))
+        return busiest_s + back_s if busiest_s else 0.0
 
     def copies(self, window: list[Pass], gpu: int) -> int:
         """Copies no policy can avoid in these iterations, whatever lay on the GPU when they began."""

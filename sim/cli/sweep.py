@@ -229,6 +229,7 @@ def pool_of(workers: int | None, cluster: str | None) -> Answers:
 
 
 def _print(swept: Swept, out: Path | None) -> None:
+    from sim.profiles.drives import compared
     from sim.studies.sweep.text import answer, counts, front_table, groups_table, not_run, points_table
 
     found = swept.summary
@@ -236,6 +237,8 @@ def _print(swept: Swept, out: Path | None) -> None:
     say(counts(swept.rows, found, swept.n_twice, swept.work))
     for line in swept.realism:
         say(line)
+    if drives := compared(row.asked.spec.nvme or "" for row in swept.rows):
+        say(drives)
     if any(group.systems or group.bounds for group in found.groups):
         say()
         say(points_table(found.groups[0], found) if len(found.groups) == 1 else groups_table(found), nl=False)

@@ -5,6 +5,8 @@ A profile may have one of its own (block `drive`), which `--nvme own` takes; `--
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from sim.base.errors import BadInput, did_you_mean
@@ -17,7 +19,7 @@ class Drive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     latency_s: of a request, before its bytes flow. request_bytes_per_s: of a single request. bandwidth_bytes_per_s: of
     large requests, enough of them at a time. request_s: what each costs the drive beside its bytes. power:
-    for `--energy`.
+    for `--energy`. measured: the drive that its figures are of.
     """
 
     id: str
@@ -26,6 +28,7 @@ class Drive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     request_bytes_per_s: Quantity
     request_s: Quantity
     power: DrivePower | msgspec.UnsetType = msgspec.UNSET
+    measured: str = ""
     note: str = ""
 
 
@@ -43,6 +46,7 @@ WAITS_W = Quantity(value=1.5, source="assumed", ref="storedbits", low=0.5, high=
 DRIVES = {
     "gen3x4": Drive(
         id="gen3x4",
+        measured="a Samsung 970 EVO",
         bandwidth_bytes_per_s=Quantity(
             value=3.4e9, source="assumed", ref="kitguru970", low=2.6e9, high=3.5e9, note="measured on a 970 EVO"
         ),
@@ -58,6 +62,7 @@ DRIVES = {
     ),
     "gen4x4": Drive(
         id="gen4x4",
+        measured="a Phison E27T without DRAM",
         bandwidth_bytes_per_s=Quantity(
             value=6.4e9, source="assumed", ref="gx10", low=5.9e9, high=7.4e9, note="18 MiB reads on a DRAM-less E27T"
         ),
@@ -72,6 +77,7 @@ DRIVES = {
     ),
     "gen5x4": Drive(
         id="gen5x4",
+        measured="nibor1896/Crow's drive",
         bandwidth_bytes_per_s=Quantity(
             value=1.052e10, source="assumed", ref="crow30", low=9.0e9, high=1.45e10, note="12.75 MiB reads at depth 8"
         ),
@@ -92,3 +98,12 @@ def drive_of(word: str) -> Drive:
     if found is None:
         raise BadInput(f"--nvme, got {word!r}: no such drive; {did_you_mean(word, [*DRIVES, OWN])} (see docs/nvme.md)")
     return found
+
+
+def compared(words: Iterable[str]) -> str:
+    """Of which drives the figures are that are compared, in a line; nothing for fewer than two bundled ones."""
+    told = {word: drive for full in words if (drive := DRIVES.get(word := full.split(":")[0]))}
+    of = ", ".join(f"{word} {drive.measured}" for word, drive in told.items())
+    return (
+        f"drives, each as one was measured: {of}; others of a generation differ (docs/nvme.md)" if len(told) > 1 else ""
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.engine.run_loop import RequestTimes
+
+
+class Taken(NamedTuple):
+    """How many were taken in while others waited, in which time, whether for a slot; and how many of all waited."""
+
+    n: int
+    time_s: float
+    for_slot: bool
+    n_waited: int
+    n_all: int
 
 
 class Moments:
@@ -43,20 +53,25 @@ class Moments:
 
     @property
     def capacity_per_s(self) -> float | None:
-        """How fast they were taken in while others waited for a slot."""
+        """How fast they were taken in while others waited for a slot; None where fewer than half of them did. A queue
+        that grows lets nearly everybody wait, and of the few that do in one that is short the rate is anybody's guess.
+        """
         return _rate([self.taken])
 
     @property
-    def taken(self) -> tuple[int, float, bool]:
-        """How many were taken in while others waited, in which time, and whether that was for a slot.
+    def taken(self) -> Taken:
+        """While some waited.
 
         Where several run together a prompt also waits, slots being free, for the iteration that is under way and for
         the prompts before it: how fast those are taken in is how fast prompts run, not how fast requests are served.
         """
         if self._slots > 1 and len(self.begun) and len(full := _full(self.begun, self.done, self._slots)):
-            n, taken_s = taken_while_some_wait(self.came, self.begun, full)
-            return n, taken_s, True
-        return *taken_while_some_wait(self.came, self.begun), self._slots == 1
+            n, time_s = taken_while_some_wait(self.came, self.begun, full)
+            before = np.searchsorted(full[:, 0], self.begun) - 1  # the last stretch that began before they did
+            waited = (self.begun > self.came) & (before >= 0) & (full[before, 1] > self.came)
+            return Taken(n, time_s, True, int(waited.sum()), len(self.came))
+        n, time_s = taken_while_some_wait(self.came, self.begun)
+        return Taken(n, time_s, self._slots == 1, int((self.begun > self.came).sum()), len(self.came))
 
     @property
     def stable(self) -> bool:
@@ -111,11 +126,12 @@ def load(
     )
 
 
-def _rate(taken: Sequence[tuple[int, float, bool]]) -> float | None:
-    """Of `Moments.taken`, of one or several; where slots were full at any, of those alone."""
-    counted = [one for one in taken if one[2]] or taken
-    taken_s = sum(seconds for _, seconds, _ in counted)
-    return sum(n for n, _, _ in counted) / taken_s if taken_s > 0 else None
+def _rate(taken: Sequence[Taken]) -> float | None:
+    """Of one or several; where slots were full at any, of those alone."""
+    counted = [one for one in taken if one.for_slot] or taken
+    time_s = sum(one.time_s for one in counted)
+    most_waited = 2 * sum(one.n_waited for one in counted) >= sum(one.n_all for one in counted)
+    return sum(one.n for one in counted) / time_s if time_s > 0 and most_waited else None
 
 
 def _full(begun: NDArray[np.float64], done: NDArray[np.float64], slots: int) -> NDArray[np.float64]:

@@ -56,11 +56,16 @@ class Goal(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A goal's figure of one run: its value, and its band where it has one (docs/provenance.md)."""
+    """A goal's figure of one run: its value, and its band where it has one (docs/provenance.md).
+
+    Attributes:
+        by_requests: of the band, what is for the choice of requests alone, and of how many (batches of) requests.
+    """
 
     goal: Goal
     value: float
     band: tuple[float, float] | None
+    by_requests: tuple[tuple[float, float], int] | None = None
 
     @property
     def met(self) -> bool:
@@ -112,7 +117,9 @@ def goals_of(texts: Sequence[str], what: str = "--goal") -> list[Goal]:
 def reading(goal: Goal, result: Result) -> Reading | None:
     """What a run has for it; None where it has no such figure, as a percentile of too few requests."""
     value = dict(figures(result.to_dict())).get(goal.key)
-    return None if value is None else Reading(goal, float(value), _band(goal, float(value), result))
+    if value is None:
+        return None
+    return Reading(goal, float(value), _band(goal, float(value), result), _by_requests(goal, result))
 
 
 def readings(goals: Sequence[Goal], result: Result) -> list[Reading]:
@@ -163,6 +170,12 @@ def _band(goal: Goal, value: float, result: Result) -> tuple[float, float] | Non
     if name == "throughput_tokens_per_s":
         return value / told.high_factor, value / told.low_factor
     return None
+
+
+def _by_requests(goal: Goal, result: Result) -> tuple[tuple[float, float], int] | None:
+    sampling = result.uncertainty.sampling
+    told = {"tpot_s.mean": sampling.of("tpot_s"), "ttft_s.mean": sampling.of("ttft_s")}.get(goal.key)
+    return None if told is None or told[0] is None else (told[0], told[1])
 
 
 def _known(key: str) -> tuple[bool, list[str]]:

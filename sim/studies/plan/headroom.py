@@ -45,21 +45,53 @@ class Headroom(NamedTuple):
         return f"the same reaches it up to {far}; at {self.lost_at:.3g} times it does not"
 
 
+def has_rate(spec: RunSpec) -> bool:
+    """Whether its requests come at a rate of their own."""
+    return spec.arrivals is not None and spec.arrivals != NONE and not spec.arrivals.startswith("closed:")
+
+
+def serves_at_most(spec: RunSpec, n_layers: int, replays: Replays) -> float | None:
+    """Requests per second where somebody always waits, as `moesim saturate` finds it; None where no run says so. A
+    short run at a higher rate may be over before its queue has grown beyond a goal.
+    """
+    clients = 2 * spec.batch * spec.replicas
+    closed = msgspec.structs.replace(spec, arrivals=f"closed:{clients}", rate_scale=1.0, unstable=True)
+    (answer,) = replays.of([closed], n_layers, "how much it serves")
+    return None if isinstance(answer, str) or answer.load is None else answer.load.capacity_per_s
+
+
+def too_many(result: Result, most_per_s: float | None) -> str:
+    """Why more come than are served at most; else nothing."""
+    come_per_s = None if result.load is None else result.load.arrivals_per_s
+    if come_per_s is None or most_per_s is None or come_per_s < most_per_s:
+        return ""
+    return f"unstable queue: arrives {come_per_s:.3g}/s, serves {most_per_s:.3g}/s at most"
+
+
 def headroom(goals: Sequence[Goal], best: Candidate, replays: Replays) -> Headroom | None:
     """Of the answer; None where its requests have no rate of their own."""
     spec, result = best.spec, best.result
-    closed = spec.arrivals is None or spec.arrivals == NONE or spec.arrivals.startswith("closed:")
-    if closed or result is None or result.load is None or result.load.arrivals_per_s is None:
+    if not has_rate(spec) or result is None or result.load is None or result.load.arrivals_per_s is None:
         return None
+    most_per_s = serves_at_most(spec, best.asked.n_layers, replays)
+
+    def reaching(times: float) -> Result | None:
+        """The result with so many times the rate, where it reaches every goal and goes on doing so."""
+        faster = msgspec.structs.replace(spec, rate_scale=spec.rate_scale * times)
+        (answer,) = replays.of([faster], best.asked.n_layers, "up to which rate")
+        if isinstance(answer, str) or growing(answer) or too_many(answer, most_per_s):
+            return None
+        return answer if all(one.met for one in readings(goals, answer)) else None
+
     low, high, at_low = 1.0, 2.0, result
-    while (found := _reaching(goals, spec, high, best, replays)) is not None:
+    while (found := reaching(high)) is not None:
         low, at_low = high, found
         if high >= MOST:
             return _told(low, at_low, None)
         high *= 2
     while high / low > 1 + NEAR_FRAC:
         middle = math.sqrt(low * high)
-        found = _reaching(goals, spec, middle, best, replays)
+        found = reaching(middle)
         if found is None:
             high = middle
         else:
@@ -70,12 +102,3 @@ def headroom(goals: Sequence[Goal], best: Candidate, replays: Replays) -> Headro
 def _told(times: float, result: Result, lost_at: float | None) -> Headroom:
     assert result.load is not None
     return Headroom(times, result.load.arrivals_per_s or 0.0, lost_at)
-
-
-def _reaching(goals: Sequence[Goal], spec: RunSpec, times: float, best: Candidate, replays: Replays) -> Result | None:
-    """The result with so many times the rate, where it reaches every goal."""
-    faster = msgspec.structs.replace(spec, rate_scale=spec.rate_scale * times)
-    (answer,) = replays.of([faster], best.asked.n_layers, "up to which rate")
-    if isinstance(answer, str) or growing(answer):
-        return None
-    return answer if all(one.met for one in readings(goals, answer)) else None

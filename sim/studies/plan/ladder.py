@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sim.studies.plan.candidate import DEARER, MISSES, OPEN, REACHES, SCREENED, Candidate, Machine, budget_of
 from sim.studies.plan.goal import FEWEST_FOR, Goal, Reading, growing, reading, readings, worst
+from sim.studies.plan.headroom import has_rate, serves_at_most, too_many
 
 if TYPE_CHECKING:
     from sim.studies.plan.replays import Replays
@@ -158,6 +159,10 @@ def _replay(goals: Sequence[Goal], some: Sequence[Candidate], replays: Replays) 
             continue
         one.found = readings(goals, answer)
         one.state = REACHES if all(told.met for told in one.found) else MISSES
+        if one.state == REACHES and has_rate(one.spec):
+            why = too_many(answer, serves_at_most(one.spec, one.asked.n_layers, replays))
+            if why:
+                one.state, one.reason, one.found = MISSES, why, []
 
 
 def _layers(some: Sequence[Candidate]) -> int:

@@ -38,12 +38,25 @@ def answer(planned: Planned) -> str:
     where = f"{best.machine.name}{cost}{_budget(best.spec)}"
     told = ", ".join(reading_text(one) for one in best.found)
     with_ = f"{best.label}" + (f" on its {best.machine.cpu}" if best.asked.cpu else "")
-    text = f"{what} machine for {goals}: {where} with {with_}: {told}"
+    of = f"{best.asked.meant['model']} in {best.spec.precision}"
+    text = f"{what} machine for {goals} of {of}: {where} with {with_}: {told}"
     resource = best.result.bound_by.resource if best.result is not None else None
     text += f"; bound by the {resource}" if resource else ""
-    if not all(one.sure for one in best.found):
-        text += "; the goal lies inside the band, so the figures behind it decide"
+    text += _undecided(best)
+    less = {one.machine for one in planned.candidates if one.machine.cost < best.machine.cost}
+    n = len(less - {one.machine for one in planned.candidates if one.state != NOT_RUN})
+    text += f"; {n} {what.replace('est', 'er')} {'one does' if n == 1 else 'ones do'} not run, see below" if n else ""
     return text
+
+
+def _undecided(best: Candidate) -> str:
+    """What decides where a goal lies inside the band; nothing where it does not."""
+    open_ = [one for one in best.found if not one.sure]
+    for one in open_:
+        if one.by_requests is not None and not all(one.goal.met(end) for end in one.by_requests[0]):
+            n = one.by_requests[1]
+            return f"; the goal lies inside what so few requests leave open (n = {n}): replay more"
+    return "; the goal lies inside the band, so the figures behind it decide" if open_ else ""
 
 
 def _no_answer(planned: Planned) -> str:

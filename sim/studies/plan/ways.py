@@ -30,6 +30,8 @@ WAYS = {
 NAMES = {STREAM: "streaming", CACHE: "caching", CPU: "caching and the CPU", BOTH: "caching, copies and the CPU"}
 NOTHING_FRAC = 0.01
 """Of the experts of decode: below, a way was not taken."""
+STEPS_BACK = 8
+"""Values tried from the end of a range, where policies may not run, towards what there is now."""
 BEST = 2
 """Policies of each way that are replayed on all requests."""
 
@@ -49,13 +51,15 @@ class Way(NamedTuple):
 
 
 class Crossover(NamedTuple):
-    """Where two policies change places as one figure changes; `value` None: they do not, up to `end`."""
+    """Where two policies change places as one figure changes; `value` None: they do not at `ends`, the farthest values
+    on either side at which both run.
+    """
 
     lever: Lever
     first: str
     second: str
     value: float | None
-    end: float
+    ends: tuple[float, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Its entry in `--json`."""
@@ -66,8 +70,15 @@ class Crossover(NamedTuple):
             "faster_now": self.first,
             "against": self.second,
             "equal_at": self.value,
-            "looked_up_to": self.end,
+            "looked_at": sorted(self.ends),
         }
+
+    @property
+    def at(self) -> str:
+        """Where the order changes, in words."""
+        if self.value is not None:
+            return self.lever.show(self.value)
+        return f"not at {' or '.join(self.lever.show(end) for end in sorted(self.ends))}"
 
 
 @dataclass
@@ -126,11 +137,7 @@ class Compared:
             lines = table("changed alone", "is", "order changes at", "what is faster now", "against")
             prose(lines, 2, 3, 4)
             for one in self.crossovers:
-                lever = one.lever
-                at = f"nowhere up to {lever.show(one.end)}" if one.value is None else lever.show(one.value)
-                if one.value is None and one.end < lever.now:
-                    at = f"nowhere down to {lever.show(one.end)}"
-                lines.add_row(lever.name, lever.show(lever.now), at, one.first, one.second)
+                lines.add_row(one.lever.name, one.lever.show(one.lever.now), one.at, one.first, one.second)
             text += f"\n{render(lines)}"
         return text
 
@@ -240,23 +247,30 @@ def _between(
     one, two = levers
     layers = first.candidate.asked.n_layers
 
-    def swapped(value: float) -> bool:
-        """Whether the one that is faster now is the slower one there."""
+    def swapped(value: float) -> bool | None:
+        """Whether the one that is faster now is the slower one there; None where one of them does not run."""
         told = replays.of([one.at(value), two.at(value)], layers, "crossover", n)
         times = [None if isinstance(result, str) else result.tpot_s.mean for result in told]
-        return times[0] is not None and times[1] is not None and times[0] > times[1]
+        return None if times[0] is None or times[1] is None else times[0] > times[1]
 
-    looked = one.now
+    looked = []
     for end in ends:
-        looked = end
-        if not swapped(end):
+        for step in range(STEPS_BACK):  # from the end towards what is now, as far as both run
+            far = one.now * (end / one.now) ** (1 - step / STEPS_BACK)
+            far = float(round(far)) if one.whole else far
+            if (found := swapped(far)) is not None:
+                break
+        else:
             continue
-        near, far = one.now, end
+        looked.append(far)
+        if not found:
+            continue
+        near = one.now
         while abs(far - near) > 1 if one.whole else max(far, near) / min(far, near) > 1 + NEAR_FRAC:
             middle = float((near + far) // 2) if one.whole else (near * far) ** 0.5
             if swapped(middle):
                 far = middle
             else:
                 near = middle
-        return Crossover(one, first.candidate.label, second.candidate.label, far, end)
-    return Crossover(one, first.candidate.label, second.candidate.label, None, ends[0] if ends else looked)
+        return Crossover(one, first.candidate.label, second.candidate.label, far, tuple(looked))
+    return Crossover(one, first.candidate.label, second.candidate.label, None, tuple(looked) or (one.now,))
