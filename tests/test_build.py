@@ -114,7 +114,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_in_place_what_has_a_pxd_is_compiled_and_gives_the_same_bits(compiled: Path) -> None:
-    assert built(compiled) == ["lane", "total"]
+    assert built(compiled) == ["_shared", "lane", "total"]
     assert run("-c", SHOW, cwd=compiled).stdout.split() == ["False", (compiled / "plain.txt").read_text()]
 
 
@@ -138,6 +138,11 @@ def test_what_was_compiled_runs_while_the_sources_are_what_it_was_compiled_from(
         assert (plain, found == (compiled / "plain.txt").read_text()) == ("True", False)
     source.write_text(text)
     assert shown()[0] == "False", "the same text is the same source"
+    (shared,) = (folder / "sim" / "base").glob("_shared.*")
+    shared.rename(folder / shared.name)
+    assert shown()[0] == "True", "what all of them import is gone"
+    (folder / shared.name).rename(shared)
+    assert shown()[0] == "False"
     (folder / "sim" / "compiled.sha256").unlink()
     assert shown()[0] == "True", "nobody knows what was compiled"
 
@@ -179,7 +184,7 @@ def test_a_module_without_its_pxd_is_plain_again(compiled: Path, tmp_path: Path)
     shutil.copytree(compiled, folder)
     (folder / "sim" / "base" / "total.pxd").unlink()
     assert run("hatch_build.py", cwd=folder).returncode == 0
-    assert built(folder) == ["lane"]
+    assert built(folder) == ["_shared", "lane"]
     assert run("-c", SHOW, cwd=folder).stdout.split() == ["True", (compiled / "plain.txt").read_text()]
 
 
@@ -215,7 +220,7 @@ PLAIN |= {"sim/__init__.py", "policies/__init__.py", "policies/promoe.py"}
 def test_a_wheel_carries_what_was_compiled(compiled: Path, tmp_path: Path) -> None:
     name, files, _ = wheel_of(make(tmp_path / "sample"))
     assert "none-any" not in name
-    assert sorted(Path(file).name.split(".")[0] for file in files - PLAIN) == ["lane", "promoe", "total"]
+    assert sorted(Path(file).name.split(".")[0] for file in files - PLAIN) == ["_shared", "lane", "promoe", "total"]
 
 
 @pytest.mark.parametrize("environment", [{"MOESIM_PURE": "1"}, {"CC": "false", "LDSHARED": "false"}, {"PATH": ""}])

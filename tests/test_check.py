@@ -216,6 +216,11 @@ def test_update_leaves_the_layout(check, baseline) -> None:
             "schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {hit_rate: 5ms}}]",
             "runs[0].figures.hit_rate, got '5ms'",
         ),
+        (
+            "schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {hit_rate: 31}}]",
+            "a share, 1 at most; write e.g. 0.31",
+        ),
+        ("schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {hitrate: 3%}}]", "if it is called so"),
         ("schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {}}]", "name at least one"),
         ("schema: 1\nruns: [{policy: lru, hw: rtx3090, tolerance: {hits: 1}}]", "tolerance, got 'hits'"),
         ("schema: 1\ntolerance: {hit_rat: 1%}\nruns: [{policy: lru, hw: rtx3090}]", "did you mean 'hit_rate'"),
@@ -230,6 +235,13 @@ def test_what_is_no_baseline(tmp_path: Path, text: str, says: str) -> None:
         read_baseline(path)
     assert says in str(refused.value)
     assert str(path) in str(refused.value)
+
+
+def test_a_name_that_is_wrong_everywhere_is_told_with_its_file(check, baseline) -> None:
+    path = baseline("- {policy: nope, figures: {hit_rate: 0.5}}\n")
+    done = check(path)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {path}: policy, got 'nope': no such policy")
 
 
 def test_mistakes_are_exit_2_and_nothing_is_written(check, baseline) -> None:

@@ -198,6 +198,8 @@ class TestHf:
         ("arrays", "said"),
         [
             ({"x": np.zeros(3)}, "one array router_logits"),
+            ({"experts": np.zeros((3, 4, 2), int)}, "ids of experts go into JSONL or CSV"),
+            ({"router_logits": np.zeros((3, 4, 2), int)}, "got whole numbers: logits are none"),
             ({"router_logits": np.zeros((3, 4))}, "[T, L, E]"),
             (
                 {"router_logits": np.zeros((2, 3, 4)), "input_ids": np.zeros((1, 3), int)},

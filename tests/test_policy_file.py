@@ -191,6 +191,11 @@ def test_compare_takes_files_in_processes_of_its_own(capsys, tmp_path, mine):
         ("wrong.py", "x = 1\n", r"a policy is a class derived from sim\.policy\.Policy with a `name`"),
         ("wrong.py", MINE, r"it holds 2 policies; name one, .*wrong\.py:Mine"),
         ("wrong.py:Mina", MINE, r"no policy of that class in the file; did you mean 'Mine'"),
+        (
+            "wrong.py:Mine",
+            MINE.replace("def accessed", "def acessed"),
+            r"a method 'acessed': .*did you mean 'accessed'",
+        ),
     ],
 )
 @pytest.mark.parametrize("verb", ["simulate", "policies", "conformance", "compare"])

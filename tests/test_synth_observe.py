@@ -62,6 +62,32 @@ def test_pairs_are_what_they_say(trace):
     assert (rows.request[one] != rows.request[two]).all()
 
 
+def test_what_requests_share_over_all_pairs(trace):
+    rows = observe.sample(trace)
+    chosen = rows.experts
+    shares = (chosen[:, None, :, :, None] == chosen[None, :, :, None, :]).sum(axis=(-2, -1)) / 2  # (n, n, L)
+    others = rows.request[:, None] != rows.request
+    same_task = rows.task[:, None] == rows.task
+    same, other = observe.overlap_between(rows)
+    np.testing.assert_allclose(same, shares[others & same_task].mean(axis=0))
+    np.testing.assert_allclose(other, shares[others & ~same_task].mean(axis=0))
+    alone = observe.sample(trace, list(trace.requests)[:1])
+    assert all(np.isnan(found).all() for found in observe.overlap_between(alone))
+
+
+def test_rows_that_are_judged_are_spread_over_the_tasks(trace, monkeypatch):
+    """Tasks alternate: every second request would be of one."""
+    rows = observe.sample(trace)
+    assert len(observe.score_rows(rows, "next_scores_1")) == 6
+    monkeypatch.setattr(observe, "MAX_SCORE_ROWS", 100)
+    kept = observe.score_rows(rows, "next_scores_1")
+    assert len(kept) == 2
+    assert {r.task for r in rows.requests if any(start <= r.first_decode_row < end for start, end in kept)} == {
+        "chat",
+        "code",
+    }
+
+
 def test_predictions_are_judged_as_stats_does(trace):
     """Over the test requests, layer by layer; choices are found, whichever of equal scores come first."""
     rows = observe.sample(trace, trace.requests.in_split("test"))

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT / "base" / "_shared.c"  # compiled with the others, which import it; no source of it is kept
 STAMP = ROOT / "compiled.sha256"  # the `digest` of what lies compiled in a checkout; `hatch_build.py` puts it there
 DIGITS = 16  # of a source's SHA-256, in the name of what was compiled from it (`hatch_build.py`)
 
@@ -104,7 +105,7 @@ def digest() -> str:
 
 def stale(of: dict[str, Path]) -> bool:
     """Whether a checkout's sources are others than what was compiled, or not all of them were."""
-    binaries = [binary_of(source) for source in of.values()]
+    binaries = [binary_of(source) for source in (*of.values(), SHARED)]
     if not any(binaries):
         return False  # nothing is compiled: there is nothing to choose
     if not all(binaries):

@@ -95,6 +95,11 @@ def show_count(n: int, what: str) -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
+def show_number(value: float) -> str:
+    """Three digits, and no exponent below a million millions: `0.0471`, `81.9`, `1,380`."""
+    return f"{float(f'{value:.3g}'):,.12g}"
+
+
 def show_rate(bytes_per_s: float) -> str:
     """Link rates in GB/s, as data sheets print them."""
     return f"{bytes_per_s / 1e9:.1f} GB/s"

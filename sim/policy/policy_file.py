@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 import sys
@@ -18,6 +19,10 @@ from sim.policy.api import Policy
 
 LEADING = re.compile(r"\s*([^=]*?\.py(?::\w+)?)(?:\s+(.*))?", re.DOTALL)
 NO_POLICY = "a policy is a class derived from sim.policy.Policy with a `name`; see docs/policies.md"
+
+HOOKS = [name for name, value in vars(Policy).items() if inspect.isfunction(value) and not name.startswith("_")]
+NEAR = 0.85
+"""How alike a method's name is to a hook's (`difflib`) before it is taken for that, misspelt."""
 
 _GIVEN: WeakKeyDictionary[type[Policy], OwnFile | None] = WeakKeyDictionary()  # classes given -> theirs
 
@@ -44,6 +49,7 @@ def given(kind: type[Policy]) -> str:
     The digest is that of its file where the file still says what runs.
     """
     if kind not in _GIVEN and read_from(kind) is None:
+        _refuse_misspelt(kind, kind.__qualname__)
         _GIVEN[kind] = _source_of(kind)
     file, title = file_of(kind), kind.__qualname__
     return kind.name if file is None or not title.isidentifier() else f"{file.path}:{title}"
@@ -71,9 +77,22 @@ def _codes(code: CodeType) -> set[CodeType]:
 
 
 def load(name: str) -> type[Policy]:
-    """The policy of a file. Raises BadInput as `sim.base.own_file.load` does."""
+    """The policy of a file. Raises BadInput as `sim.base.own_file.load` does, and for a hook that is misspelt."""
     kind: type[Policy] = load_plug_in(name, SORT)
+    _refuse_misspelt(kind, name)
     return kind
+
+
+def _refuse_misspelt(kind: type[Policy], where: str) -> None:
+    """A method that nobody calls, since a hook is called nearly so."""
+    bases = [base for base in kind.__mro__ if base is not Policy and issubclass(base, Policy)]
+    for method in [name for base in bases for name, value in vars(base).items() if inspect.isfunction(value)]:
+        near = difflib.get_close_matches(method, HOOKS, 1, NEAR)
+        if near and method not in HOOKS and not method.startswith("_"):
+            raise BadInput(
+                f"policy {where}, got a method {method!r}: no hook of that name, so nobody would call it; did you mean "
+                f"{near[0]!r}? The name of a helper begins with _"
+            )
 
 
 def policies_in(module: ModuleType) -> dict[str, type[Policy]]:

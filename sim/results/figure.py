@@ -12,6 +12,7 @@ from sim.base.units import parse_bytes, parse_seconds, show_bytes, show_joules, 
 
 _FRACS = re.compile(r"(?:^|_)(?:rates?|frac|ratio|kept)$")
 _JOULES = ("energy_j", "joules_per_token")
+_AT_MOST_ONE = re.compile(r"(?:^|_)(?:rates?|kept)$|^(?:attained_frac|cache_ratio)$")
 _SHARES = {"provenance", "lane_utilisation", "bound_by"}
 _MORE_IS_BETTER = re.compile(
     r"hit_rate|\w*_hit_rates\.hit|cache_ratio|throughput_tokens_per_s|gate_mass_kept"
@@ -63,6 +64,10 @@ def parse_figure(key: str, text: str, what: str) -> float:
         number = _with_unit(key, unit, text.strip(), what)
     if not math.isfinite(number):
         raise BadInput(f"{what}, got {text!r}: no figure is {text.strip()}; write a finite number")
+    if number > 1 and unit == "frac" and any(_AT_MOST_ONE.search(part) for part in key.split(".")):
+        raise BadInput(
+            f"{what}, got {text!r}: {key} is a share, 1 at most; write e.g. {number / 100:.4g} or {number:g}%"
+        )
     return number
 
 
@@ -76,7 +81,9 @@ def _with_unit(key: str, unit: str, text: str, what: str) -> float:
             return float(text[:-1]) / 100.0
     except ValueError:
         pass
-    takes = "a number or a percentage, 0.3 or 30%" if unit == "frac" else "a number"
+    takes = (
+        "a number or a percentage, 0.3 or 30%" if unit == "frac" else "a number, if it is called so (docs/output.md)"
+    )
     raise BadInput(f"{what}, got {text!r}: {key} takes {takes}")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from sim.base.lanes import WAITED_FOR
-from sim.base.units import show_bytes, show_count, show_frac, show_fracs, show_seconds
+from sim.base.units import show_bytes, show_count, show_frac, show_fracs, show_number, show_seconds
 from sim.engine.counts import CLASSES
 from sim.results.by_layer_text import lines
 from sim.results.energy_text import at_once, joules
@@ -214,14 +214,15 @@ def _load(result: Result) -> Table:
     rows, load, slo = _pairs(), result.load, result.slo
     if load is not None:
         came, taken = load.arrivals_per_s, load.capacity_per_s
-        arrive = f"arrives {came:.3g}/s, " if came is not None else ""
+        arrive = f"arrives {show_number(came)}/s, " if came is not None else ""
         there, waiting = load.requests_in_system or 0.0, load.requests_waiting or 0.0
-        none = "none had to wait"
-        if waiting:
-            slot = " for a slot" if result.batch > 1 else ""
-            none = f"no two waited{slot} at once{' at one replica' if result.replicas else ''}"
-        serve = f"serves {taken:.3g}/s while some wait" if taken is not None else none
-        rows.add_row("load", f"{arrive}{serve}; {there:.3g} requests there on average, {waiting:.3g} of them waiting")
+        slot = " for a slot" if result.batch > 1 else ""
+        none = f"too few waited{slot} to say how fast they are served" if waiting else "none had to wait"
+        serve = f"serves {show_number(taken)}/s while some wait" if taken is not None else none
+        rows.add_row(
+            "load",
+            f"{arrive}{serve}; {show_number(there)} requests there on average, {show_number(waiting)} of them waiting",
+        )
         queue, service = result.queue_s, result.service_s
         ends = "" if queue.p95 is None else f" (p50 {_seconds(queue.p50)}, p95 {_seconds(queue.p95)})"
         rows.add_row("of the TTFT", f"{_seconds(queue.mean)} in the queue{ends}, {_seconds(service.mean)} served")
@@ -234,8 +235,8 @@ def _load(result: Result) -> Table:
         rows.add_row("SLO", slo_text(slo.limits))
         rows.add_row(
             "",
-            f"kept by {slo.met:,} of {show_count(slo.requests, 'request')} ({kept}); goodput {good:.3g} requests/s, "
-            f"{tokens:.3g} tokens/s",
+            f"kept by {slo.met:,} of {show_count(slo.requests, 'request')} ({kept}); goodput {show_number(good)} "
+            f"requests/s, {show_number(tokens)} tokens/s",
         )
         if slo.met < slo.requests:
             why = {name: n for name, n in structs.asdict(slo.violations).items() if n}
@@ -303,7 +304,7 @@ def _replicas(result: Result) -> Table:
     """What each replica was sent and made of it."""
     rows = _table("replica", "requests", "tokens", "tokens/s", "hit", "busy", "there", "waiting", "mean wait")
     for one in result.replicas or ():
-        there = ("-" if n is None else f"{n:.3g}" for n in (one.requests_in_system, one.requests_waiting))
+        there = ("-" if n is None else show_number(n) for n in (one.requests_in_system, one.requests_waiting))
         per_s = "-" if one.throughput_tokens_per_s is None else _rate(one.throughput_tokens_per_s)
         counts = f"{one.requests:,}", f"{one.output_tokens:,}", per_s
         unstable = "" if one.stable else ", grows"
@@ -329,7 +330,7 @@ def _union(result: Result) -> Table:
     """Of batches and drafts: how many experts a layer of an iteration wants together, beside its share of the room."""
     rows, found = _pairs(), result.union_per_layer_step
     if (result.batch > 1 or result.draft is not None) and found.experts is not None and found.over_slots is not None:
-        experts, slots, over = (f"{value:.3g}" for value in (found.experts, found.slots, found.over_slots))
+        experts, slots, over = (show_number(value) for value in (found.experts, found.slots, found.over_slots))
         rows.add_row("wanted together", f"{experts} experts per layer and iteration, for {slots} slots: r_bar {over}")
     return rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from sim.base.units import show_count, show_frac, show_fracs, show_joules, show_seconds
+from sim.base.units import show_count, show_frac, show_fracs, show_joules, show_number, show_seconds
 from sim.results.energy_text import unknown
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Columns:
         if self._slo:
             good = None if slo is None else slo.goodput_requests_per_s
             found.append("-" if slo is None else show_frac(slo.attained_frac))
-            found.append("-" if good is None else f"{good:.3g}")
+            found.append("-" if good is None else show_number(good))
         if self._energy:
             each_j = None if result.energy is None else result.energy.joules_per_token
             found.append("-" if each_j is None else show_joules(each_j))
@@ -83,5 +83,5 @@ def kept_by(result: Result, others: Iterable[Result] = ()) -> str:
         n = sum(other.slo is not None and (other.slo.attained_frac or 0.0) >= least for other in others)
         beside = f", as {show_count(n, 'other')}" if n else ""
         more.append(f"{show_fracs(slo.attained_ends)} at 95 %{beside}")
-    more += [] if good is None else [f"goodput {good:.3g} requests/s"]
+    more += [] if good is None else [f"goodput {show_number(good)} requests/s"]
     return show_frac(slo.attained_frac) + (f" ({'; '.join(more)})" if more else "")

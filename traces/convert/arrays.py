@@ -68,6 +68,11 @@ class Arrays:
         """Let go of the file."""
         self._stack.close()
 
+    def is_whole(self, name: str) -> bool:
+        """Whether an array holds whole numbers."""
+        dtype, brain = self._dtypes[name]
+        return dtype.kind in "iub" and not brain
+
     def blocks(self, name: str, n_rows: int) -> Iterator[Array]:
         """The array's rows, `n_rows` at a time; bfloat16 comes as float32. Raises BadInput when data end early."""
         dtype, brain = self._dtypes[name]

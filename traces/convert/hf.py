@@ -41,6 +41,7 @@ NAME, TITLE, ORIGIN = (
     "Hugging Face router logits (.npz, .safetensors, .jsonl)",
     "the library's public documentation",
 )
+IDS = "ids of experts go into JSONL or CSV, docs/convert.md"
 _LAYER = re.compile(r"^router_logits[._]([0-9]{1,5})$")
 _BLOCK_VALUES = 1 << 20
 _MOST_TOKENS = 1 << 30
@@ -114,7 +115,7 @@ def _logits(arrays: Arrays) -> tuple[list[str], int, int, tuple[int, int] | None
     if bool(names) == bool(layers):
         raise BadInput(
             f"{path}: router_logits, got {', '.join(map(ascii, list(arrays.shapes)[:3])) or 'no arrays'}: one array "
-            f"router_logits [T, L, E] or router_logits.<layer> each; rename them"
+            f"router_logits [T, L, E] or router_logits.<layer> each; rename them ({IDS})"
         )
     names = names or [name for _, name in layers]
     batch = None
@@ -122,6 +123,8 @@ def _logits(arrays: Arrays) -> tuple[list[str], int, int, tuple[int, int] | None
         if len(shape := arrays.shapes.get(name, ())) == 2:
             batch = (shape[0], shape[1])
     for name in names:
+        if arrays.is_whole(name):
+            raise BadInput(f"{path}: {name}, got whole numbers: logits are none; save them as they came ({IDS})")
         shape = arrays.shapes[name]
         if layers and len(shape) == 3:
             batch = batch or (shape[0], shape[1])

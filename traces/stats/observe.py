@@ -5,6 +5,7 @@ Everything is counted on the rows of some requests, so that one half of a trace 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from traces.format.requests import Request
 LAGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 MAX_ROWS = 60_000  # selections held in memory at once
 MIN_HALF = 48  # rows that half of a single request has to have
-MAX_SCORE_ROWS = 6_000
+MAX_SCORE_ROWS = 20_000
 AFFINITY_ROWS = 4_096
 _PAIRS = 40_000
 
@@ -150,6 +151,34 @@ def far_pairs(rows: Sample, same_task: bool, rng: np.random.Generator) -> tuple[
     return one[fits], two[fits]
 
 
+def overlap_between(rows: Sample) -> tuple[Floats, Floats]:
+    """(L,) mean share of a row's experts that a row of another request chose, of its task and of another.
+
+    Over all pairs of such rows; nan without any.
+    """
+    trace, n_layers = rows.trace, rows.experts.shape[1]
+    shape = (len(rows.requests), n_layers, trace.n_experts)
+    flat = (rows.request[:, None, None] * n_layers + np.arange(n_layers)[:, None]) * trace.n_experts + rows.experts
+    counts = np.bincount(flat.ravel(), minlength=math.prod(shape)).reshape(shape)
+    n = np.bincount(rows.request, minlength=len(rows.requests))
+    own = np.zeros(len(rows.requests), np.int64)
+    own[rows.request] = rows.task
+    by_task = np.zeros((int(own.max()) + 1, n_layers, trace.n_experts), np.int64)
+    np.add.at(by_task, own, counts)
+    n_by_task = np.bincount(own, weights=n).astype(np.int64)
+
+    def squares(of: Ints) -> Ints:
+        found: Ints = (of * of).sum(axis=(0, -1))
+        return found
+
+    alone, together, every = squares(counts), squares(by_task), squares(by_task.sum(axis=0, keepdims=True))
+    n_alone, n_together, n_every = int((n * n).sum()), int((n_by_task * n_by_task).sum()), len(rows.request) ** 2
+    with np.errstate(invalid="ignore"):
+        same: Floats = (together - alone) / np.float64((n_together - n_alone) * rows.experts.shape[2])
+        other: Floats = (every - together) / np.float64((n_every - n_together) * rows.experts.shape[2])
+    return same, other
+
+
 def token_pairs(rows: Sample, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Random pairs of rows with the same token id, of different requests."""
     if rows.token_ids is None:
@@ -273,11 +302,19 @@ def prediction_overlap(rows: Sample, level: str, distance: int) -> Floats:
 
 
 def score_rows(rows: Sample, level: str) -> list[tuple[int, int]]:
-    """Runs of rows [start, stop) that hold a level, each within one request, about `MAX_SCORE_ROWS` in all."""
+    """Runs of rows [start, stop) that hold a level, each within one request.
+
+    Of more than `MAX_SCORE_ROWS` rows about so many, evenly spread over the tasks.
+    """
     whole = level in rows.trace.levels_prefill
-    runs = [(r.first_row if whole else r.first_decode_row, r.end_row) for r in rows.requests]
-    runs = [(start, min(stop, start + MAX_SCORE_ROWS)) for start, stop in runs if stop > start]
-    return runs[:: max(1, -(-sum(stop - start for start, stop in runs) // MAX_SCORE_ROWS))]
+    runs = [(r.first_row if whole else r.first_decode_row, r.end_row, r.task) for r in rows.requests]
+    runs = [(start, min(stop, start + MAX_SCORE_ROWS), task) for start, stop, task in runs if stop > start]
+    n_rows = sum(stop - start for start, stop, _ in runs)
+    if n_rows > MAX_SCORE_ROWS:
+        runs.sort(key=lambda run: run[2])
+        n_kept = max(1, len(runs) * MAX_SCORE_ROWS // n_rows)
+        runs = [runs[i] for i in np.unique(np.linspace(0, len(runs) - 1, n_kept).round().astype(int))]
+    return sorted((start, stop) for start, stop, _ in runs)
 
 
 def distances(trace: Trace) -> list[int]:

@@ -18,7 +18,6 @@ from traces.stats.observe import Sample
 LAGS = (1, 2, 4, 8, 16, 64)
 FRACS = (0.25, 0.5, 0.75)
 CURVE_ROWS = 12_000
-_SEED = 20_509_8342
 Figures = dict[str, float | None]
 
 
@@ -52,7 +51,6 @@ class Summary:
 def summarise(trace: Trace, requests: Sequence[Request] | None = None, fracs: Sequence[float] = FRACS) -> Summary:
     """Judge a trace, or some requests of it, on at most `observe.MAX_ROWS` rows (curves on `CURVE_ROWS`)."""
     rows = observe.sample(trace, requests)
-    rng = np.random.default_rng(_SEED)
     share = observe.popularity(rows)
     quarter = max(1, round(trace.n_experts / 4))
     figures: Figures = {
@@ -62,9 +60,7 @@ def summarise(trace: Trace, requests: Sequence[Request] | None = None, fracs: Se
     }
     for lag in LAGS:
         figures[f"overlap_{lag}"] = _mean(observe.overlap(rows, *observe.lag_pairs(rows, lag)))
-    many = len(rows.requests) > 1
-    figures["overlap_same_task"] = _mean(observe.overlap(rows, *observe.far_pairs(rows, True, rng))) if many else None
-    figures["overlap_other_task"] = _mean(observe.overlap(rows, *observe.far_pairs(rows, False, rng))) if many else None
+    figures["overlap_same_task"], figures["overlap_other_task"] = map(_mean, observe.overlap_between(rows))
     affinities = [
         observe.affinity(rows.experts[:, i - 1], rows.experts[:, i], trace.n_experts) for i in range(1, trace.n_layers)
     ]

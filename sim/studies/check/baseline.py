@@ -128,7 +128,8 @@ def _of_a_figure(tolerance: dict[str, Number], known: list[str], where: str) -> 
 
 
 def _number(key: str, value: Number | None, where: str) -> float | None:
-    return value if value is None or isinstance(value, int) else parse_figure(key, str(value), where)
+    found = None if value is None else parse_figure(key, str(value), where)
+    return value if isinstance(value, int) else found
 
 
 def _tolerance(key: str, one: WrittenRun, found: Baseline, where: str) -> Tolerance:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sim.base.errors import BadInput
 from sim.results.expectations import known
 from sim.results.figure import better, figures
 from sim.studies.pool import n_cores
@@ -121,7 +122,10 @@ def check(held: Held, workers: int | None, strict: bool, progress: Progress) -> 
         BadInput: a figure that no result has, or a value that is wrong wherever it stands.
     """
     points = [run.point for run in held.runs]
-    means = resolved(points, workers or n_cores(), progress)
+    try:
+        means = resolved(points, workers or n_cores(), progress)
+    except BadInput as error:
+        raise BadInput(f"{held.path}: {error}") from None
     asks_bound = any(key.startswith("bound.") for run in held.runs for key in run.figures)
     asked = means if asks_bound else [msgspec.structs.replace(one, bound="") for one in means]
     rows = {row.asked.id: row for row in run_points(points, asked, Records(None), workers, progress).rows}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from sim.base.tables import render, table
-from sim.base.units import show_frac, show_seconds
+from sim.base.units import show_frac, show_number, show_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,7 +97,7 @@ def _change(a: float, b: float, show: Show) -> str:
 
 
 def _plain(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else show_number(value)
 
 
 def _grows(stable: bool) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from sim.base.units import show_bytes, show_rate
+from sim.base.units import show_bytes, show_count, show_rate
 from sim.profiles.drives import Drive
 from sim.setup.spec import CAPS
 from sim.studies.plan.goal import Goal, Reading, growing, readings
@@ -52,7 +52,7 @@ class Lever(NamedTuple):
     def show(self, value: float) -> str:
         """A value of it, with its unit."""
         if self.key == ROOM:
-            return f"{value:,.0f} experts"
+            return show_count(round(value), "expert")
         return show_rate(value) if self.key.endswith("bytes_per_s") else show_bytes(value)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sim.base.units import show_bytes, show_count, show_rate
-from sim.results.figure import show_figure
+from sim.base.units import show_bytes, show_count, show_number, show_rate
+from sim.results import figure
 from sim.results.text import BOUND_IS_OF
 from sim.setup.spec import CAPS
 from sim.studies.plan.candidate import DEARER, EXCLUDED, MISSES, NOT_RUN, REACHES, Candidate, Machine
@@ -24,6 +24,12 @@ VERDICTS = {
     EXCLUDED: "ruled out by the bound",
     NOT_RUN: "does not run",
 }
+
+
+def _shown(key: str, value: float | None) -> str:
+    """A figure as people read it: three digits where it has no unit."""
+    plain = isinstance(value, float) and not figure.unit_of(key)
+    return show_number(value) if plain and value is not None else figure.show_figure(key, value)
 
 
 def answer(planned: Planned) -> str:
@@ -69,7 +75,7 @@ def _no_answer(planned: Planned) -> str:
         return f"{of} {goals}: requests come faster than they are served, nearest {near.label} on {near.machine.name}"
     if not planned.replays.n_runs:
         told = ", ".join(
-            f"{one.goal.key} no {'better' if one.goal.at_most else 'more'} than {show_figure(one.goal.key, one.value)}"
+            f"{one.goal.key} no {'better' if one.goal.at_most else 'more'} than {_shown(one.goal.key, one.value)}"
             for one in near.bounds
             if not one.met
         )
@@ -97,9 +103,9 @@ def goals_text(goals: Sequence[Goal]) -> str:
 
 def reading_text(one: Reading) -> str:
     """`tpot_s.mean 92 ms (88 ms to 110 ms), 8 % to spare`."""
-    text = f"{one.goal.key} {show_figure(one.goal.key, one.value)}"
+    text = f"{one.goal.key} {_shown(one.goal.key, one.value)}"
     if one.band is not None:
-        low, high = (show_figure(one.goal.key, end) for end in one.band)
+        low, high = (_shown(one.goal.key, end) for end in one.band)
         text += f" ({low} to {high})"
     side = "to spare" if one.met else "too much" if one.goal.at_most else "too little"
     share = 100 * abs(one.margin_frac)
@@ -224,10 +230,10 @@ def _price(machine: Machine) -> str:
 def _figures(one: Candidate, goal: Goal) -> list[str]:
     told = next((told for told in one.found or one.few if told.goal == goal), None)
     least = next((told for told in one.bounds if told.goal == goal), None)
-    value = "-" if told is None else ("" if one.found else "~") + show_figure(goal.key, told.value)
+    value = "-" if told is None else ("" if one.found else "~") + _shown(goal.key, told.value)
     ends = None if told is None or not one.found else told.band
-    band = "-" if ends is None else " to ".join(show_figure(goal.key, end) for end in ends)
-    return [value, band, "-" if least is None else show_figure(goal.key, least.value)]
+    band = "-" if ends is None else " to ".join(_shown(goal.key, end) for end in ends)
+    return [value, band, "-" if least is None else _shown(goal.key, least.value)]
 
 
 def by_machine(some: Sequence[Candidate]) -> list[tuple[Machine, list[Candidate]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.base.units import show_frac, show_seconds
+from sim.base.units import show_frac, show_number, show_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,19 +17,23 @@ def answer(found: Sequence[Saturation], promised: str, kept_frac: float) -> str:
     """One sentence: who serves most, and how much that is."""
     best = found[0]
     most = best.capacity_per_s
-    serves = f"{best.name} serves up to {_rate(most)} requests/s ({best.capacity_tokens_per_s.mean:.3g} tokens/s)"
+    serves = (
+        f"{best.name} serves up to {_rate(most)} requests/s ({show_number(best.capacity_tokens_per_s.mean)} tokens/s)"
+    )
     if best.kept_per_s is None:
         return serves
     if not best.kept_per_s.most:
         at = best.lowest
-        least = "" if at is None else f" (at {at.arrivals_per_s:.3g} requests/s {show_frac(at.attained_frac)} do)"
+        least = (
+            "" if at is None else f" (at {show_number(at.arrivals_per_s)} requests/s {show_frac(at.attained_frac)} do)"
+        )
         return f"no rate at which {show_frac(kept_frac)} keep to {promised}{least}; {serves}"
     return f"{best.name}: {show_frac(kept_frac)} keep to {promised} up to {_rate(best.kept_per_s)} requests/s; {serves}"
 
 
 def _rate(rate: Range) -> str:
-    spread = "" if rate.least == rate.most else f" ({rate.least:.3g} to {rate.most:.3g})"
-    return f"{rate.mean:.3g}{spread}"
+    spread = "" if rate.least == rate.most else f" ({show_number(rate.least)} to {show_number(rate.most)})"
+    return f"{show_number(rate.mean)}{spread}"
 
 
 def rates_table(found: Sequence[Saturation], kept_frac: float) -> Table:
@@ -59,7 +63,7 @@ def curve_table(found: Sequence[Saturation]) -> Table:
             p95, tpot = point.ttft_p95_s, point.tpot_mean_s
             cells = [
                 "" if i else one.name,
-                f"{point.arrivals_per_s:.3g}",
+                show_number(point.arrivals_per_s),
                 show_frac(point.arrivals_per_s / one.capacity_per_s.mean),
                 show_seconds(point.queue_mean_s),
                 show_seconds(point.ttft_mean_s),
@@ -68,6 +72,6 @@ def curve_table(found: Sequence[Saturation]) -> Table:
             ]
             if slo:
                 good = point.goodput_tokens_per_s
-                cells += [show_frac(point.attained_frac), "-" if good is None else f"{good:.3g}"]
+                cells += [show_frac(point.attained_frac), "-" if good is None else show_number(good)]
             rows.add_row(*cells)
     return rows
