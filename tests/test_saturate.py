@@ -109,7 +109,7 @@ def test_the_command(spec: RunSpec) -> None:
         (["--arrivals", "poisson:1"], "the rate is what is looked for"),
         (["--energy", "gpu"], "--energy, got 'gpu': rates are looked for"),
         (["--attain", "2"], "--attain, got 2: a share"),
-        (["--requests", "1"], "--requests, got 1: too few for anybody to wait"),
+        (["--requests", "1"], "--requests, got 1: too few for most of them to wait; give 3 or more"),
         (["--requests", "0"], "--requests, got 0"),
         (["--policy", "nobody"], "nobody"),
     ],

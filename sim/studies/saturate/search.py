@@ -123,7 +123,8 @@ def _one_draw(spec: RunSpec, kept_frac: float) -> Drawn:
     assert full.load is not None
     per_s = full.load.capacity_per_s
     if per_s is None:
-        raise BadInput(f"--requests, got {full.n_requests}: too few for anybody to wait; raise it")
+        n = 2 * spec.batch * spec.replicas + 1
+        raise BadInput(f"--requests, got {full.n_requests}: too few for most of them to wait; give {n} or more")
     outputs = full.n_outputs / full.n_requests
     kept = lowest = None
     if spec.slo:
