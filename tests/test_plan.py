@@ -146,7 +146,9 @@ class TestOrder:
     def test_by_memory_then_link_without_prices(self, capsys: Any, trace: Path) -> None:
         found = self.said(capsys, trace, "--hw", "a6000,a5000,rtx5090,l4")
         assert [one["hw"] for one in found["candidates"]] == ["l4", "a5000", "rtx5090", "a6000"]
-        assert found["answer"].startswith("smallest machine for tpot_s.mean <= 3600 s of mixtral-8x7b in bf16: l4 with lru")
+        assert found["answer"].startswith(
+            "smallest machine for tpot_s.mean <= 3600 s of mixtral-8x7b in bf16: l4 with lru"
+        )
 
     def test_by_price_and_those_without_one_last(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
         prices = tmp_path / "prices.yaml"
@@ -157,7 +159,9 @@ class TestOrder:
             ("rtx5090", 3000),
             ("l4", None),
         ]
-        assert found["answer"].startswith("cheapest machine for tpot_s.mean <= 3600 s of mixtral-8x7b in bf16: a6000 (2,500 EUR)")
+        assert found["answer"].startswith(
+            "cheapest machine for tpot_s.mean <= 3600 s of mixtral-8x7b in bf16: a6000 (2,500 EUR)"
+        )
         two = self.said(capsys, trace, "--hw", "rtx5090", "--prices", prices, "--gpus", 2)
         assert two["best"]["price"] == 6000
 
