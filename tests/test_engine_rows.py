@@ -250,6 +250,20 @@ class TestMerge:
         assert found["totals"]["flags"]["G"] == {"rows": 3, "reached": 3}
         assert found["date"] == "new"
 
+    def test_a_row_keeps_the_traces_that_the_part_did_not_run_on(self) -> None:
+        def whole(status: str, **on: int) -> Any:
+            row = {"id": "A", "flag": "T", "check": "within", "status": status, "constant": "", "scored": "a"}
+            traces = {kind: {"simulated": {"x": value}} for kind, value in on.items()}
+            told = {"rows": [{**row, "traces": traces, "left_out": {}}], "traces": {}, "constants": []}
+            return {**told, "date": "d", "version": "v"}
+
+        (row,) = merged(whole("reached", a=1, b=2), whole("not run", b=3), ["A"])["rows"]
+        assert {kind: on["simulated"]["x"] for kind, on in row["traces"].items()} == {"a": 1, "b": 3}
+        assert row["status"] == "reached"  # it is judged on the other
+        (row,) = merged(whole("reached", a=1, b=2), whole("missed", a=4), ["A"])["rows"]
+        assert {kind: on["simulated"]["x"] for kind, on in row["traces"].items()} == {"a": 4, "b": 2}
+        assert row["status"] == "missed"
+
     def test_a_row_that_neither_has_is_refused(self) -> None:
         empty: Any = {"rows": [], "traces": {}, "constants": []}
         with pytest.raises(BadInput, match="C1"):

@@ -280,13 +280,19 @@ def affinity(before: Ints, after: Ints, n_experts: int) -> float:
     return float((guess[:, :, None] == judge[:, None, :]).mean(axis=0).sum() / top_k)
 
 
-def prediction_overlap(rows: Sample, level: str, distance: int) -> Floats:
-    """(L,) share of layer l + distance's choice among the K highest scores predicted at layer l; nan without target."""
+def prediction_overlap(
+    rows: Sample, level: str, distance: int, judged: Sequence[tuple[int, int]] | None = None
+) -> Floats:
+    """(L,) share of layer l + distance's choice among the K highest scores predicted at layer l; nan without target.
+
+    Args:
+        judged: runs of rows [start, stop), each within one request; default: `score_rows`.
+    """
     trace = rows.trace
     n_layers, top_k = trace.n_layers, trace.top_k
     hits, n = np.zeros(n_layers), np.zeros(n_layers)
     wrap = level == "next_scores_1"
-    for first, end in score_rows(rows, level):
+    for first, end in score_rows(rows, level) if judged is None else judged:
         shared = level == "shared_scores"
         scores = trace.shared_scores(first, end) if shared else trace.next_scores(distance, first, end)
         actual = trace.experts[first:end].astype(np.int64)
@@ -301,14 +307,16 @@ def prediction_overlap(rows: Sample, level: str, distance: int) -> Floats:
     return found
 
 
-def score_rows(rows: Sample, level: str) -> list[tuple[int, int]]:
-    """Runs of rows [start, stop) that hold a level, each within one request.
-
-    Of more than `MAX_SCORE_ROWS` rows about so many, evenly spread over the tasks.
-    """
+def level_rows(rows: Sample, level: str, most: int) -> list[tuple[int, int, str]]:
+    """Runs of rows [start, stop) that hold a level, each within one request and at most so long, and its task."""
     whole = level in rows.trace.levels_prefill
     runs = [(r.first_row if whole else r.first_decode_row, r.end_row, r.task) for r in rows.requests]
-    runs = [(start, min(stop, start + MAX_SCORE_ROWS), task) for start, stop, task in runs if stop > start]
+    return [(start, min(stop, start + most), task) for start, stop, task in runs if stop > start]
+
+
+def score_rows(rows: Sample, level: str) -> list[tuple[int, int]]:
+    """Those of them that are judged: of more than `MAX_SCORE_ROWS` rows about so many, evenly over the tasks."""
+    runs = level_rows(rows, level, MAX_SCORE_ROWS)
     n_rows = sum(stop - start for start, stop, _ in runs)
     if n_rows > MAX_SCORE_ROWS:
         runs.sort(key=lambda run: run[2])

@@ -255,9 +255,8 @@ def _between(
 
     looked = []
     for end in ends:
-        for step in range(STEPS_BACK):  # from the end towards what is now, as far as both run
-            far = one.now * (end / one.now) ** (1 - step / STEPS_BACK)
-            far = float(round(far)) if one.whole else far
+        nearer = (one.now * (end / one.now) ** (1 - step / STEPS_BACK) for step in range(1, STEPS_BACK))
+        for far in (end, *(float(round(value)) if one.whole else value for value in nearer)):  # as far as both run
             if (found := swapped(far)) is not None:
                 break
         else:
