@@ -60,7 +60,7 @@ POLICIES = (
     "policies/moepic/replace.py",
     "policies/promoe.py",
 )
-SHARED = "sim.base._shared"  # C that Cython would write into each typed module (memoryviews most of all), compiled once
+SHARED = Path("sim", "base", "_shared.c")  # what Cython would write into each typed module, memoryviews most of all
 AS_PYTHON = {"language_level": 3, "annotation_typing": False, "show_performance_hints": False}
 STAMP = Path("sim", "compiled.sha256")  # the digest of the sources that were compiled, as in `sim.base.compiled`
 DIGITS = 16  # of a policy's, in the name of what it is compiled to, as there
@@ -129,9 +129,14 @@ def put_in_place(root: Path, folder: Path) -> None:
 
 
 def typed(root: Path) -> list[Path]:
-    """Modules with a .pxd beside them."""
-    found = (path.with_suffix(".py") for path in sorted((root / "sim").glob("*/*.pxd")))
-    return [path.relative_to(root) for path in found if path.exists()]
+    """Modules with a .pxd beside them, and what all of them share, which Cython writes."""
+    every = (path.with_suffix(".py") for path in sorted((root / "sim").glob("*/*.pxd")))
+    found = [path.relative_to(root) for path in every if path.exists()]
+    return [*found, SHARED] if found else []
+
+
+def dotted(source: Path) -> str:
+    return ".".join(source.with_suffix("").parts)
 
 
 def policies(root: Path) -> list[Path]:
@@ -142,9 +147,6 @@ def binaries(root: Path) -> dict[Path, Path]:
     """Each source, and what it is compiled to."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     found = {source: source.with_suffix(suffix) for source in typed(root)}
-    if found:
-        source = Path(*SHARED.split(".")).with_suffix(".c")
-        found[source] = source.with_suffix(suffix)
     for source in policies(root):
         digest = hashlib.sha256((root / source).read_bytes()).hexdigest()[:DIGITS]
         found[source] = source.with_name(f"{source.stem}.{digest}{suffix}")
@@ -169,18 +171,14 @@ def build(root: Path, folder: Path, scratch: Path) -> None:
                     extension.extra_compile_args = [*FLAGS, *(["-O3"] if extension.name in SEARCHES else [])]
             super().build_extensions()
 
-    def in_c(
-        found: list[Path], directives: dict[str, Any], shared: str | None = None, force: bool = False
-    ) -> list[Any]:
-        named = [Extension(".".join(path.with_suffix("").parts), [path.as_posix()]) for path in found]
-        if shared and named:
-            named.append(Extension(shared, [shared.replace(".", "/") + ".c"]))
+    def in_c(found: list[Path], directives: dict[str, Any], force: bool = False) -> list[Any]:
+        named = [Extension(dotted(path), [path.as_posix()]) for path in found]
         return cythonize(
             named,
             build_dir=str(scratch),
             compiler_directives=directives,
             nthreads=min(n_cores, len(named)),
-            shared_utility_qualified_name=shared,
+            shared_utility_qualified_name=dotted(SHARED) if SHARED in found else None,
             force=force,
             quiet=True,
         )
@@ -201,7 +199,7 @@ def build(root: Path, folder: Path, scratch: Path) -> None:
     for old in set(modules_in(folder)) - {folder / binary for binary in wanted.values()}:
         old.unlink()
     changed = [source for source in policies(root) if not (folder / wanted[source]).exists()]
-    modules = in_c(typed(root), DIRECTIVES, SHARED) + in_c(changed, AS_PYTHON, force=True)
+    modules = in_c(typed(root), DIRECTIVES) + in_c(changed, AS_PYTHON, force=True)
     if not modules:
         return
     compiled(modules, folder)

@@ -52,10 +52,12 @@ class Server:
         rows = [[[0]] for prompt, outputs in lengths for _ in range(prompt + outputs - 1)]
         self.path = from_rows(folder / "server.safetensors", rows, 2, lengths)
 
-    def run(self, source: str, n: int, batch: int = 1, scheduler: str | None = None, **spec: Any) -> Outcome:
+    def run(
+        self, source: str, n: int, batch: int = 1, scheduler: str | None = None, seed: int = 0, **spec: Any
+    ) -> Outcome:
         with Trace(self.path) as trace:
             made = easy_setup(GpuOnly(), trace, 2, batch=batch)
-            load = load_of(made.requests, source, n, 0)
+            load = load_of(made.requests, source, n, seed)
             made.requests, made.open_loop, made.clients = load.requests, load.open_loop, load.clients
             fields = {"hw": "easy", "policy": "gpu_only", "batch": batch, "arrivals": source, "scheduler": scheduler}
             made.spec = RunSpec(**fields, **spec)
@@ -164,12 +166,7 @@ def test_few_that_wait_make_no_queue_unstable(tmp_path: Path, batch: int) -> Non
     served_per_s = server.run(f"closed:{2 * batch}", 400, batch=batch).result.load.served_per_s
     for seed in range(6):
         for share, stable in ((0.2, True), (1.5, False)):
-            with Trace(server.path) as trace:
-                made = easy_setup(GpuOnly(), trace, 2, batch=batch)
-                load = load_of(made.requests, f"poisson:{share * served_per_s!r}", 60, seed)
-                made.requests, made.open_loop, made.clients = load.requests, load.open_loop, load.clients
-                made.spec = RunSpec(hw="easy", policy="gpu_only", batch=batch, arrivals="poisson:1")
-                found = execute(made, bounds=False).result.load
+            found = server.run(f"poisson:{share * served_per_s!r}", 60, batch=batch, seed=seed).result.load
             assert found is not None
             assert found.stable == stable
             assert (found.capacity_per_s is None) == stable

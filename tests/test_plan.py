@@ -160,7 +160,7 @@ class TestOrder:
             ("l4", None),
         ]
         assert found["answer"].startswith(
-            "cheapest machine for tpot_s.mean <= 3600 s of mixtral-8x7b in bf16: a6000 (2,500 EUR)"
+            "cheapest machine for tpot_s.mean <= 3600 s of mixtral-8x7b in bf16: a6000 (2,500 EUR) with lru"
         )
         two = self.said(capsys, trace, "--hw", "rtx5090", "--prices", prices, "--gpus", 2)
         assert two["best"]["price"] == 6000

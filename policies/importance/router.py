@@ -127,9 +127,7 @@ class LoneToken:
 
         Of several tokens' an expert counts by the highest score among those that name it.
         """
-        row = scores.astype(np.int64)
-        best = best_first(row)[:, :, : self._top_k]
-        score = np.take_along_axis(row, best, 2)
+        row, best, score = self._best(scores)
         if only_top:
             score[~self._thresholds.is_top(score, beta_of(row, self._top_k))] = UNNAMED
         highest, order = score[0], best[0]
@@ -143,10 +141,15 @@ class LoneToken:
 
     def foreseen_as_code(self, scores: NDArray[np.float64]) -> list[list[int]]:
         """By layer, the top-score experts that predicted scores [n, L, E] name, as the code's set yields them."""
+        row, best, score = self._best(scores)
+        top = self._thresholds.is_top(score, beta_of(row, self._top_k))
+        return [as_set_yields(best[:, layer][top[:, layer]].tolist()) for layer in range(row.shape[1])]
+
+    def _best(self, scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Whole scores [n, L, E], the K best experts by them [n, L, K], and their scores."""
         row = scores.astype(np.int64)
         best = best_first(row)[:, :, : self._top_k]
-        top = self._thresholds.is_top(np.take_along_axis(row, best, 2), beta_of(row, self._top_k))
-        return [as_set_yields(best[:, layer][top[:, layer]].tolist()) for layer in range(row.shape[1])]
+        return row, best, np.take_along_axis(row, best, 2)
 
     def swaps(self, low: list[int], near: list[int], on_gpu: Callable[[int], bool]) -> dict[int, int]:
         """Who replaces whom."""
@@ -154,9 +157,7 @@ class LoneToken:
         if not leaving or not near:
             return {}
         alternatives = [e for e in near if on_gpu(e)]
-        return (
-            dict(zip(leaving, alternatives, strict=False)) if self._first_found else replace_last(leaving, alternatives)
-        )
+        return (replace_first if self._first_found else replace_last)(leaving, alternatives)
 
 
 def best_first(row: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -183,7 +184,8 @@ def route(
     Args:
         rule: `text` (section 5.1): who is on the GPU or in C stays. `alg1` (Algorithm 1, lines 18 to 23): every
             low-score expert goes, wherever it is; line 13 also puts the (k+1)-th expert into B, which would activate
-            k + 1 experts, so that B holds chosen ones only here. `code`: see `replace_code`.
+            k + 1 experts, so that B holds chosen ones only here. `code` (`cache_router`): as the text, but one after
+            the other takes the first alternative found, not the best one.
         on_gpu: whether an expert of this layer is in GPU memory.
         couple: C is the top-score set of the whole batch (section 5.1); otherwise each token knows its own alone.
         by_batch: prefer alternatives that more tokens of the batch use, those that are low-score there and not on the
@@ -197,7 +199,7 @@ def route(
     there = {e for e in used_by if on_gpu(e)}  # of those chosen; of alternatives it is asked as they come up
     lacking = False
     routed = []
-    for _, chosen, top, near in tokens:
+    for scores, chosen, top, near in tokens:
         certain = union if couple else set(top)
         low = [e for e in chosen if e not in top]
         leaving = [e for e in low if e not in there and e not in certain] if rule != "alg1" else low
@@ -206,12 +208,11 @@ def route(
         if not leaving or not near:
             continue  # nobody has to go, or nobody stands in
         if rule == "code":
-            scores = tokens[len(routed) - 1].scores
-            found = as_set_yields(sorted(near, key=lambda e: (-scores[e], e)))
-            swaps = replace_code(low, found, certain, on_gpu)
+            near = as_set_yields(sorted(near, key=lambda e: (-scores[e], e)))
+        alternatives = [e for e in near if e in certain or e in there or (e not in used_by and on_gpu(e))]
+        if rule == "code":
+            swaps = replace_first(leaving, alternatives)
         else:
-            alternatives = [e for e in near if e in certain or e in there or (e not in used_by and on_gpu(e))]
-            scores = tokens[len(routed) - 1].scores
             if len(alternatives) > 1:
                 alternatives.sort(key=lambda e: (-used_by.get(e, 0) if by_batch else 0, -scores[e], e))
             swaps = replace_last(leaving, alternatives)
@@ -262,13 +263,6 @@ def replace_last(leaving: list[int], alternatives: list[int]) -> dict[int, int]:
     return dict(zip(leaving[len(leaving) - n :], alternatives[:n], strict=True))
 
 
-def replace_code(low: list[int], near: list[int], certain: set[int], on_gpu: Callable[[int], bool]) -> dict[int, int]:
-    """Public code (`cache_router`): one after the other takes the first alternative found that is on the GPU or in C,
-    not the best one.
-    """
-    free = [e for e in near if e in certain or on_gpu(e)]
-    swaps = {}
-    for e in low:
-        if free and not on_gpu(e) and e not in certain:
-            swaps[e] = free.pop(0)
-    return swaps
+def replace_first(leaving: list[int], alternatives: list[int]) -> dict[int, int]:
+    """The first of `leaving` make way for the first alternatives found (public code)."""
+    return dict(zip(leaving, alternatives, strict=False))

@@ -34,11 +34,8 @@ CROW = {
     "N1": (30_270, {"24 slots": 9_399, "40 slots": 7_583}),
     "N1-stall": (66_048, {"24 slots": 24_559, "32 slots": 20_882, "40 slots": 18_052}),
 }
-CROW_DRIVE, CROW_THREADS, CROW_PARTS = (
-    "gen5x4",
-    8,
-    3,
-)  # the drive of that repository; a thread reads an expert's matrices
+CROW_DRIVE = "gen5x4"  # of that repository
+CROW_THREADS, CROW_PARTS = 8, 3  # a thread reads the matrices of an expert
 CROW_UPLOAD_BYTES_PER_S = 17.694e9  # out of pageable memory, 3.2 MB at a time (nibor1896/Crow@1bd8b57)
 COPIES_SHARE = (84.0, 88.0)  # Q4: per cent of the time per token
 

@@ -102,9 +102,7 @@ class Experts:
             self.n_at_most = n
         for at in range(n):
             n_tokens = tokens[at]
-            if n_tokens >= self.n_known or self.whole_s[n_tokens] < 0.0:
-                self.ask(n_tokens)
-            work_s = self.work_s[n_tokens]
+            work_s = self.work_of(n_tokens)
             place = at
             while place > 0 and self.work_s[self.tokens[place - 1]] < work_s:
                 self.tokens[place] = self.tokens[place - 1]
@@ -143,7 +141,8 @@ class Layers:
         self.sync_s = launches.sync_s
         # Collectives, where dense parts are on all GPUs; those around experts by layer.
         self.met_attention_s = self.met_head_s = 0.0
-        self.met_gate_s = self.met_experts_s = floats(len(cost.n_dense_before) - 1, 0.0)
+        n_layers = len(cost.n_dense_before) - 1
+        self.met_gate_s, self.met_experts_s = floats(n_layers, 0.0), floats(n_layers, 0.0)
         if together is not None:
             self._divided(together, iteration)
 
@@ -158,16 +157,14 @@ class Layers:
         busiest = attention_s.index(max(attention_s))
         self.attention_s, self.gate_s, self.shared_s = attention_s[busiest], gate_s[busiest], shared_s[0]
         self.dense_s, self.head_s = dense_s[busiest], head_s[busiest]
-        n_layers = len(self.met_gate_s)
         if together.tensor:
             reduced_s = together.reduced[0].duration_s
             self.dense_s += 2.0 * reduced_s
             self.met_attention_s, self.met_head_s = reduced_s, together.gathered[0].duration_s
-            self.met_experts_s = floats(n_layers, reduced_s)
+            self.met_experts_s = floats(len(self.met_experts_s), reduced_s)
         else:
-            self.met_gate_s = self.met_experts_s = floats(n_layers, 0.0)
-            for layer in range(n_layers):
-                self.met_gate_s[layer] = together.exchanged[layer].duration_s
+            for layer, exchanged in enumerate(together.exchanged):
+                self.met_gate_s[layer] = self.met_experts_s[layer] = exchanged.duration_s
 
     def through(
         self, experts: Experts, lists: list[list[int]] | None, elsewhere: Sequence[int], away_s: Sequence[float]

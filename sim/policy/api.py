@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from inspect import isfunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -244,6 +245,10 @@ class Policy:
 def overrides(policy: Policy, hook: str) -> bool:
     """True when the policy's class implements a hook of its own."""
     return getattr(type(policy), hook) is not getattr(Policy, hook)
+
+
+HOOKS = frozenset(name for name, value in vars(Policy).items() if isfunction(value) and not name.startswith("_"))
+"""Names of what a policy may answer."""
 
 
 def answers_anew(policy: Policy, hook: str, than: str) -> bool:

@@ -64,13 +64,12 @@ def _place(policy: Policy | type[Policy], hook: str, layer: int) -> str:
 
 def _where(policy: Policy | type[Policy], error: BaseException) -> str:
     """`mine.layer_enter at layer 3`, as far as frames tell: the outermost hook on the way, and an engine's layer."""
-    from sim.policy.api import Policy
+    from sim.policy.api import HOOKS, Policy
 
-    hooks = {name for name in vars(Policy) if not name.startswith("_")} | {"__init__"}
     hook, layer = "", -1
     for frame, _ in walk_tb(error.__traceback__):  # outermost first
         told = frame.f_locals
-        if not hook and frame.f_code.co_name in hooks and isinstance(told.get("self"), Policy):
+        if not hook and frame.f_code.co_name in {*HOOKS, "__init__"} and isinstance(told.get("self"), Policy):
             hook = frame.f_code.co_name
         if layer < 0:
             layer = getattr(getattr(told.get("engine"), "pending", None), "layer", -1)

@@ -15,12 +15,11 @@ from sim.base.errors import BadInput
 from sim.base.files import read_text
 from sim.base.own_file import MAX_BYTES, OwnFile, Sort, classes_in, read_from
 from sim.base.own_file import load as load_plug_in
-from sim.policy.api import Policy
+from sim.policy.api import HOOKS, Policy
 
 LEADING = re.compile(r"\s*([^=]*?\.py(?::\w+)?)(?:\s+(.*))?", re.DOTALL)
 NO_POLICY = "a policy is a class derived from sim.policy.Policy with a `name`; see docs/policies.md"
 
-HOOKS = [name for name, value in vars(Policy).items() if inspect.isfunction(value) and not name.startswith("_")]
 NEAR = 0.85
 """How alike a method's name is to a hook's (`difflib`) before it is taken for that, misspelt."""
 
@@ -85,10 +84,10 @@ def load(name: str) -> type[Policy]:
 
 def _refuse_misspelt(kind: type[Policy], where: str) -> None:
     """A method that nobody calls, since a hook is called nearly so."""
-    bases = [base for base in kind.__mro__ if base is not Policy and issubclass(base, Policy)]
-    for method in [name for base in bases for name, value in vars(base).items() if inspect.isfunction(value)]:
-        near = difflib.get_close_matches(method, HOOKS, 1, NEAR)
-        if near and method not in HOOKS and not method.startswith("_"):
+    bases = [base for base in kind.__mro__ if issubclass(base, Policy)]
+    methods = {name for base in bases for name, value in vars(base).items() if inspect.isfunction(value)} - HOOKS
+    for method in sorted(name for name in methods if not name.startswith("_")):
+        if near := difflib.get_close_matches(method, sorted(HOOKS), 1, NEAR):
             raise BadInput(
                 f"policy {where}, got a method {method!r}: no hook of that name, so nobody would call it; did you mean "
                 f"{near[0]!r}? The name of a helper begins with _"

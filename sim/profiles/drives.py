@@ -103,7 +103,7 @@ def drive_of(word: str) -> Drive:
 def compared(words: Iterable[str]) -> str:
     """Of which drives the figures are that are compared, in a line; nothing for fewer than two bundled ones."""
     told = {word: drive for full in words if (drive := DRIVES.get(word := full.split(":")[0]))}
+    if len(told) < 2:
+        return ""
     of = ", ".join(f"{word} {drive.measured}" for word, drive in told.items())
-    return (
-        f"drives, each as one was measured: {of}; others of a generation differ (docs/nvme.md)" if len(told) > 1 else ""
-    )
+    return f"drives, each as one was measured: {of}; others of a generation differ (docs/nvme.md)"

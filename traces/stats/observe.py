@@ -5,9 +5,9 @@ Everything is counted on the rows of some requests, so that one half of a trace 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,12 +118,15 @@ def too_few(trace: Trace) -> BadInput:
 
 def popularity(rows: Sample) -> Floats:
     """(L, E) share of tokens that choose each expert; a layer sums to K."""
-    n, n_layers, _ = rows.experts.shape
-    n_experts = rows.trace.n_experts
-    flat = rows.experts + np.arange(n_layers)[:, None] * n_experts
-    counts = np.bincount(flat.ravel(), minlength=n_layers * n_experts).reshape(n_layers, n_experts)
-    shares: Floats = counts / n
+    shares: Floats = _counts(rows.experts, rows.trace.n_experts) / len(rows.experts)
     return shares
+
+
+def _counts(experts: Ints, n_experts: int) -> Ints:
+    """(L, E) how often each expert is chosen in (n, L, K)."""
+    n_layers = experts.shape[1]
+    flat = experts + np.arange(n_layers)[:, None] * n_experts
+    return np.bincount(flat.ravel(), minlength=n_layers * n_experts).reshape(n_layers, n_experts)
 
 
 def overlap(rows: Sample, one: Ints, two: Ints) -> Floats:
@@ -156,27 +159,27 @@ def overlap_between(rows: Sample) -> tuple[Floats, Floats]:
 
     Over all pairs of such rows; nan without any.
     """
-    trace, n_layers = rows.trace, rows.experts.shape[1]
-    shape = (len(rows.requests), n_layers, trace.n_experts)
-    flat = (rows.request[:, None, None] * n_layers + np.arange(n_layers)[:, None]) * trace.n_experts + rows.experts
-    counts = np.bincount(flat.ravel(), minlength=math.prod(shape)).reshape(shape)
-    n = np.bincount(rows.request, minlength=len(rows.requests))
-    own = np.zeros(len(rows.requests), np.int64)
-    own[rows.request] = rows.task
-    by_task = np.zeros((int(own.max()) + 1, n_layers, trace.n_experts), np.int64)
-    np.add.at(by_task, own, counts)
-    n_by_task = np.bincount(own, weights=n).astype(np.int64)
-
-    def squares(of: Ints) -> Ints:
-        found: Ints = (of * of).sum(axis=(0, -1))
-        return found
-
-    alone, together, every = squares(counts), squares(by_task), squares(by_task.sum(axis=0, keepdims=True))
-    n_alone, n_together, n_every = int((n * n).sum()), int((n_by_task * n_by_task).sum()), len(rows.request) ** 2
+    _, n_layers, top_k = rows.experts.shape
+    n_experts, n_tasks = rows.trace.n_experts, int(rows.task.max()) + 1
+    by_task, n_by_task = np.zeros((n_tasks, n_layers, n_experts), np.int64), np.zeros(n_tasks, np.int64)
+    alone, n_alone = np.zeros(n_layers, np.int64), 0  # pairs of rows of one request
+    ends = np.flatnonzero(np.diff(rows.request, append=-1)) + 1
+    for start, stop in pairwise([0, *ends.tolist()]):
+        counts, task, n = _counts(rows.experts[start:stop], n_experts), rows.task[start], stop - start
+        alone, n_alone = alone + _squares(counts), n_alone + n * n
+        by_task[task] += counts
+        n_by_task[task] += n
+    together, n_together = _squares(by_task).sum(axis=0), int((n_by_task * n_by_task).sum())
+    every, n_every = _squares(by_task.sum(axis=0)), len(rows.experts) ** 2
     with np.errstate(invalid="ignore"):
-        same: Floats = (together - alone) / np.float64((n_together - n_alone) * rows.experts.shape[2])
-        other: Floats = (every - together) / np.float64((n_every - n_together) * rows.experts.shape[2])
+        same: Floats = (together - alone) / np.float64((n_together - n_alone) * top_k)
+        other: Floats = (every - together) / np.float64((n_every - n_together) * top_k)
     return same, other
+
+
+def _squares(counts: Ints) -> Ints:
+    found: Ints = (counts * counts).sum(axis=-1)
+    return found
 
 
 def token_pairs(rows: Sample, rng: np.random.Generator) -> tuple[Ints, Ints]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from sim.studies.plan.goal import growing, readings
+from sim.studies.saturate.search import n_clients
 from sim.workload.load import NONE
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ def has_rate(spec: RunSpec) -> bool:
 
 
 def serves_at_most(spec: RunSpec, n_layers: int, replays: Replays) -> float | None:
-    """Requests per second where somebody always waits, as `moesim saturate` finds it; None where no run says so. A
-    short run at a higher rate may be over before its queue has grown beyond a goal.
+    """Requests per second where somebody always waits, as `moesim saturate` finds it; None where no run says so, or
+    requests have no rate of their own. A short run at a higher rate may be over before its queue has grown beyond a
+    goal.
     """
-    clients = 2 * spec.batch * spec.replicas
-    closed = msgspec.structs.replace(spec, arrivals=f"closed:{clients}", rate_scale=1.0, unstable=True)
+    if not has_rate(spec):
+        return None
+    closed = msgspec.structs.replace(spec, arrivals=f"closed:{n_clients(spec)}", rate_scale=1.0, unstable=True)
     (answer,) = replays.of([closed], n_layers, "how much it serves")
     return None if isinstance(answer, str) or answer.load is None else answer.load.capacity_per_s
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sim.studies.plan.candidate import DEARER, MISSES, OPEN, REACHES, SCREENED, Candidate, Machine, budget_of
 from sim.studies.plan.goal import FEWEST_FOR, Goal, Reading, growing, reading, readings, worst
-from sim.studies.plan.headroom import has_rate, serves_at_most, too_many
+from sim.studies.plan.headroom import serves_at_most, too_many
 
 if TYPE_CHECKING:
     from sim.studies.plan.replays import Replays
@@ -159,9 +159,9 @@ def _replay(goals: Sequence[Goal], some: Sequence[Candidate], replays: Replays) 
             continue
         one.found = readings(goals, answer)
         one.state = REACHES if all(told.met for told in one.found) else MISSES
-        if one.state == REACHES and has_rate(one.spec):
-            why = too_many(answer, serves_at_most(one.spec, one.asked.n_layers, replays))
-            if why:
+        if one.state == REACHES:
+            most_per_s = serves_at_most(one.spec, one.asked.n_layers, replays)
+            if why := too_many(answer, most_per_s):
                 one.state, one.reason, one.found = MISSES, why, []
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sim.base.units import show_bytes, show_count, show_number, show_rate
-from sim.results import figure
+from sim.results.figure import show_figure, unit_of
 from sim.results.text import BOUND_IS_OF
 from sim.setup.spec import CAPS
 from sim.studies.plan.candidate import DEARER, EXCLUDED, MISSES, NOT_RUN, REACHES, Candidate, Machine
@@ -28,8 +28,7 @@ VERDICTS = {
 
 def _shown(key: str, value: float | None) -> str:
     """A figure as people read it: three digits where it has no unit."""
-    plain = isinstance(value, float) and not figure.unit_of(key)
-    return show_number(value) if plain and value is not None else figure.show_figure(key, value)
+    return show_number(value) if isinstance(value, float) and not unit_of(key) else show_figure(key, value)
 
 
 def answer(planned: Planned) -> str:

@@ -118,12 +118,17 @@ def one_draw(spec: RunSpec, kept_frac: float) -> Drawn | MoesimError:
         return error
 
 
+def n_clients(spec: RunSpec) -> int:
+    """Of a closed loop in which somebody always waits: twice as many as run together."""
+    return 2 * spec.batch * spec.replicas
+
+
 def _one_draw(spec: RunSpec, kept_frac: float) -> Drawn:
-    full = _run(spec, f"closed:{2 * spec.batch * spec.replicas}")
+    full = _run(spec, f"closed:{n_clients(spec)}")
     assert full.load is not None
     per_s = full.load.capacity_per_s
     if per_s is None:
-        n = 2 * spec.batch * spec.replicas + 1
+        n = n_clients(spec) + 1
         raise BadInput(f"--requests, got {full.n_requests}: too few for most of them to wait; give {n} or more")
     outputs = full.n_outputs / full.n_requests
     kept = lowest = None
