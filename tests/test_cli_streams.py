@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 from cli_help import called, mixtral_shaped, moesim, simulated
 
+from sim.base import compiled
 from sim.base.errors import BadInput
 from sim.base.files import must_be_writable
+from sim.cli import main
 from sim.cli.calibrate import main as calibrate
 
 DEV_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
@@ -47,6 +50,20 @@ def test_every_entry_point_knows_its_version(capsys: pytest.CaptureFixture[str])
     }
     assert len(said) == 1
     assert said.pop().startswith("moesim, version ")
+
+
+@pytest.mark.parametrize(("outdated", "terminal"), [(True, True), (True, False), (False, True)])
+def test_a_terminal_is_told_that_edited_sources_run(
+    monkeypatch: pytest.MonkeyPatch, outdated: bool, terminal: bool
+) -> None:
+    stderr = io.StringIO()
+    stderr.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(compiled, "outdated", outdated)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(sys, "argv", ["moesim", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert ("hatch_build.py" in stderr.getvalue()) == (outdated and terminal)
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])

@@ -25,6 +25,9 @@ SHARED = ROOT / "base" / "_shared.c"  # compiled with the others, which import i
 STAMP = ROOT / "compiled.sha256"  # the `digest` of what lies compiled in a checkout; `hatch_build.py` puts it there
 DIGITS = 16  # of a source's SHA-256, in the name of what was compiled from it (`hatch_build.py`)
 
+outdated = False
+"""Whether this process runs sources that were edited after they had been compiled; `choose` finds out."""
+
 
 class SourceFinder(MetaPathFinder):
     """Finds the source of modules that may lie there compiled as well."""
@@ -117,8 +120,10 @@ def stale(of: dict[str, Path]) -> bool:
 
 def choose() -> None:
     """Decide once, before the first of these modules is imported."""
+    global outdated  # found out before a command runs, told by it
     of, pure = sources(), os.environ.get("MOESIM_PURE", "0") not in ("", "0")
-    if pure or stale(of):
+    outdated = not pure and stale(of)
+    if pure or outdated:
         sys.meta_path.insert(0, SourceFinder(of))
     if not pure:
         sys.meta_path.insert(0, PolicyFinder())

@@ -63,6 +63,7 @@ def _command(call: Callable[[], None], process: bool) -> None:
         _open_streams()
         if _limit_bytes() < LEAST_BYTES:
             _out_of_memory()
+        _say_outdated()
     try:
         run_command(call, process)
     except (MemoryError, ImportError, OSError, SystemError) as error:
@@ -73,6 +74,17 @@ def _command(call: Callable[[], None], process: bool) -> None:
         ):
             raise
         _out_of_memory()
+
+
+def _say_outdated() -> None:
+    """One line for whoever edits a checkout and then waits for it."""
+    from sim.base import compiled
+
+    if compiled.outdated and sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(
+            "note: sources were edited after they had been compiled, and run as they are, several times slower; "
+            "`python hatch_build.py` compiles them again\n"
+        )
 
 
 def _limit_bytes() -> float:
