@@ -47,8 +47,17 @@ CLASS_TOTALS = {
     "gemma-4-26b-a4b": 25_233_141_760,
     "deepseek-v4-flash": 284_332_230_231,
     "qwen3.8-flash-next": 176_943_899_520,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "glm-5.2": 743_377_000_704,
+    "minimax-m2": 228_689_748_992,
+    "glm-4.6": 352_797_814_784,
+    "qwen3-coder-480b-a35b": 480_154_875_392,
+    "kimi-k2": 1_026_408_209_408,
+    "qwen3.5-397b-a17b": 396_346_350_336,
+    "llama-4-maverick": 400_711_848_960,
+    "deepseek-v3.2": 671_877_929_216,
 }
-NOT_AS_PUBLISHED = {"llama-4-scout": -0.0113, "openmoe-8b": 0.4819}
+NOT_AS_PUBLISHED = {"llama-4-scout": -0.0113, "openmoe-8b": 0.4819, "deepseek-v3.2": -0.0197}
 
 
 @pytest.fixture
@@ -65,7 +74,7 @@ def write(tmp_path: Path, changes: dict[str, Any], name: str = "own.yaml") -> Pa
 
 
 def test_catalogue_has_every_family() -> None:
-    assert len(CATALOGUE) == 31
+    assert len(CATALOGUE) == 40
     others = {"deepseek-moe-16b", "xverse-moe-a4.2b", "openmoe-8b", "cpu-small", "cpu-medium"}
     assert set(CLASS_TOTALS) | others == set(CATALOGUE)
 
@@ -561,8 +570,8 @@ def test_hf_config_counts_as_its_class(tmp_path: Path, kind: str) -> None:
     assert model.moe_layer_ids == moe_layers
 
 
-# As published: nvidia/Qwen3.6-35B-A3B-NVFP4, Qwen/Qwen3.5-122B-A10B and google/gemma-4-26B-A4B; what the reader uses
-# of their text_config.
+# As published: nvidia/Qwen3.6-35B-A3B-NVFP4, Qwen/Qwen3.5-122B-A10B and -397B-A17B, Qwen/Qwen3-Next-80B-A3B-Thinking and
+# google/gemma-4-26B-A4B; what the reader uses of them (of their text_config, where they have one).
 PUBLISHED = {
     "qwen3.6-35b-a3b": {
         "model_type": "qwen3_5_moe_text",
@@ -601,6 +610,44 @@ PUBLISHED = {
         "moe_intermediate_size": 1024,
         "shared_expert_intermediate_size": 1024,
         "vocab_size": 248320,
+    },
+    "qwen3.5-397b-a17b": {
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 4096,
+        "num_hidden_layers": 60,
+        "full_attention_interval": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 64,
+        "linear_value_head_dim": 128,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 1024,
+        "shared_expert_intermediate_size": 1024,
+        "vocab_size": 248320,
+    },
+    "qwen3-next-80b-a3b": {
+        "model_type": "qwen3_next",
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "full_attention_interval": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "vocab_size": 151936,
     },
     "gemma-4-26b-a4b": {
         "model_type": "gemma4_text",
