@@ -570,8 +570,8 @@ def test_hf_config_counts_as_its_class(tmp_path: Path, kind: str) -> None:
     assert model.moe_layer_ids == moe_layers
 
 
-# As published: nvidia/Qwen3.6-35B-A3B-NVFP4, Qwen/Qwen3.5-122B-A10B and -397B-A17B, Qwen/Qwen3-Next-80B-A3B-Thinking and
-# google/gemma-4-26B-A4B; what the reader uses of them (of their text_config, where they have one).
+# As published: nvidia/Qwen3.6-35B-A3B-NVFP4, Qwen/Qwen3.5-122B-A10B and -397B-A17B, Qwen/Qwen3-Next-80B-A3B-Thinking
+# and google/gemma-4-26B-A4B; what the reader uses of them (of their text_config, where they have one).
 PUBLISHED = {
     "qwen3.6-35b-a3b": {
         "model_type": "qwen3_5_moe_text",
