@@ -73,6 +73,15 @@ def test_every_gpu_is_there() -> None:
         "gtx1080ti",
         "quadro-rtx-4000",
         "pro2000-laptop",
+        "rtx5080",
+        "rtx5070ti",
+        "rtx5070",
+        "rtx4080",
+        "rtx4070",
+        "rtx4060",
+        "rtx3080",
+        "rtx3070",
+        "rtx2080ti",
         *TOGETHER,
     }
 
