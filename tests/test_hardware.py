@@ -82,6 +82,11 @@ def test_every_gpu_is_there() -> None:
         "rtx3080",
         "rtx3070",
         "rtx2080ti",
+        "rtx-pro-6000",
+        "a10",
+        "l40",
+        "v100-32g-pcie",
+        "b200-sxm",
         *TOGETHER,
     }
 
