@@ -247,7 +247,7 @@ CASES: dict[str, Case] = {
     "unknown GPU": Case(("--hw", "rtx309"), ("hardware profile, got 'rtx309'", "; did you mean 'rtx3090'?")),
     "unknown model": Case((*HW, "--model", "mixtral-8x7"), ("model, got", "; did you mean 'mixtral-8x7b'?")),
     "unknown stack": Case((*HW, "--stack", "hff"), ("stack, got 'hff'", "; did you mean 'hf'?")),
-    "a name too long for a file": Case(("--hw", "x" * 5000), ("hardware profile, got 'xxx", " [...] ", "known: a100")),
+    "a name too long for a file": Case(("--hw", "x" * 5000), ("hardware profile, got 'xxx", " [...] ", "known: a10")),
     "unknown parameter": Case((*HW, "--set", "scop=layer"), ("parameter lru.scop", "; did you mean 'scope'?")),
     "unknown field": Case(
         (*BAD_MODEL, *HW, "--set", "hw.h2d.latency=1"),

@@ -326,6 +326,7 @@ def test_one_request_at_a_time_is_as_ever() -> None:
     assert figures(run(batch=1, prefill_chunk=None, batching="continuous").result) == alone
 
 
+@pytest.mark.thorough
 def test_parts_on_events_and_from_a_tape_and_above_the_bound() -> None:
     """SimPy gives the same times, a recording replays to the same, and no time is below the bound."""
     straight = run().result

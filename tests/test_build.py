@@ -188,6 +188,7 @@ def test_a_module_without_its_pxd_is_plain_again(compiled: Path, tmp_path: Path)
     assert run("-c", SHOW, cwd=folder).stdout.split() == ["True", (compiled / "plain.txt").read_text()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changed", [None, "sim/base/total.pxd", "sim/base/lane.py", "policies/promoe.py"])
 def test_a_wheel_takes_what_lies_there_compiled_unless_it_has_changed_since(
     compiled: Path, tmp_path: Path, changed: str | None
@@ -217,6 +218,7 @@ PLAIN = {f"sim/base/{name}" for name in ("compiled.py", "lane.py", "lane.pxd", "
 PLAIN |= {"sim/__init__.py", "policies/__init__.py", "policies/promoe.py"}
 
 
+@pytest.mark.thorough
 def test_a_wheel_carries_what_was_compiled(compiled: Path, tmp_path: Path) -> None:
     name, files, _ = wheel_of(make(tmp_path / "sample"))
     assert "none-any" not in name

@@ -101,6 +101,7 @@ def test_the_plain_policy_answers_three_questions_and_one_hook() -> None:
     assert find(PLAIN).name == Plain.name
 
 
+@pytest.mark.thorough
 def test_a_sweep_is_told_beside_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ["--trace", str(mixtral_shaped(tmp_path)), "--policy", "lru", "--hw", "rtx3090", "--experts", "48"]
     monkeypatch.setattr(bench_sweep, "RUN", run)
@@ -130,6 +131,7 @@ def test_a_log_is_drawn_as_the_published_one(tmp_path: Path) -> None:
         assert tokens[0] <= min(lengths) <= max(lengths) <= tokens[-1]
 
 
+@pytest.mark.thorough
 def test_a_long_load_is_told_beside_half_of_it(tmp_path: Path) -> None:
     found = bench_load.measure(tmp_path, n=8, spliced=3)
     assert (found["error"], found["requests"]) == (None, 8)
@@ -193,6 +195,7 @@ def test_files_belong_to_parts() -> None:
     assert bench_profile.part_of(bench_profile.signal.__file__) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(bench_profile.signal, "setitimer"), reason="no interval timers on this system")
 @pytest.mark.usefixtures("short")
 def test_profile_shares_add_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,7 @@ def test_ctrl_c_ends_all_of_them_with_one_line(at_work: subprocess.Popen[bytes],
     assert (at_work.returncode, stdout, stderr.decode().strip()) == (130, b"", "interrupted")
 
 
+@pytest.mark.thorough
 def test_processes_end_with_the_one_that_started_them(at_work: subprocess.Popen[bytes]) -> None:
     time.sleep(1.5)
     at_work.kill()

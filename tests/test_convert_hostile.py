@@ -99,6 +99,7 @@ class TestHostile:
             assert "already a trace" in refused(tmp_path, trace.path)
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_log(tmp_path):
     """Eight times the rows, the same buffers: what grows is a few bytes a token."""
 
@@ -132,6 +133,7 @@ class TestMoreMemoryThanText:
         meta = {"num_moe_layers": 1, "num_experts": 8, "model_id": "m"}
         return put(tmp_path / name, json.dumps({"meta": meta, **junk, "routes": routes}).encode())
 
+    @pytest.mark.thorough
     def test_names_that_nobody_asks_for_are_not_kept(self, tmp_path):
         def peak(n_names):
             path = self.document(tmp_path, n_names)

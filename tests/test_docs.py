@@ -62,7 +62,7 @@ REPLAYS = re.compile(
 
 
 def takes_long(lines: list[str]) -> bool:
-    return bool(LONG.search("\n".join(lines))) or sum(bool(REPLAYS.search(line)) for line in lines) > 2
+    return bool(LONG.search("\n".join(lines))) or sum(bool(REPLAYS.search(line)) for line in lines) > 1
 
 
 @BUNDLED

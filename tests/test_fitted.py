@@ -343,6 +343,7 @@ def test_the_nearest_source_has_about_as_many_experts_and_chooses_about_the_same
         assert drawn.nearest((56, 8, 2), among).name == "mixtral-8x7b-small", "the default trace before its like"
 
 
+@pytest.mark.thorough
 def test_many_small_experts_drawn_from_the_nearest_share_what_is_published(tmp_path):
     """Qwen3-30B-A3B's shape, its own fit taken away: its public trace shares 37 % with the token before."""
     near = drawn.nearest((48, 128, 8), [source for source in drawn.sources() if source.name != "qwen3-30b-a3b"]).name

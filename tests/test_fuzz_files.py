@@ -36,7 +36,7 @@ from sim.conformance.world import World
 from sim.policy.registry import find
 from sim.profiles.models import load_model
 
-CASES = int(os.environ.get("MOESIM_FUZZ_FILES", "60"))
+CASES = int(os.environ.get("MOESIM_FUZZ_FILES", "30"))
 ROOM_BYTES = 32 << 20  # files are at most 20 kB; a gzip may stand for a hundred times its size
 SLOWEST_S = 10.0
 

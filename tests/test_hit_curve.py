@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from cli_help import mixtral_shaped, moesim, simulated
+from grids import few_each_time
 
 import moesim as face
 from sim.base.errors import BadInput
@@ -62,7 +63,9 @@ def curve(asked: RunSpec) -> HitCurve:
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.thorough), 3])
-@pytest.mark.parametrize("policy", ["lru", "lfu", "lfu counts=tokens", "lcp", "mrs"])
+@pytest.mark.parametrize(
+    "policy", few_each_time(["lru", "lfu", "lfu counts=tokens", "lcp", "mrs"], ["lru", "lfu", "lcp"])
+)
 def test_every_budget_is_a_single_run(tmp_path: Path, scope: str, batch: int, policy: str) -> None:
     """Also below what one layer asks for, where experts of a layer push one another out, and at the most."""
     trace = mixtral_shaped(tmp_path, n_requests=4, prompt=6, outputs=12)

@@ -90,6 +90,7 @@ def interrupted(said: subprocess.CompletedProcess[str]) -> bool:
     return said.returncode == 130
 
 
+@pytest.mark.thorough
 def test_in_the_lock_of_a_real_runs_lane(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from real_world import tiny_setup

@@ -104,6 +104,7 @@ def write_one(target: Path) -> None:
         writer.add_request(2, experts=tiny_arrays(5, 3, 4, 2, 0)["experts"])
 
 
+@pytest.mark.thorough
 def test_a_killed_run_with_tables_and_timeline(tmp_path: Path) -> None:
     trace = mixtral_shaped(tmp_path)
     folder = tmp_path / "results"

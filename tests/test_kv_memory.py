@@ -328,6 +328,7 @@ def pooled(engine: str, swaps: bool) -> Any:
     return loop
 
 
+@pytest.mark.thorough
 def test_simpy_says_the_same_in_random_worlds(tmp_path: Path) -> None:
     """Policies drawn at random, write-backs and experts on the CPU among them: every decision, span and figure."""
     n_preempted = 0

@@ -327,6 +327,7 @@ print(hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest())
 """
 
 
+@pytest.mark.thorough
 def test_two_processes_agree_to_the_last_bit():
     """Whatever the order of sets and the hash seed."""
     root = Path(__file__).parents[1]

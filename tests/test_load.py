@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from easy_numbers import setup as easy_setup
+from grids import few_each_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_traces import from_rows
@@ -79,7 +80,7 @@ def standard_error(values: list[float], n_batches: int = 20) -> float:
     return float(np.std(means, ddof=1) / math.sqrt(n_batches))
 
 
-@pytest.mark.parametrize("load_frac", [0.5, 0.8])
+@pytest.mark.parametrize("load_frac", few_each_time([0.5, 0.8], [0.8]))
 def test_waits_as_pollaczek_and_khinchine_have_them(tmp_path: Path, load_frac: float) -> None:
     """M/D/1 and M/G/1: the mean wait is rate * E[S^2] / (2 (1 - load))."""
     for name, lengths in (("d", [(1, 1)]), ("g", [(1, 1), (1, 9)])):

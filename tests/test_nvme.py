@@ -448,6 +448,7 @@ def results(**fields: Any) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.thorough
 def test_each_replica_reads_a_drive_of_its_own():
     above = {"host_memory_bytes": 40 * 10**9, "nvme": "gen4x4"}
     alone = results(**above)[0]["host_memory"]
@@ -460,6 +461,7 @@ def test_each_replica_reads_a_drive_of_its_own():
     assert host["read_bytes"] == host["reads"] * both["expert_bytes"]
 
 
+@pytest.mark.thorough
 def test_pages_that_are_swapped_out_lie_beside_experts():
     swaps = {"nvme": "gen4x4", "kv_memory_bytes": 30 * 10**6, "preempt": "swap", "batch": 4, "requests": 4}
     told = results(**swaps, host_memory_bytes=40 * 10**9)[0]

@@ -445,6 +445,7 @@ class TestTheFolder:
     def asked(self, trace: Path, *words: object) -> tuple[object, ...]:
         return (*self.words, "--trace", trace, "--hw", "rtx3090,a6000", "--workers", 1, "--json", *words)
 
+    @pytest.mark.thorough
     def test_it_goes_on(self, capsys: Any, trace: Path, tmp_path: Path, ran: list[RunSpec]) -> None:
         whole = moesim(capsys, *self.asked(trace)).json
         n_whole, out = len(ran), tmp_path / "out"
@@ -488,6 +489,7 @@ class TestTheFolder:
         error = moesim(capsys, *self.asked(trace, "--out", tmp_path, "--resume")).error
         assert error.endswith("its plan.json is not one of a plan; name a new folder\n")
 
+    @pytest.mark.thorough
     def test_another_question_uses_what_is_there(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
         words = ("--out", tmp_path / "out")
         assert moesim(capsys, *self.asked(trace, *words)).code in (0, 1)

@@ -46,7 +46,7 @@ def _paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(choice=st.integers(0, 10**6), junk=JUNK, remove=st.booleans())
 def test_one_spoilt_field(tmp_path: Path, kind: str, choice: int, junk: Any, remove: bool) -> None:
     load, name = LOADERS[kind]

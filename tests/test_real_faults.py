@@ -217,6 +217,7 @@ def started(code):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGINT")
 def test_ctrl_c_keeps_what_was_measured(tmp_path):
     setup = tiny_setup(tmp_path, "lru", 8, trace={"outputs": 200})
@@ -280,6 +281,7 @@ def test_ctrl_c_before_the_first_token_is_just_that(tmp_path):
     assert "Traceback" not in said.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's limit on address space")
 def test_memory_that_is_not_there_is_one_line():
     said = started(SHORT_OF_MEMORY)

@@ -149,6 +149,7 @@ def carried_out_with(checkpoint, policy="lru", experts=96):
         setup.close()
 
 
+@pytest.mark.thorough
 def test_a_run_may_compute_with_a_checkpoint():
     mine, other, drawn = carried_out_with(FOLDER), carried_out_with(FOLDER, "lfu", 64), carried_out_with(None)
     assert (mine.weights, drawn.weights) == ("mixtral-8x7b-small", "random")

@@ -167,6 +167,7 @@ class AtRandom(Router):
         return int(self.rng.integers(len(self.replicas)))
 
 
+@pytest.mark.thorough
 def test_who_joins_the_shorter_queue_waits_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Split at random each of two replicas is an M/D/1 queue, whose mean wait Pollaczek and Khinchine have."""
     server = Server(tmp_path, [(1, 1)])
@@ -576,6 +577,7 @@ def test_a_real_run_is_on_one_machine() -> None:
         check(setup)
 
 
+@pytest.mark.thorough
 def test_sweeps_and_saturation_know_replicas() -> None:
     asked = {"requests": 12, "set": {"hw.h2d.bandwidth_bytes_per_s": 1e12}}
     table = moesim.sweep("lru", "rtx3090", arrivals="poisson:0.5", replicas="1:3:1", workers=1, **asked)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tiny_traces import ALL, tiny_trace
 
 from sim.policy.registry import policies
@@ -50,6 +51,7 @@ def said(how: str, *words: str, hash_seed: str = "0") -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_sums_and_hashes_move_nothing(tmp_path: Path) -> None:
     # Qwen1.5-MoE's shape: four experts per token, so that sums over them have enough terms to differ.
     trace = tiny_trace(

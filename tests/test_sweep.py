@@ -231,6 +231,7 @@ class TestKills:
         assert (out / "sweep.parquet").read_bytes() == (tmp_path / "whole" / "sweep.parquet").read_bytes()
         assert sorted(path.name for path in out.iterdir()) == ["bounds", "points", "sweep.json", "sweep.parquet"]
 
+    @pytest.mark.thorough
     def test_a_few(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
         self.killed_and_resumed(capsys, trace, tmp_path, times=3, seed=1)
 

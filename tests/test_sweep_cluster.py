@@ -57,6 +57,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         process.wait(timeout=30)
 
 
+@pytest.mark.thorough
 @needs_dask
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tmp_path: Path) -> None:
@@ -79,6 +80,7 @@ def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tm
     assert (tmp_path / "there" / "sweep.parquet").read_bytes() == (tmp_path / "here" / "sweep.parquet").read_bytes()
 
 
+@pytest.mark.thorough
 @needs_dask
 def test_workers_share_a_recording(capsys: Any, cluster: Cluster, tmp_path: Path, monkeypatch: Any) -> None:
     """One of them runs, and what it recorded times the other points wherever these are carried out."""

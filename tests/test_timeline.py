@@ -145,6 +145,7 @@ def test_waiting_and_the_policys_queue(run: Any, tmp_path: Path) -> None:
     assert (1, "prefetch queue") not in Drawn(tmp_path / "u.json").counters
 
 
+@pytest.mark.thorough
 def test_two_writes_are_equal(run: Any, tmp_path: Path) -> None:
     for name in "ab":
         run("--timeline", tmp_path / name, policy="promoe")
@@ -186,6 +187,7 @@ class TestWindow:
 
 
 class TestSeveral:
+    @pytest.mark.thorough
     def test_runs_below_one_another(self, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for policy in ("lru", "promoe"):
             run("--out", tmp_path / policy, "--timeline", tmp_path / f"{policy}.json", policy=policy)

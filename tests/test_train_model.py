@@ -244,7 +244,14 @@ class Killed(Exception):
 
 
 # in the constant part and in the decay, between two saves
-@pytest.mark.parametrize(("died_in", "optimizer"), [(6, "adamw"), (12, "adamw"), (6, "muon")])
+@pytest.mark.parametrize(
+    ("died_in", "optimizer"),
+    [
+        (6, "adamw"),
+        pytest.param(12, "adamw", marks=pytest.mark.thorough),
+        pytest.param(6, "muon", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_killed_run_goes_on_to_the_bits_of_one_that_was_not(data, tmp_path, monkeypatch, died_in, optimizer):
     settings = run_settings(
         minutes=0,

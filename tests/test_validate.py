@@ -260,6 +260,7 @@ def test_half_the_bandwidth_fails_on_the_command_line_and_names_the_copy_lane(wo
     assert "most of the difference is on lane h2d (h2d: demand: " in wrong.out
 
 
+@pytest.mark.thorough
 def test_repeats_outputs_and_an_interrupt(world, capsys, monkeypatch):
     from sim.real import validate
 
@@ -414,6 +415,7 @@ def test_a_case_that_is_cut_short_keeps_what_it_measured(tmp_path):
     assert 0 < n < whole
 
 
+@pytest.mark.thorough
 def test_a_validation_that_was_cut_off_goes_on(world, capsys, monkeypatch):
     """Each run is on disk before the next begins; --resume measures what is missing, and no more."""
 

@@ -86,6 +86,7 @@ def test_the_table_takes_the_place_of_the_old_one(tmp_path):
         remeasure.refresh(page, "x")
 
 
+@pytest.mark.thorough
 def test_a_prediction_knows_that_copies_up_and_down_slow_each_other():
     """Terms that only SimPy knows count in `validate`, too: without them this is 10 % less."""
     case = next(one for one in repredict.kept_cases() if one["policy"] == "mixtral_offloading" and one["experts"] == 64)
