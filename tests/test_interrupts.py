@@ -169,9 +169,13 @@ class TestHeld:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     def test_it_is_heard_while_waiting_for_a_thread_that_never_answers(self) -> None:
+        never = threading.Event()
+        late = threading.Timer(10.0, never.set)  # if nobody heard it, the test fails and does not hang
+        late.start()
         with pytest.raises(KeyboardInterrupt), interrupts.held():
             threading.Timer(0.05, press).start()
-            interrupts.wait_for(threading.Event())
+            interrupts.wait_for(never)
+        late.cancel()
 
     def test_twice_at_once_is_once(self) -> None:
         with interrupts.held():
