@@ -103,6 +103,7 @@ class TestOutput:
         assert re.search(
             r"per token at batch 2 \([\d.]+ tokens/s over all requests, prefill included\)", run("--batch", 2).out
         )
+        assert "at batch" not in run("--batch", 2, "--requests", 1).out.splitlines()[0]
         said, result = run().out, run("--json").json
         assert f"({1 / result['tpot_s']['mean']:.2f} tokens/s decoding)" in said
         rate = result["throughput_tokens_per_s"]

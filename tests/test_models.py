@@ -53,6 +53,7 @@ CLASS_TOTALS = {
     "glm-4.6": 352_797_814_784,
     "qwen3-coder-480b-a35b": 480_154_875_392,
     "kimi-k2": 1_026_408_209_408,
+    "kimi-k2-thinking": 1_026_408_209_408,
     "qwen3.5-397b-a17b": 396_346_350_336,
     "llama-4-maverick": 400_711_848_960,
     "deepseek-v3.2": 671_877_929_216,
@@ -74,7 +75,7 @@ def write(tmp_path: Path, changes: dict[str, Any], name: str = "own.yaml") -> Pa
 
 
 def test_catalogue_has_every_family() -> None:
-    assert len(CATALOGUE) == 40
+    assert len(CATALOGUE) == 41
     others = {"deepseek-moe-16b", "xverse-moe-a4.2b", "openmoe-8b", "cpu-small", "cpu-medium"}
     assert set(CLASS_TOTALS) | others == set(CATALOGUE)
 
@@ -727,7 +728,7 @@ def test_cli_json_is_json_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["mixtrl"], "did you mean 'mixtral-8x7b'?"),
+        (["mixtrl"], "did you mean 'mixtral'?"),
         (["mixtral", "--set", "top_k=1"], "only model.* belongs here"),
         (["mixtral", "--set", "hw.x=1"], "only model.* belongs here"),
         (["--set", "model.top_k=1"], "got it without a model"),

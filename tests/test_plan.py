@@ -424,6 +424,21 @@ def test_stream_cpu_or_both(capsys: Any, trace: Path) -> None:
         assert min(there, key=lambda name: there[name]) == first
 
 
+def test_a_goal_of_prefill_names_what_binds_prefill(trace: Path) -> None:
+    """On a CPU that reads faster than it computes, a prompt waits for it, and a token for the GPU."""
+    options: dict[str, Any] = {
+        "trace": trace,
+        "set": {"hw.cpu.memory_bandwidth_bytes_per_s": 1e13, "hw.cpu.flops_per_s": 3e12},
+    }
+    bound_by = face.simulate(policy="llama_cpp", hw="rtx3090", **options).bound_by
+    for phase, key, resource in (("prefill", "ttft_s", "cpu"), ("decode", "tpot_s", "gpu")):
+        shares = bound_by.of(phase).by_part()
+        assert shares[resource] == max(shares.values())
+        planned = face.plan(f"{key}.mean <= 10h", ("llama_cpp",), "rtx3090", quick=True, workers=1, **options)
+        assert planned["bound_by"][0] == resource
+        assert f"; bound by the {resource}" in planned.attrs["answer"]
+
+
 @pytest.mark.parametrize("goal", ["ttft_s.mean", "e2e_s.p50"])
 def test_bounds_hold_under_load_and_a_queue_that_grows_reaches_no_goal(goal: str, trace: Path) -> None:
     options: dict[str, Any] = {"trace": trace, "every": True, "quick": True, "workers": 1, "replicas": 1}

@@ -62,13 +62,14 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
     """Return `"did you mean 'lru'?"` or, without a near name, `"known: a, b, c"`.
 
-    A name cut short is near too: `bandwith` means `bandwidth_bytes_per_s`.
+    A name cut short is near too: `bandwith` means `bandwidth_bytes_per_s`. `also`: names that may be meant, and are not
+    listed.
     """
     names, name = sorted(set(known)), name[:100]
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, sorted({*names, *also}), n=3, cutoff=0.6)
     near.sort(key=lambda other: not other.startswith(name))  # `gen4` is as near to gen5x4 as to gen4x4
     if not near and len(name) >= CUT_SHORT:
         begins = {other[: len(name) + 1]: other for other in reversed(names)}

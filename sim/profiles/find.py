@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar
@@ -39,7 +40,8 @@ def find(package: str, what: str, name_or_path: str) -> Path:
     if _plain(name_or_path) in plain:
         return plain[_plain(name_or_path)]
     # Aliases stand inside the files, so this last resort parses them all: about 0.1 s, and only for an alias or a typo.
-    meant = [file for file in files.values() if _plain(name_or_path) in map(_plain, _aliases(file))]
+    others = {file: _aliases(file) for file in files.values()}
+    meant = [file for file, names in others.items() if _plain(name_or_path) in map(_plain, names)]
     if len(meant) > 1:
         both = " and ".join(file.stem for file in meant)
         raise BadInput(
@@ -49,7 +51,9 @@ def find(package: str, what: str, name_or_path: str) -> Path:
         return meant[0]
     if S_ISREG(mode_of(path)):
         raise BadInput(f"{what}, got {name_or_path!r}: a file of yours ends in .yaml, .yml or .json; rename it")
-    raise BadInput(f"{what}, got {name_or_path!r}: unknown; {did_you_mean(name_or_path, files)}")
+    raise BadInput(
+        f"{what}, got {name_or_path!r}: unknown; {did_you_mean(name_or_path, files, chain(*others.values()))}"
+    )
 
 
 def as_it_is(package: str, what: str, name: str | None, alone: bool) -> str:

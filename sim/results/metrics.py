@@ -219,8 +219,7 @@ def bound_by(clockwork: Clockwork, drive: bool = False) -> BoundBy:
     prefill, decode, mixed = (composition(clockwork, phase, drive) for phase in (PREFILL, DECODE, MIXED))
     both = mixed if clockwork.phases[MIXED].n_iterations else None
     main = decode if clockwork.phases[DECODE].n_iterations else both or prefill
-    known = {name: share for name, share in main.by_part().items() if share is not None}
-    return BoundBy(WAITED_FOR[max(known, key=lambda k: known[k])].resource if known else None, prefill, decode, both)
+    return BoundBy(main.largest(), prefill, decode, both)
 
 
 def lane_utilisation(machine: SimulatedMachine | RealMachine, makespan_s: float) -> dict[str, float | None]:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from sim.base.lanes import WAITED_FOR
+
 Share = float | None
 Timed = Literal["tpot_s", "ttft_s"]
 Phased = Literal["prefill", "decode", "mixed"]
@@ -421,6 +423,11 @@ class Composition(msgspec.Struct, frozen=True):
         """What the time went to -> share."""
         return {part: share for part, share in msgspec.structs.asdict(self).items() if share is not msgspec.UNSET}
 
+    def largest(self) -> str | None:
+        """The resource behind the largest share; None where no time went by."""
+        known = {part: share for part, share in self.by_part().items() if share is not None}
+        return WAITED_FOR[max(known, key=lambda part: known[part])].resource if known else None
+
 
 class BoundBy(msgspec.Struct, frozen=True):
     """`resource`: gpu, copy link, host, cpu, predictor or drive; what takes the largest share of decode."""
@@ -433,6 +440,10 @@ class BoundBy(msgspec.Struct, frozen=True):
     def of(self, phase: Phased) -> Composition:
         """What a phase's time is composed of."""
         return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed or self.decode}[phase]
+
+    def resource_of(self, phase: Phased) -> str | None:
+        """What takes the largest share of a phase's time; None where it took none."""
+        return self.of(phase).largest()
 
     def by_phase(self) -> dict[Phased, Composition]:
         """Of the phases that there are."""

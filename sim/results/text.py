@@ -78,7 +78,8 @@ def verdict(result: Result) -> str:
     else:
         throughput = "-" if throughput_per_s is None else _rate(throughput_per_s)
         over = f"{throughput} tokens/s over all requests, prefill included"
-        at = f" at batch {result.batch}" if result.batch > 1 else ""
+        together = min(result.batch, result.n_requests)
+        at = f" at batch {together}" if together > 1 else ""
         speed = f"{show_seconds(tpot_s)} per token{at} ({over})"
     if result.draft is not None and result.draft.tokens_per_step is not None:
         speed += f", {result.draft.tokens_per_step:.2f} tokens a step by drafts of k={result.draft.k}"
@@ -259,6 +260,7 @@ def _host(result: Result) -> Table:
     found = host.by_phase.get("decode")
     parts = [f"{phase} {show_frac(one.hit / one.asked)} of {one.asked:,}" for phase, one in host.by_phase.items()]
     held = f"{show_bytes(host.peak_bytes)} of {show_bytes(host.bytes)} held at most, by {host.ram_policy}"
+    held += ", which began empty and was never full" if host.start == "cold" and host.peak_bytes < host.bytes else ""
     rows.add_row("experts there", f"{', '.join(parts) or 'none asked for'}; {held}")
     if found is not None and result.decode_tokens:
         rows.add_row("read per token", f"{show_bytes(found.read_bytes / result.decode_tokens)} of decode")

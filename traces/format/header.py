@@ -103,7 +103,7 @@ class Header:
                 return f"synthetic, fitted to {source}"
             if source == self.model:
                 return f"synthetic, fitted to {source}, scaled to this shape by assumption"
-            return f"synthetic, scaled from {source} by assumption; how much tokens in a row share is a guess"
+            return f"synthetic, scaled from {source} by assumption; popularity and repetition over tokens are guesses"
         if "converted" in self.labels:
             return "routing recorded by others and converted"
         small = "small model" in self.model_source or self.model_source.startswith("small ")

@@ -144,6 +144,15 @@ class Candidate:
         return self.asked.status == OK
 
     @property
+    def bound_by(self) -> str | None:
+        """What takes most of its time: of prefill where all goals are of the TTFT, else as in its result."""
+        if self.result is None:
+            return None
+        bound = self.result.bound_by
+        first = bool(self.found) and all(one.goal.key.startswith("ttft_s") for one in self.found)
+        return bound.resource_of("prefill") if first else bound.resource
+
+    @property
     def margin_frac(self) -> float:
         """The least margin over the goals, of the best figures that there are."""
         known = self.found or self.few
@@ -173,6 +182,6 @@ class Candidate:
             "run_id": None if result is None else result.run_id,
             "hit_rate": None if result is None else result.hit_rate,
             "peak_vram_bytes": None if result is None else result.peak_vram_bytes,
-            "bound_by": None if result is None else result.bound_by.resource,
+            "bound_by": self.bound_by,
             "labels": None if result is None else result.labels,
         }

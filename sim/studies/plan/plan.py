@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.base.errors import BadInput
+from sim.base.units import show_count
 from sim.policy.registry import find, policies
 from sim.setup.spec import CAPS
 from sim.studies.plan.candidate import Candidate, machine_of, without_watts
@@ -140,7 +141,7 @@ def plan(asked: Asked, progress: Progress, note: Callable[[str], None] = lambda 
     ready = [one for one in candidates if one.ready]
     if not ready:
         reasons = list(dict.fromkeys(one.reason for one in candidates))
-        more = f" (and {len(reasons) - 1} reasons more)" if len(reasons) > 1 else ""
+        more = f" (and {show_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
         raise BadInput(f"{reasons[0]}{more}")
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)

@@ -45,8 +45,7 @@ def answer(planned: Planned) -> str:
     with_ = f"{best.label}" + (f" on its {best.machine.cpu}" if best.asked.cpu else "")
     of = f"{best.asked.meant['model']} in {best.spec.precision}"
     text = f"{what} machine for {goals} of {of}: {where} with {with_}: {told}"
-    resource = best.result.bound_by.resource if best.result is not None else None
-    text += f"; bound by the {resource}" if resource else ""
+    text += f"; bound by the {best.bound_by}" if best.bound_by else ""
     text += _undecided(best)
     less = {one.machine for one in planned.candidates if one.machine.cost < best.machine.cost}
     n = len(less - {one.machine for one in planned.candidates if one.state != NOT_RUN})
@@ -193,8 +192,7 @@ def machines_table(planned: Planned) -> str:
         cells += [budget_text(one.spec) or "all"] if budgets else []
         for goal in goals:
             cells += _figures(one, goal)
-        bound_by = one.result.bound_by.resource if one.result is not None else None
-        shown.add_row(*cells, bound_by or "-")
+        shown.add_row(*cells, one.bound_by or "-")
         below = below or _below_bound(one)
     return render(shown) + (f"a band that begins below the bound: that {BOUND_IS_OF}\n" if below else "")
 

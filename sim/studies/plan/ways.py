@@ -32,6 +32,8 @@ NOTHING_FRAC = 0.01
 """Of the experts of decode: below, a way was not taken."""
 STEPS_BACK = 8
 """Values tried from the end of a range, where policies may not run, towards what there is now."""
+FEWEST_TOLD = 3
+"""Requests from which a band is shown: of two, Student's t begins at nothing."""
 BEST = 2
 """Policies of each way that are replayed on all requests."""
 
@@ -126,7 +128,7 @@ class Compared:
                 WAYS[way.way],
                 way.candidate.label,
                 show_seconds(way.tpot_s),
-                "-" if ends is None else " to ".join(map(show_seconds, ends)),
+                "-" if ends is None or way.sample.n < FEWEST_TOLD else " to ".join(map(show_seconds, ends)),
                 show_frac(result.hit_rate),
                 show_frac(result.cpu_rate),
                 show_bytes(result.peak_vram_bytes),
