@@ -93,7 +93,7 @@ def test_static_shares_move_no_more_bytes_than_there_is_time_for(seed: int, n_li
     assert n_bytes <= 100.0 * covered_s * (1 + 1e-9)
 
 
-CPU_CARDS = ({"hw": "rtx4090"}, {"hw": "rtx3060"}, {"hw": "rtx3090", "gpus": 2})
+CPU_CARDS = ({"hw": "rtx4090"}, {"hw": "rtx3060"}, {"hw": "rtx5080"}, {"hw": "rtx3090", "gpus": 2})
 """Machines on which experts on the CPU and copies ask for more than there is."""
 
 
@@ -117,6 +117,26 @@ def run(tiny: Path, policy: str, spans: Any = None, plenty: bool = False, **rest
 
 
 ON_CPU = sorted(name for name, kind in policies().items() if "cpu" in kind.traits)
+
+
+def sharing_of(tiny: Path, **rest: Any) -> tuple[Any, Any]:
+    """The profile of a run, and what its machine shares."""
+    outcome = run(tiny, "lru", **rest)
+    return outcome.machine.cost.hw, outcome.machine.cost.sharing
+
+
+@pytest.mark.parametrize("hw", ["rtx4090", "rtx3060", "rtx5080", "rtx5090"])
+def test_host_memory_gives_what_the_profile_says(tiny: Path, hw: str) -> None:
+    """Also where a link both ways would take more: each way was measured by itself."""
+    profile, sharing = sharing_of(tiny, hw=hw)
+    assert sharing.host_bytes_per_s == profile.cpu.shared_by_all.value
+    assert sharing.both_ways is (sharing.up_bytes_per_s + sharing.down_bytes_per_s > sharing.host_bytes_per_s)
+    assert sharing.both_ways is (hw != "rtx4090")
+
+
+def test_host_memory_gives_at_least_what_a_link_takes_one_way(tiny: Path) -> None:
+    profile, sharing = sharing_of(tiny, hw="rtx3090", set={"hw.cpu.total_bandwidth_bytes_per_s": 1e10})
+    assert sharing.host_bytes_per_s == profile.d2h.bandwidth_bytes_per_s.value > 1e10
 
 
 def watch_pools(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
@@ -159,8 +179,8 @@ def test_a_static_run_takes_the_time_that_its_bytes_need(tiny: Path, policy: str
     sharing, expert_bytes = outcome.machine.cost.sharing, outcome.result.expert_bytes
     n_bytes, covered_s, until_s, longest_s = 0.0, 0.0, 0.0, 0.0
     for lane, op, _, _, _, moved, start_s, end_s in sorted(spans, key=lambda span: span[-2:]):
-        if op != OWED and (lane == "cpu" or lane.startswith("h2d")):
-            n_bytes += expert_bytes if lane == "cpu" else moved
+        if lane == "cpu" or lane.startswith("h2d"):
+            n_bytes += 0 if op == OWED else expert_bytes if lane == "cpu" else moved  # what is owed was told before
             covered_s += max(0.0, end_s - max(start_s, until_s))
             until_s = max(until_s, end_s)
             longest_s = max(longest_s, end_s - start_s)

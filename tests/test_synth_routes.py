@@ -229,4 +229,4 @@ def test_a_drawn_trace_keeps_what_maps_and_histories_live_on(tmp_path, capsys):
     for name in (f"{policy}_{percent}" for policy in POLICIES for percent in PERCENT):
         assert found[name] == pytest.approx(recorded[name], abs=TOLERANCE), name
     for name in ("predicted_1", "predicted_2", "predicted_3", "predicted_shared"):
-        assert found[name] == pytest.approx(recorded[name], abs=0.007), name
+        assert found[name] == pytest.approx(recorded[name], abs=0.01), name

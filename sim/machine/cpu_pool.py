@@ -39,11 +39,12 @@ class CpuPool:
         self._first: dict[int, tuple[int, float, float, int, float, int, float]] = {}
         self._joined: dict[int, tuple[int, float, float, int, float, int, float]] = {}  # experts after a layer's first
         self._shares = cost.sharing.on
-        if self._shares and cost.drive is not None:
+        if self._shares and (cost.drive is not None or cost.sharing.both_ways):
             self._share()
 
     def _share(self) -> None:
-        """Experts here draw from the memory that copies draw from: from the first on; above a drive, at once."""
+        """Experts here draw from the memory that copies draw from: from the first on; at once above a drive, or where
+        copies both ways are too much for it."""
         sharing, links, reads = self._cost.sharing, self._host.links, self._cost.drive is not None
         cpu, link = (sharing.stated.get(term, -1.0) for term in ("cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu"))
         self.lane.memory = HostMemory(sharing.host_bytes_per_s, len(links.h2d), cpu, link, reads)

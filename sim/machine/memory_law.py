@@ -50,8 +50,8 @@ class Sharing:
     """How much there is to share on one (hardware, stack), and what is known besides; nothing is, where `on` is False.
 
     `stated`: terms that were measured or set, by name. `host_bytes_per_s`, `gpu_bytes_per_s`: of memories; infinite
-    where nothing is shared. `up_bytes_per_s`, `down_bytes_per_s`: what a copy draws from either. `q_*`: indices of the
-    figures that slowed time rests on.
+    where nothing is shared. `both_ways`: copies to GPUs and back ask for more than host memory has. `up_bytes_per_s`,
+    `down_bytes_per_s`: what a copy draws from either. `q_*`: indices of the figures that slowed time rests on.
     """
 
     def __init__(self, hw: Hardware, copies: CopyPrices, several: Several, figures: Figures, on: bool) -> None:
@@ -60,12 +60,14 @@ class Sharing:
         self.host_bytes_per_s = self.gpu_bytes_per_s = math.inf
         self.up_bytes_per_s = self.down_bytes_per_s = 0.0
         self.q_host = self.q_gpu = self.q_cpu = 0
+        self.both_ways = False
         if not on:
             return
         self.up_bytes_per_s, self.down_bytes_per_s = copies.h2d_bytes_per_s, copies.d2h_bytes_per_s
-        # Links were measured: memory gives at least what they take when no core reads it, and no kernel.
-        links = min(several.n_gpus * self.up_bytes_per_s + self.down_bytes_per_s, copies.shared_bytes_per_s)
-        self.host_bytes_per_s = max(hw.cpu.shared_by_all.value, links)
+        # Links were measured one way at a time: memory gives at least what each way takes when no core reads it.
+        up, down, all_links = several.n_gpus * self.up_bytes_per_s, self.down_bytes_per_s, copies.shared_bytes_per_s
+        self.host_bytes_per_s = max(hw.cpu.shared_by_all.value, min(max(up, down), all_links))
+        self.both_ways = min(up + down, all_links) > self.host_bytes_per_s
         self.gpu_bytes_per_s = max(
             hw.gpu.memory_bandwidth_bytes_per_s.value, 2.0 * (self.up_bytes_per_s + self.down_bytes_per_s)
         )
