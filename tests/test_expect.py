@@ -129,5 +129,9 @@ def test_the_exit_status_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 def test_it_is_read_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not KEY >= NUMBER" in simulated(capsys, "--policy", "lru", "--hw", "nothing", "--expect", "hit").error
+    misspelt = simulated(capsys, "--policy", "lru", "--hw", "nothing", "--expect", "hit_rat >= 1")
+    assert (misspelt.code, misspelt.out) == (2, "")
+    assert "no figure of a result" in misspelt.error
+    assert "did you mean 'hit_rate'?" in misspelt.error
     real = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--real", "--expect", "hit_rate > 0")
     assert "measured figures differ" in real.error

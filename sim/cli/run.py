@@ -14,7 +14,7 @@ from sim.cli.run_request import RunRequest
 from sim.cli.say import say
 from sim.cli.spec_options import spec_options, specify, tell_drawing, warn_if_changed
 from sim.cli.unique_options import UniqueOptions
-from sim.results.expectations import judged, parsed
+from sim.results.expectations import judged, of_results, parsed
 from sim.results.keep import TIMELINE_ITERATIONS, timeline_start
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ if TYPE_CHECKING:
 def command(**options: Any) -> int:
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""
     expectations = parsed(options["expected"])
+    of_results(expectations)
     request = RunRequest.of(options)
     try:
         if request.real:

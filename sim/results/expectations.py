@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from sim.base.errors import BadInput, did_you_mean
 from sim.results.figure import ALIASES, figures, parse_figure, show_figure
 
@@ -49,6 +51,20 @@ def _parsed(text: str, what: str) -> Expectation:
         raise BadInput(f"{what}, got {text!r}: not KEY >= NUMBER; {_WAY_OUT}")
     key, sign, bound = ALIASES.get(match["key"], match["key"]), match["sign"], match["bound"].strip()
     return Expectation(key, sign, parse_figure(key, bound, what), bound)
+
+
+def of_results(expectations: list[Expectation]) -> None:
+    """Before a run: raises BadInput for a key that begins like none of any result."""
+    if not expectations:
+        return
+    from sim.results.record import Result
+
+    keys = [field.encode_name for field in structs.fields(Result) if not field.encode_name.startswith("_")]
+    for expected in expectations:
+        first = expected.key.partition(".")[0]
+        if first not in keys:
+            hint = did_you_mean(first, keys)
+            raise BadInput(f"--expect, got {expected.key!r}: no figure of a result, see docs/output.md; {hint}")
 
 
 class Judged(NamedTuple):
