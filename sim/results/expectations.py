@@ -63,8 +63,7 @@ def of_results(expectations: list[Expectation]) -> None:
     for expected in expectations:
         first = expected.key.partition(".")[0]
         if first not in keys:
-            hint = did_you_mean(first, keys)
-            raise BadInput(f"--expect, got {expected.key!r}: no figure of a result, see docs/output.md; {hint}")
+            raise _no_figure(expected.key, "--expect", did_you_mean(first, keys))
 
 
 class Judged(NamedTuple):
@@ -119,4 +118,8 @@ def known(key: str, flat: Mapping[str, float | None], what: str) -> None:
             raise BadInput(f"{what}, got {key!r}: the run was not asked for it; add {ASKED_FOR[kind]}")
         inside = [name for name in flat if name.startswith(f"{key}.")]
         way_out = f"one of {', '.join(inside)}" if inside else did_you_mean(key, flat)
-        raise BadInput(f"{what}, got {key!r}: no figure of a result, see docs/output.md; {way_out}")
+        raise _no_figure(key, what, way_out)
+
+
+def _no_figure(key: str, what: str, way_out: str) -> BadInput:
+    return BadInput(f"{what}, got {key!r}: no figure of a result, see docs/output.md; {way_out}")

@@ -441,10 +441,6 @@ class BoundBy(msgspec.Struct, frozen=True):
         """What a phase's time is composed of."""
         return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed or self.decode}[phase]
 
-    def resource_of(self, phase: Phased) -> str | None:
-        """What takes the largest share of a phase's time; None where it took none."""
-        return self.of(phase).largest()
-
     def by_phase(self) -> dict[Phased, Composition]:
         """Of the phases that there are."""
         found: dict[Phased, Composition] = {"prefill": self.prefill, "decode": self.decode}

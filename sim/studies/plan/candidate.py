@@ -150,7 +150,7 @@ class Candidate:
             return None
         bound = self.result.bound_by
         first = bool(self.found) and all(one.goal.key.startswith("ttft_s") for one in self.found)
-        return bound.resource_of("prefill") if first else bound.resource
+        return bound.prefill.largest() if first else bound.resource
 
     @property
     def margin_frac(self) -> float:
