@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.cpu_or_copy import Constants, cpu_is_better
+from policies.common.homes import beside
 from policies.common.placement import fill, fits_whole, most_used, uses
 from sim.policy import (
     DECODE,
@@ -129,7 +130,7 @@ class Daop(Policy):
     def initial(self, view: View) -> Iterable[Piece]:
         """`set_expert_loc`: equally many of each layer, its most popular; then by popularity over all layers."""
         spare = 0 if fits_whole(view) else 1  # the placeholder
-        room = sum(max(0, view.capacity_of(gpu) - spare) for gpu in range(view.n_gpus))
+        room = sum(beside(spare, gpu, view) for gpu in range(view.n_gpus))
         n = min(room, self.cache_experts)
         ranked = most_used(self._uses)
         order = [

@@ -23,6 +23,7 @@ from collections import defaultdict, deque
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
+from policies.common.homes import most_of_a_layer, most_on_a_gpu
 from sim.policy import (
     BITS_PER_PARAM,
     Decision,
@@ -112,10 +113,9 @@ class DeepSpeed(Policy):
     tensors_per_expert: int
 
     def min_experts(self, view: View) -> int:
-        share = -(-view.n_experts // view.n_gpus)
         if self._persistent(view):
-            return -(-view.n_layers * view.n_experts // view.n_gpus)
-        return share if self.granularity == "layer" else 1
+            return most_on_a_gpu(view)
+        return most_of_a_layer(view) if self.granularity == "layer" else 1
 
     def _elements(self, view: View) -> float:
         """Elements of one tensor of an expert."""

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.homes import most_of_a_layer, of_a_layer
 from sim.policy import (
     PREFILL,
     Decision,
@@ -203,21 +204,15 @@ class FreeToken(Policy):
 
     # -- slots ------------------------------------------------------------------------------------------------------
 
-    def _layer_size(self, gpu: int, view: View) -> int:
-        """Experts of one layer that live on a GPU; of the layer that has most."""
-        experts = range(view.n_experts)
-        layers = range(view.n_layers)
-        return max(sum(view.piece(layer, expert).gpu == gpu for expert in experts) for layer in layers)
-
     def min_experts(self, view: View) -> int:
         """`validate_rebuild`: a layer's experts."""
-        return max(self._layer_size(gpu, view) for gpu in range(view.n_gpus))
+        return most_of_a_layer(view)
 
     def bind(self, view: View) -> None:
         n_all = view.n_layers * view.n_experts
         self._pieces = [view.piece(*divmod(at, view.n_experts)) for at in range(n_all)]
         self._slots: list[Slots] = []
-        sizes = [self._layer_size(gpu, view) for gpu in range(view.n_gpus)]
+        sizes = [of_a_layer(gpu, view) for gpu in range(view.n_gpus)]
         rooms = [min(view.capacity_of(gpu), n_all) for gpu in range(view.n_gpus)]
         self._overlaps = self.prefill_overlap and all(n >= 2 * size for n, size in zip(rooms, sizes, strict=True))
         for n, size in zip(rooms, sizes, strict=True):

@@ -16,6 +16,7 @@ from random import Random as Draws
 
 import numpy as np
 
+from policies.common.homes import most_of_a_layer
 from policies.common.placement import fill, fits_whole, most_used, uses
 from sim.policy import (
     PREFILL,
@@ -106,8 +107,8 @@ class KTransformers(Policy):
         return self._layer_size(view) if self._layer_fits and not fits_whole(view) else 0
 
     def _layer_size(self, view: View) -> int:
-        """Experts of one layer on each GPU."""
-        return -(-view.n_experts // view.n_gpus)
+        """Experts of one layer on a GPU."""
+        return most_of_a_layer(view)
 
     def min_experts(self, view: View) -> int:
         return 1  # the least there is; the CPU can do everything

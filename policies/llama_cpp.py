@@ -15,13 +15,17 @@ microseconds each).
 Memory-mapped weights are pageable: choose that with `--set stack.pinned=false`. A model's shared experts run on the GPU
 beside the CPU's routed ones, where llama.cpp runs them after.
 
-Several GPUs: experts are dealt out, where llama.cpp splits by layers; a layer counts as placed when all of it fits.
+Several GPUs: llama.cpp splits by layers (`--split-mode layer`), which is `--dense layers`; without it experts are dealt
+out. A layer counts as placed when all of it fits where it lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
+from policies.common.homes import beside, homes
 from policies.common.op_offload import PARAMS, OpOffload
 from sim.policy import DoesNotFit, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, View
 
@@ -83,7 +87,8 @@ class LlamaCpp(Policy):
         if self.placement == "cpu_moe":
             return
         spare = self._large.spare(view)
-        room = [view.capacity_of(gpu) - spare for gpu in range(view.n_gpus)]
+        room = np.array([beside(spare, gpu, view) for gpu in range(view.n_gpus)])
+        of_experts = homes(view)
         order, asked = range(view.n_layers - 1, -1, -1), None
         if self.placement == "fit":
             order = range(view.n_layers)
@@ -94,13 +99,12 @@ class LlamaCpp(Policy):
         for placed, layer in enumerate(order):
             if placed == asked:
                 return
-            for expert in range(view.n_experts):
-                room[view.piece(layer, expert).gpu] -= 1
-            if min(room) < 0:
-                if asked is not None:
-                    raise self._too_many(placed, asked, view)
-                return
-            yield layer
+            left = room - np.bincount(of_experts[layer], minlength=view.n_gpus)
+            if min(left) >= 0:
+                room = left
+                yield layer
+            elif asked is not None:
+                raise self._too_many(placed, asked, view)
 
     def _too_many(self, placed: int, asked: int, view: View) -> DoesNotFit:
         """What to set instead, where more layers are asked for than fit."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from policies.common.homes import layers_on, most_layers
 from sim.policy import (
     PREFILL,
     Evict,
@@ -95,13 +96,15 @@ class MixtralOffloading(Policy):
             self.needs = frozenset({"experts"})
 
     def min_experts(self, view: View) -> int:
-        return view.n_layers + self.buffer_size
+        return most_layers(view) + self.buffer_size
 
     def bind(self, view: View) -> None:
         self._groups: dict[tuple[int, int], Group] = {}
         self._last: dict[int, Ticket] = {}  # GPU -> the last thing on its stream (variant code)
         for gpu in range(view.n_gpus):
-            fits = (view.capacity_of(gpu) - self.buffer_size) // view.n_layers
+            n_layers = max(1, len(layers_on(gpu, view)))
+            # Where so few live that a layer would have no place beside the buffer, all of them have their room.
+            fits = max(0, view.capacity_of(gpu) - self.buffer_size) // n_layers or view.capacity_of(gpu) // n_layers
             for layer in range(view.n_layers):
                 pieces = (view.piece(layer, expert) for expert in range(view.n_experts))
                 mine = [piece for piece in pieces if piece.gpu == gpu]

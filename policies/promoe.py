@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.homes import by_layer, most_layers
 from policies.common.surrogate import PREFIX, Surrogate
 from sim.policy import (
     PREFILL,
@@ -103,15 +104,14 @@ class ProMoe(Policy):
             raise BadInput(f"promoe.predictor, got {self.predictor!r}: gate_reuse, or surrogate:0.85; take one of them")
 
     def min_experts(self, view: View) -> int:
-        return view.n_layers
+        return most_layers(view)
 
     def layer_budgets(self, view: View) -> list[list[int]]:
         return [[n * view.expert_bytes for n in self._shares(gpu, view)] for gpu in range(view.n_gpus)]
 
     def _shares(self, gpu: int, view: View) -> list[int]:
         """Experts per layer: equal caches; what does not divide goes to the first layers."""
-        each, more = divmod(view.capacity_of(gpu), view.n_layers)
-        return [each + (layer < more) for layer in range(view.n_layers)]
+        return by_layer(view.capacity_of(gpu), gpu, view)
 
     def bind(self, view: View) -> None:
         self.prefetch_depth = self.depth

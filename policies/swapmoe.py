@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.homes import asked_of_a_layer, by_layer, layers_on, most_layers
 from policies.common.masked_gate import masked_top_k
 from sim.policy import (
     FREE,
@@ -102,23 +103,23 @@ class SwapMoe(Policy):
             self.needs = self.needs | {"gate_input_norms"}
 
     def min_experts(self, view: View) -> int:
-        return view.n_layers
+        return most_layers(view)
 
     def layer_budgets(self, view: View) -> list[list[int]]:
         return [[n * view.expert_bytes for n in self._quotas(gpu, view)] for gpu in range(view.n_gpus)]
 
     def _quotas(self, gpu: int, view: View) -> list[int]:
         """Virtual Experts by layer on one GPU: equal, what does not divide goes to the first layers."""
-        each, more = divmod(view.capacity_of(gpu), view.n_layers)
         if self.experts_per_layer is None:
-            return [each + (layer < more) for layer in range(view.n_layers)]
-        wanted, odd = divmod(int(self.experts_per_layer), view.n_gpus)
-        if max(1, wanted + (gpu < odd)) > each:
+            return by_layer(view.capacity_of(gpu), gpu, view)
+        here = layers_on(gpu, view)
+        each, wanted = view.capacity_of(gpu) // max(1, len(here)), asked_of_a_layer(self.experts_per_layer, gpu, view)
+        if max(1, wanted) > each:
             raise BadInput(
                 f"parameter swapmoe.experts_per_layer, got {self.experts_per_layer}: the expert budget holds {each} "
                 f"per layer on GPU {gpu}; lower it, or raise the budget"
             )
-        return [max(1, wanted + (gpu < odd))] * view.n_layers
+        return [max(1, wanted) if layer in here else 0 for layer in range(view.n_layers)]
 
     def bind(self, view: View) -> None:
         self._room = [self._quotas(gpu, view) for gpu in range(view.n_gpus)]

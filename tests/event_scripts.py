@@ -82,6 +82,7 @@ def replay(script: list[tuple[Any, ...]], two: bool, terms: dict[str, float]) ->
         launches=SimpleNamespace(grouped=False, sync_s=0.0, copy_s=0.0, hybrid_layer_s=0.0, calls=lambda frac: 1),
         q_predictor={"assumed": 0},
         up_s=0.0,
+        gpu_of=[0, 0],
         hw=hw,
         sharing=Sharing(hw, link, ALONE, Figures(), True),  # type: ignore[arg-type]
     )

@@ -32,6 +32,7 @@ from untaught import UNTAUGHT
 
 from sim.base.errors import MoesimError
 from sim.base.lanes import NVME
+from sim.machine.several import LAYERS, homes_by_layer
 from sim.policy.pieces import Pieces
 from sim.policy.registry import policies
 from sim.profiles.curves import AGAINST, Curve, Curves
@@ -195,8 +196,10 @@ def enough(of: World) -> list[int]:
             return budgets
         policy, view = setup.policy, assemble(setup)[0].view
         size, share = view.expert_bytes, -(-model.n_moe_layers * model.n_experts // spec.gpus)
-        need = share if policy.keeps_all else min(share, policy.min_experts(view))
-        budgets = [max(budget, need * size) for budget in budgets]  # of what does not divide the last GPUs have less
+        shares = [share] * spec.gpus if setup.homes is None else [setup.homes.count(gpu) for gpu in range(spec.gpus)]
+        needs = [share if policy.keeps_all else min(share, policy.min_experts(view)) for share in shares]
+        # Of what does not divide the last GPUs have less.
+        budgets = [max(budget, need * size) for budget, need in zip(budgets, needs, strict=True)]
         budgets[0] += policy.predictor_bytes(view)
     return budgets
 
@@ -314,6 +317,7 @@ def setup_of(of: World, trace: Trace) -> Setup:
     trace.require_all(policy.needs, policy.name)
     if getattr(policy, "options", {}).get("split"):
         spec = msgspec.structs.replace(spec, scheduler=str(IN_TURNS))
+    homes = homes_by_layer(model, spec.gpus) if spec.dense == LAYERS else None
     return Setup(
         **{**of.facts, "spec": spec},
         policy=policy,
@@ -321,7 +325,8 @@ def setup_of(of: World, trace: Trace) -> Setup:
         requests=requests_of(trace, "test"),
         store=requests_of(trace, "store"),
         host_bytes=of.host_bytes,
-        pieces=Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes),
+        pieces=Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes, homes),
+        homes=homes,
     )
 
 

@@ -13,12 +13,15 @@ from typing import Any
 import msgspec
 import random_worlds
 
+from sim.machine.several import LAYERS, homes_by_layer
+
 WAYS: tuple[dict[str, Any], ...] = (
     {"peer": "all-to-all"},
     {"host_links": "split"},
     {"dense": "tensor"},
     {"dense": "data"},
     {"host_links": "split", "peer": "all-to-all"},
+    {"dense": "layers"},
 )
 
 
@@ -28,9 +31,15 @@ def several(seed: int, folder: Path, policy: str | None = None, **ways: Any) -> 
     of = random_worlds.world(seed, folder, policy)
     model, spec = of.facts["model"], of.facts["spec"]
     gpus = min(rng.choice((2, 2, 3, 4)), model.n_experts)
-    spec = msgspec.structs.replace(spec, gpus=gpus, **(ways or rng.choice(WAYS)))
+    chosen = ways or rng.choice(WAYS)
+    if chosen.get("dense") == LAYERS:
+        gpus = max(n for n in range(1, gpus + 1) if len({*homes_by_layer(model, n)}) == n)
+        chosen = chosen if gpus > 1 else {}
+    spec = msgspec.structs.replace(spec, gpus=gpus, **chosen)
     size, total = model.expert_bytes(spec.precision), model.n_moe_layers * model.n_experts
     shares = [total // gpus + (gpu < total % gpus) for gpu in range(gpus)]
+    if spec.dense == LAYERS:
+        shares = [homes_by_layer(model, gpus).count(gpu) for gpu in range(gpus)]
     memory = random_worlds.planned([rng.randint(min(share, model.top_k + 1), share) * size for share in shares])
     of.facts |= {"spec": spec, "memory": memory}
     of.facts["memory"] = random_worlds.planned(random_worlds.enough(of))

@@ -82,6 +82,8 @@ def knobs() -> Knobs:
         drive=None,
         has_dense=False,
         n_dense_before=[0, 0],
+        n_hops_before=[0, 0],
+        gpu_of=[0, 0],
     )
     made.launches.copy_part_s = lambda frac: made.up_launch_s
     made.launches.calls = lambda frac: 1

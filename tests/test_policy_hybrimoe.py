@@ -319,15 +319,15 @@ def test_the_code_prefetches_by_score(tmp_path):
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
-def test_layers_without_a_place_go_through_the_buffer(variant, tmp_path):
-    """Three layers of two experts on three GPUs of two places each: less than one place in every layer of each GPU."""
+def test_a_gpu_has_places_for_the_layers_that_it_has_experts_of(variant, tmp_path):
+    """Three layers of two experts on three GPUs: each has experts of two layers, and a place in both of them."""
     rows = [[[0, 1]] * 3] * 4
     path = scored(tmp_path / "t", rows, 2, guesses=[[[1, 1, 1]] * 3] * 4)
     seen = replay(whole(variant=variant, lookahead=2, prefetch_size=1), path, 2, gpus=3, cpu_s=90.0)
-    assert seen.outcome.setup.policy._sizes == [0, 0, 0]
-    assert seen.log.count(("gpu", 2, 1)) == 4  # with a CPU this slow, tokens too are served by the GPUs
-    assert resident(seen) == []
-    assert seen.prefetched() == {}
+    assert seen.outcome.setup.policy._sizes == [1, 1, 1]
+    assert seen.log.count(("gpu", 2, 1)) == 4
+    assert len(resident(seen)) == 6
+    assert seen.result.h2d_bytes == 0
 
 
 def test_cache_size(tmp_path):

@@ -319,6 +319,9 @@ class _Shape:
     def __init__(self, gpus):
         self.n_gpus = gpus
 
+    def piece(self, layer: int, expert: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=(layer * self.n_experts + expert) % self.n_gpus)
+
 
 def test_prefill_predictions_must_be_in_the_trace(tmp_path):
     path = guessed(tmp_path / "t", STEPS, [[0, 0, 0]] * 5)

@@ -328,6 +328,37 @@ def test_memory_is_planned_for_what_lives_where(tmp_path, tiny_path):
     made.close()
 
 
+def test_a_bound_knows_where_experts_are_placed(tmp_path, tiny_path):
+    """All on GPU 0: nothing crosses, however long a transfer would take."""
+    dear = {"hw.vram_bytes": 1e12, "hw.p2p.latency_s": 1.0}
+    rows = "experts: [0, 0, 0, 0, 0, 0, 0, 0]"
+    made = placed(tmp_path, rows, tiny_path, policy="gpu_only", gpus=2, set=dear)
+    result = execute(made).result
+    made.close()
+    assert 0.0 < result.bound.tpot_s <= result.tpot_s.mean < 1.0
+    made = placed(tmp_path, rows, tiny_path, gpus=2, experts=64)
+    result = execute(made).result
+    made.close()
+    assert result.bound.ttft_s <= result.ttft_s.mean
+
+
+def test_what_a_placement_says_is_part_of_what_a_run_is(tmp_path, tiny_path):
+    ids = set()
+    for row in ("[0, 0, 0, 0, 1, 1, 1, 1]", "[0, 1, 0, 1, 0, 1, 0, 1]"):
+        made = placed(tmp_path, f"experts: {row}", tiny_path, gpus=2)
+        ids.add(made.run_id)
+        made.close()
+    assert len(ids) == 2
+
+
+def test_json_names_layers_too(tmp_path, tiny_path):
+    made = placed(
+        tmp_path, '{"experts": [0, 1, 0, 1, 0, 1, 0, 1], "layers": {"3": [1, 1, 1, 1, 1, 1, 1, 1]}}', tiny_path
+    )
+    assert [made.pieces.home(layer, 0) for layer in (2, 3)] == [0, 1]
+    made.close()
+
+
 def test_a_placement_by_the_rule_is_the_rule_but_says_so(tmp_path, tiny_path):
     results = []
     for given in ({"placement": None}, {}):
@@ -351,6 +382,7 @@ def test_a_placement_by_the_rule_is_the_rule_but_says_so(tmp_path, tiny_path):
             "layers: {0: [0, 1, 2, 0, 1, 2, 0, 1]}",
             "placement.yaml: layers, got none for layer 1: give it, or `experts`",
         ),
+        ("layers: {last: [0]}", "placement.yaml: key of layers: Expected `int`, got `str`; correct the field"),
         ("layers: {32: [0]}", "placement.yaml: layers, got 32: the model has MoE layers 0 to 31; correct it"),
         ("expert: [0]", "placement.yaml: top level: Object contains unknown field `expert`; did you mean 'experts'?"),
         ("experts: [0, x, 2, 0, 1, 2, 0, 1]", "placement.yaml: experts[1]: Expected `int`, got `str`"),

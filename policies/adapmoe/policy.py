@@ -26,6 +26,7 @@ from fractions import Fraction
 import numpy as np
 
 from policies.adapmoe.sizes import ACCURACY, PUBLISHED_FOR, SENSITIVITY, SINGLE, cache_sizes, equal_sizes, thousandths
+from policies.common.homes import most_layers
 from sim.policy import (
     DECODE,
     Assignment,
@@ -121,7 +122,7 @@ class AdapMoe(Policy):
         self.needs = frozenset(needs)
 
     def min_experts(self, view: View) -> int:
-        return view.n_layers + self.buffers
+        return most_layers(view) + self.buffers
 
     def bind(self, view: View) -> None:
         known = view.model_name == PUBLISHED_FOR and view.n_layers == len(ACCURACY)
@@ -188,6 +189,8 @@ class AdapMoe(Policy):
                 [e for e in range(view.n_experts) if view.piece(layer, e).gpu == gpu] for layer in range(view.n_layers)
             ]
             total, n_mine = view.capacity_of(gpu) - self.buffers, [len(experts) for experts in mine]
+            if total < sum(map(bool, n_mine)):  # so few live there that all of them have their room
+                total = view.capacity_of(gpu)
             if self.sizes == "equal":
                 sizes = equal_sizes(total, n_mine)
             else:

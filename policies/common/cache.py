@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from policies.common.homes import by_layer, most_layers
 from sim.policy import Param, Piece, Policy, View
 
 
@@ -24,16 +25,13 @@ class ScopedCache(Policy):
     scope: str
 
     def min_experts(self, view: View) -> int:
-        return view.n_layers if self.scope == "layer" else 1
+        return most_layers(view) if self.scope == "layer" else 1
 
     def layer_budgets(self, view: View) -> list[list[int]] | None:
         if self.scope == "global":
             return None
-        budgets = []
-        for gpu in range(view.n_gpus):
-            each, more = divmod(view.capacity_of(gpu), view.n_layers)
-            budgets.append([(each + (layer < more)) * view.expert_bytes for layer in range(view.n_layers)])
-        return budgets
+        shares = [by_layer(view.capacity_of(gpu), gpu, view) for gpu in range(view.n_gpus)]
+        return [[n * view.expert_bytes for n in of_gpu] for of_gpu in shares]
 
     @property
     def per_layer(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
+from policies.common.homes import asked_of_a_layer, beside, layers_on
 from sim.policy import Decision, DoesNotFit, Gate, Param, Piece, Predict, RunCpu, RunGpu, Ticket, View, Wait
 
 Served = Generator[Decision | Sequence[Decision], Any, tuple[Ticket, ...]]
@@ -55,11 +56,11 @@ def slots_by_gpu(policy: str, asked: int | None, spare: int, view: View) -> list
     Raises:
         DoesNotFit: the number asked for does not.
     """
-    most = [max(0, view.capacity_of(gpu) - spare) // view.n_layers for gpu in range(view.n_gpus)]
+    gpus = range(view.n_gpus)
+    most = [beside(spare, gpu, view) // max(1, len(layers_on(gpu, view))) for gpu in gpus]
     if asked is None:
         return most
-    each, more = divmod(min(asked, view.n_experts), view.n_gpus)
-    slots = [each + (gpu < more) for gpu in range(view.n_gpus)]
+    slots = [asked_of_a_layer(asked, gpu, view) for gpu in gpus]
     for gpu, (n, room) in enumerate(zip(slots, most, strict=True)):
         if n > room:
             raise DoesNotFit(
@@ -75,7 +76,7 @@ def pool_by_gpu(policy: str, param: str, asked: int | None, spare: int, view: Vi
     Raises:
         DoesNotFit: that part does not.
     """
-    most = [max(0, view.capacity_of(gpu) - spare) for gpu in range(view.n_gpus)]
+    most = [beside(spare, gpu, view) for gpu in range(view.n_gpus)]
     if asked is None:
         return most
     each, more = divmod(asked, view.n_gpus)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from policies.common.homes import most_of_a_layer
 from policies.common.placement import fits_whole
 from sim.policy import Evict, Fetch, Gate, Param, RunGpu, Steps, Ticket, View
 
@@ -63,7 +64,7 @@ class OpOffload(NamedTuple):
 
     def workspace(self, view: View) -> int:
         """Experts per GPU kept free for copies: the scheduler holds one tensor (a matrix of every expert) at a time."""
-        return 0 if self.min_batch is None else -(-view.n_experts // (self.matrices * view.n_gpus))
+        return 0 if self.min_batch is None else -(-most_of_a_layer(view) // self.matrices)
 
     def spare(self, view: View) -> int:
         """The same, and nothing where all experts fit."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.homes import beside, homes
 from sim.policy import Piece, StoreSplit, View, no_store
 
 
@@ -42,7 +43,7 @@ def fill(order: Iterable[tuple[int, int]], view: View, spare: int = 0, most: int
     Args:
         spare: whole experts to leave free on each GPU. most: experts over all GPUs, at most.
     """
-    room = [view.capacity_of(gpu) - spare for gpu in range(view.n_gpus)]
+    room = [beside(spare, gpu, view) for gpu in range(view.n_gpus)]
     placed: list[Piece] = []
     for layer, expert in order:
         piece = view.piece(layer, expert)
@@ -54,8 +55,5 @@ def fill(order: Iterable[tuple[int, int]], view: View, spare: int = 0, most: int
 
 def fits_whole(view: View) -> bool:
     """True when every GPU has room for all of its experts, so that nothing has to be spared."""
-    owned = [0] * view.n_gpus
-    for layer in range(view.n_layers):
-        for expert in range(view.n_experts):
-            owned[view.piece(layer, expert).gpu] += 1
-    return all(view.capacity_of(gpu) >= n for gpu, n in enumerate(owned))
+    owned = np.bincount(homes(view).ravel(), minlength=view.n_gpus)
+    return all(view.capacity_of(gpu) >= n for gpu, n in enumerate(owned.tolist()))

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.homes import beside, layers_on, most_on_a_gpu
 from policies.common.placement import fits_whole
 from policies.common.surrogate import PREFIX, Surrogate
 from policies.dali.cache import Warc
@@ -121,19 +122,19 @@ class Dali(Policy):
         return 0 if fits_whole(view) else 2 * max(1, self.prefetch_size)
 
     def min_experts(self, view: View) -> int:
-        all_of_them = -(-view.n_layers * view.n_experts // view.n_gpus)
-        return min(all_of_them, 2 * max(1, self.prefetch_size))
+        return min(most_on_a_gpu(view), 2 * max(1, self.prefetch_size))
 
     def bind(self, view: View) -> None:
         self._caches: list[list[Warc]] = []
         self._placed: list[Piece] = []
         buffer = self._buffer(view)
+        n_layers = [max(1, len(layers_on(gpu, view))) for gpu in range(view.n_gpus)]
         for layer in range(view.n_layers):
             pieces = [view.piece(layer, expert) for expert in range(view.n_experts)]
             self._caches.append([])
             for gpu in range(view.n_gpus):
                 mine = [piece for piece in pieces if piece.gpu == gpu]
-                stay = mine[: max(0, view.capacity_of(gpu) - buffer) // view.n_layers] if buffer else mine
+                stay = mine[: beside(buffer, gpu, view) // n_layers[gpu]] if buffer else mine
                 others = [piece.expert for piece in mine[len(stay) :]]
                 self._caches[layer].append(Warc([p.expert for p in stay], others, self.w_size, self.u_size))
                 self._placed += stay

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from policies.common.homes import asked_of_a_layer, homes, layers_on
 from policies.common.surrogate import PREFIX, Surrogate
 from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
 from policies.emoe.predict import (
@@ -206,7 +207,8 @@ class Emoe(Policy):
 
     def min_experts(self, view: View) -> int:
         least = min(view.top_k, self.experts_per_layer or self._share(view) or view.top_k)
-        return view.n_layers * -(-least // view.n_gpus)
+        gpus = range(view.n_gpus)
+        return max(len(layers_on(gpu, view)) * asked_of_a_layer(least, gpu, view) for gpu in gpus)
 
     def _share(self, view: View) -> int:
         """L where it is given as a share of a layer's experts; 0 where it is not."""
@@ -224,13 +226,15 @@ class Emoe(Policy):
         if self.predict_s is None:
             told_s = published_s(self.form, view.model_name, view.n_layers)
             self.settings["predict_s"] = told_s if self._is_trained else 0.0
-        self._quota = [view.capacity_of(gpu) // view.n_layers for gpu in range(view.n_gpus)]
-        per_layer = self.experts_per_layer or self._share(view) or min(sum(self._quota), view.n_experts)
+        gpus = range(view.n_gpus)
+        self._quota = [view.capacity_of(gpu) // max(1, len(layers_on(gpu, view))) for gpu in gpus]
+        room = min(sum(self._quota[gpu] for gpu in {*row}) for row in homes(view).tolist())  # of every layer
+        per_layer = self.experts_per_layer or self._share(view) or min(room, view.n_experts)
         self._per_layer = self.settings["experts_per_layer"] = int(per_layer)
-        if self._per_layer > max(sum(self._quota), view.top_k):
+        if self._per_layer > max(room, view.top_k):
             raise BadInput(
                 f"parameter emoe.experts_per_layer, got {self._per_layer}: the expert budget holds "
-                f"{sum(self._quota)} per layer; lower it, or raise the budget"
+                f"{room} per layer; lower it, or raise the budget"
             )
         self._chance = random.Random(self.seed)  # noqa: S311 - reproducible, not secret
         self._resident: list[set[int]] = [set() for _ in range(view.n_layers)]

@@ -24,6 +24,7 @@ from random import Random as Draws
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.homes import asked_of_a_layer, layers_on, most_layers, most_of_a_layer, most_on_a_gpu
 from policies.common.placement import fits_whole
 from policies.hybrimoe.cache import LayerCaches, MrsScores
 from policies.hybrimoe.copies import Copies, Experts
@@ -139,11 +140,10 @@ class HybriMoe(Policy):
 
     def _buffer(self, view: View) -> int:
         """Experts per GPU of the buffer that prompts go through: a layer of them."""
-        return 0 if fits_whole(view) else -(-view.n_experts // view.n_gpus)
+        return 0 if fits_whole(view) else most_of_a_layer(view)
 
     def min_experts(self, view: View) -> int:
-        all_of_them = -(-view.n_layers * view.n_experts // view.n_gpus)
-        return min(all_of_them, view.n_layers + -(-view.n_experts // view.n_gpus))
+        return min(most_on_a_gpu(view), most_layers(view) + most_of_a_layer(view))
 
     def bind(self, view: View) -> None:
         self._n_experts, self._top_k = view.n_experts, view.top_k
@@ -167,7 +167,7 @@ class HybriMoe(Policy):
 
     def _size(self, gpu: int, view: View) -> int:
         """Experts of each layer on this GPU. Raises DoesNotFit when the one asked for is too large."""
-        most = (view.capacity_of(gpu) - self._buffer(view)) // view.n_layers
+        most = (view.capacity_of(gpu) - self._buffer(view)) // max(1, len(layers_on(gpu, view)))
         if self.cache_size is None:
             return most
         if self.cache_size < view.n_gpus:
@@ -175,8 +175,7 @@ class HybriMoe(Policy):
                 f"parameter {self.name}.cache_size, got {self.cache_size}: each of {view.n_gpus} GPUs has a cache of "
                 f"every layer, of one expert at least; give {view.n_gpus} or more, or leave it out"
             )
-        each, more = divmod(min(self.cache_size, view.n_experts), view.n_gpus)
-        size = each + (gpu < more)
+        size = asked_of_a_layer(self.cache_size, gpu, view)
         if size > most:
             raise DoesNotFit(
                 f"parameter {self.name}.cache_size, got {self.cache_size}: GPU {gpu} has room for {most} experts of "

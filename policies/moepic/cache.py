@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from policies.common.homes import homes
 from policies.moepic.config import LayerPlan
 from sim.policy import Piece, Segment, SplitExpert, View
 
@@ -98,7 +99,11 @@ class Division:
         mine = [held[gpu] if self.fits else view.capacity_of(gpu) - buffer for gpu in gpus]  # V_e
         self.budgets = [sum(mine) / view.n_layers] * view.n_layers
         self._buffer = buffer
-        self._shares = [n / max(1, sum(mine)) for n in mine]
+        self._mine = mine
+        # A layer's share on each GPU that has experts of it.
+        self._shares = [[n * (gpu in here) for gpu, n in enumerate(mine)] for here in map(set, homes(view).tolist())]
+        self._shares = [[n / max(1, sum(shares)) for n in shares] for shares in self._shares]
+        self._apart = any(0.0 in shares for shares in self._shares)  # some layers are not on every GPU
         self.kept_bytes = [0] * view.n_gpus  # of V_e, left by its division
         self.lay_out([self._even(budget, split, view.n_experts) for budget in self.budgets], view)
 
@@ -111,9 +116,16 @@ class Division:
 
     def lay_out(self, plans: Sequence[LayerPlan], view: View) -> None:
         """Give every layer and GPU its share."""
-        for groups, plan, budget in zip(self.tops, plans, self.budgets, strict=True):
-            for tops, share in zip(groups, self._shares, strict=True):
-                tops.lay_out(budget * share, plan.n_cached * share, view)
+        budgets = [
+            [budget * share for share in shares] for budget, shares in zip(self.budgets, self._shares, strict=True)
+        ]
+        if self._apart:  # the configurator divides what all GPUs have together, and each has its own alone
+            asked = [sum(of_gpu) for of_gpu in zip(*budgets, strict=True)]
+            held = [min(1.0, has / n) if n else 0.0 for has, n in zip(self._mine, asked, strict=True)]
+            budgets = [[n * frac for n, frac in zip(row, held, strict=True)] for row in budgets]
+        for groups, plan, row, shares in zip(self.tops, plans, budgets, self._shares, strict=True):
+            for tops, budget, share in zip(groups, row, shares, strict=True):
+                tops.lay_out(budget, plan.n_cached * share, view)
         for gpu in range(view.n_gpus):
             taken_bytes = sum(groups[gpu].n_cached * groups[gpu].top_bytes for groups in self.tops)
             if not self.fits:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from policies.common.homes import most_of_a_layer
 from policies.pregated.cache import ExpertCache
 from sim.policy import (
     FREE,
@@ -119,7 +120,7 @@ class PreGated(Policy):
     def min_experts(self, view: View) -> int:
         """Buffers for the blocks that are current or ahead, each of as many experts as a token may choose."""
         if self.mode == "prefetch_all":
-            return 2 * -(-view.n_experts // view.n_gpus) + self._cached(view)
+            return 2 * most_of_a_layer(view) + self._cached(view)
         blocks = 1 if self.mode == "on_demand" else 1 + self.activation_level
         return blocks * view.top_k + self._cached(view)
 

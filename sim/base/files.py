@@ -170,7 +170,8 @@ def to_struct(data: Any, kind: type[T], where: str) -> T:
     except msgspec.ValidationError as error:
         text = str(error)
         message, _, path = text.partition(" - at `")
-        field = path.rstrip("`").removeprefix("$.").removeprefix("$") or "top level"
+        key, _, of_key = path.partition("` in `")
+        field = (of_key or path).rstrip("`").removeprefix("$.").removeprefix("$") or "top level"
         unknown = re.search(r"unknown field `([^`]+)`", message)
         fields = _fields_at(kind, field)
         needed = _fields_at(kind, field, required=True) if "missing required field" in message else []
@@ -179,7 +180,7 @@ def to_struct(data: Any, kind: type[T], where: str) -> T:
             hint = f"; {did_you_mean(unknown.group(1), fields)}"
         elif needed:
             hint = f"; give all of {', '.join(needed)}" if 1 < len(needed) <= MOST_NEEDED else "; give it"
-        raise BadInput(f"{where}: {field}: {message}{hint}") from None
+        raise BadInput(f"{where}: {f'{key} of ' if of_key else ''}{field}: {message}{hint}") from None
 
 
 def _fields_at(kind: Any, path: str, required: bool = False) -> list[str]:

@@ -143,6 +143,10 @@ class Layers:
         self.met_attention_s = self.met_head_s = 0.0
         n_layers = len(cost.n_dense_before) - 1
         self.met_gate_s, self.met_experts_s = floats(n_layers, 0.0), floats(n_layers, 0.0)
+        self.handed_s = floats(n_layers + 1, 0.0)  # hidden states go on to another GPU before a layer, or the head
+        if cost.several.in_turn:
+            for at, n_hops in enumerate(cost.n_hops_before):
+                self.handed_s[at] = n_hops * cost.hand_over(iteration.n_tokens).duration_s
         if together is not None:
             self._divided(together, iteration)
 
@@ -179,7 +183,7 @@ class Layers:
         clocks = Clocks(0.0, 0.0)
         for layer in range(len(n_dense_before) - 1):
             clocks.host_s = 0.0
-            clocks.free_s = ahead_s
+            clocks.free_s = ahead_s + self.handed_s[layer]
             for _ in range(n_dense_before[layer]):
                 clocks.launch(self.dense, self.dense_s)
             clocks.launch(self.attention, self.attention_s)
@@ -203,7 +207,7 @@ class Layers:
             total_s += clocks.host_s
             ahead_s = clocks.free_s - clocks.host_s
         clocks.host_s = 0.0
-        clocks.free_s = ahead_s
+        clocks.free_s = ahead_s + self.handed_s[len(n_dense_before) - 1]
         for _ in range(n_dense_before[len(n_dense_before) - 1]):
             clocks.launch(self.dense, self.dense_s)
         clocks.launch(self.head, self.head_s)

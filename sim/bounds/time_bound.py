@@ -212,23 +212,22 @@ class Bounds:
         flat = [layer * n_experts + expert for layer, row in zip(layers, chosen, strict=True) for expert in row]
         ids = np.array(flat, dtype=np.int64)
         ends = np.cumsum([len(row) for row in counts])
-        if self.n_gpus == 1:
-            path = self._path(iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
-            path = self._after(drafted_s, path)
-            every = Uses(ids, ends.tolist())
-            return Pass(iteration.index, path, [every], tokens, every)
+        every = Uses(ids, ends.tolist())
         home = self.homes[ids]
-        found = []
-        for gpu in range(self.n_gpus):
-            mine = home == gpu
-            found.append(Uses(ids[mine], sorted(set(np.cumsum(mine)[ends - 1].tolist()) - {0})))
+        found = [every]
+        if self.n_gpus > 1:
+            mines = [home == gpu for gpu in range(self.n_gpus)]
+            found = [Uses(ids[mine], sorted(set(np.cumsum(mine)[ends - 1].tolist()) - {0})) for mine in mines]
+        if self.n_gpus == 1 or self.setup.several.in_turn:  # where GPUs take turns, they compute as one
+            path = self._path(iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
+            return Pass(iteration.index, self._after(drafted_s, path), found, tokens, every)
         homes = [row.tolist() for row in np.split(home, ends[:-1])]
         here = [[n for n, at in zip(row, at_, strict=True) if at == 0] for row, at_ in zip(counts, homes, strict=True)]
         elsewhere = [len(row) - len(mine) for row, mine in zip(counts, here, strict=True)]
         away_s = () if self.cpu else [self._away_s(row, at_) for row, at_ in zip(counts, homes, strict=True)]
         path = self._path(iteration, [sorted(row, reverse=True) for row in here], elsewhere, away_s)
         path = self._after(drafted_s, path)
-        return Pass(iteration.index, path, found, tokens, Uses(ids, ends.tolist()))
+        return Pass(iteration.index, path, found, tokens, every)
 
     def _away_s(self, tokens: list[int], homes: list[int]) -> float:
         """What the busiest of the other GPUs takes, at least, for a layer's experts of so many tokens: their work one
@@ -278,11 +277,12 @@ class Bounds:
         least_s = min(cost.expert_cpu_joined(n).duration_s for n in tokens)
         launch_s, activations_s = cost.launches.expert.all_s, cost.copies.h2d_s(cost.activation_bytes(fewest))
         back_s = activations_s if self.n_gpus == 1 else 0.0
+        n_links = self.n_gpus if self.setup.several.in_turn else 1  # that results take: the first GPU's, or its layer's
         lines = [
             Line(whole_s, -(launch_s + most_s)),
             Line(dense_s, 0.0),
             Line(host_s + sum(copies) * cost.launches.copy_s, cost.launches.cpu_s - cost.launches.copy_s - launch_s),
-            Line(last_s, max(least_s, activations_s)),  # results go up the first GPU's link, one after the other
+            Line(last_s, max(least_s, activations_s / n_links)),  # results go up, one after the other on each link
             Line(sum(copies) * self.copy_s / self.n_gpus + last_s, back_s - self.copy_s / self.n_gpus),
             *(Line(n * self.copy_s + last_s, back_s - self.copy_s) for n in copies),
             Line(sum(copies) * self.host_s + last_s, -self.host_s),

@@ -65,7 +65,8 @@ SPEC_OPTIONS = (
     click.option(
         "--dense",
         metavar="WAY",
-        help="Attention and all that is no expert: gpu0 (default), tensor (1/N on each) or data (requests dealt out).",
+        help="Attention and all that is no expert: gpu0 (default), tensor (1/N on each), data (requests dealt out) or "
+        "layers (whole ones, experts included).",
     ),
     click.option(
         "--host-links",

@@ -141,10 +141,12 @@ class InTurn(Victims):
         self.line.unlink(index)
 
     def touch(self, turn: Turn, start: int, stop: int) -> None:
+        if start == stop:
+            return
         line, first = self.line, turn.first
         for at in range(start, stop):
             line.unlink(first + turn.experts[at])
-        line.extend(turn, start, stop, turn.layer if self.per_layer else 0)
+        line.extend(turn, start, stop, self._cache(first + turn.experts[start]))  # all of them live on one GPU
 
     def come(self, turn: Turn, start: int, stop: int) -> None:
         """Experts of a turn, on the only GPU, have taken their room."""

@@ -20,13 +20,14 @@ cdef class Blocks:
     cdef Experts _experts
     cdef Peers _peers
     cdef readonly object together
-    cdef bint _has_dense
+    cdef bint _has_dense, _in_turn
+    cdef list _n_hops_before
     cdef double _begin_s
     cdef readonly int n_tokens
     cdef readonly Places in_a_row
     cdef readonly Operation of_shared, dense
     cdef dict _attentions
-    cdef Operation _attention, _gate, _head
+    cdef Operation _attention, _gate, _head, _handed
     cdef int _n_out, _n_heads
     @cython.locals(anew=bint)
     cdef begin(self, Iteration iteration)
@@ -36,9 +37,11 @@ cdef class Blocks:
     cdef meet(self)
     cdef forget(self)
     cdef attention(self, int layer)
+    cdef _hand_over(self, int at, int layer)
     cdef _dense_layers(self, int n, int layer)
     cdef Ticket gate(self, int layer)
     cdef shared(self, int layer)
+    @cython.locals(n_layers=int)
     cdef Ticket head(self)
     @cython.locals(host=Host, stream=Stream, host_s=double, launched_s=double, after=tuple, work=Launched)
     cdef Ticket _launch(self, str op, int layer, Operation operation)

@@ -33,6 +33,7 @@ class Blocks:
     _attention: Operation
     _gate: Operation
     _head: Operation
+    _handed: Operation
 
     def __init__(
         self, cost: Cost, host: Host, streams: list[Stream], operations: Operations, experts: Experts, peers: Peers
@@ -46,6 +47,8 @@ class Blocks:
         self._peers = peers
         self.together = Together(cost) if cost.several.together else None
         self._has_dense = cost.has_dense
+        self._in_turn = cost.several.in_turn
+        self._n_hops_before = cost.n_hops_before
         self._begin_s = cost.launches.begin_s
         self.n_tokens = 0
         self.in_a_row = operations.blocks
@@ -74,6 +77,8 @@ class Blocks:
         if anew:
             self._gate = self._operations.of(cost.gate(self.n_tokens), cost.launches.gate)
             self.in_a_row.put(1, self._gate)
+            if self._in_turn:
+                self._handed = self._operations.of(cost.hand_over(self.n_tokens), cost.launches.handing_over)
             if cost.has_shared:
                 self.of_shared = self._operations.of(cost.shared(self.n_tokens), cost.launches.shared)
                 self.in_a_row.put(2, self.of_shared)
@@ -115,8 +120,15 @@ class Blocks:
         if self.together is not None:
             self._on_all(self.together.attention(layer), layer)
             return
+        if self._in_turn:
+            self._hand_over(layer, layer)
         self._dense_layers(self._cost.n_dense_before[layer], layer)
         self._launch("attention", layer, self._attention)
+
+    def _hand_over(self, at: int, layer: int) -> None:
+        """Hidden states go on to the GPU that has the layer `at`, where another had the one before."""
+        for _ in range(self._n_hops_before[at]):
+            self._launch("hand_over", layer, self._handed)
 
     def _dense_layers(self, n: int, layer: int) -> None:
         if self.dense is not None:
@@ -142,7 +154,10 @@ class Blocks:
         cost = self._cost
         if self.together is not None:
             return self._on_all(self.together.end(), -1)
-        self._dense_layers(cost.n_dense_before[self._stream.waiting.n_layers], -1)
+        n_layers = self._stream.waiting.n_layers
+        if self._in_turn:
+            self._hand_over(n_layers, -1)
+        self._dense_layers(cost.n_dense_before[n_layers], -1)
         if self._n_out != self._n_heads:
             self._n_heads = self._n_out
             self._head = self._operations.of(cost.head(self._n_out), cost.launches.head_of(self._n_out))
@@ -202,6 +217,8 @@ class Blocks:
         if stream.n_pending > 0 or len(stream.joined) > 0 or self._peers.n_away > 0 or stream.written_s > host.now_s:
             return self._to_gate_one_by_one(layer)
         if self.together is not None or host.spans is not None or self.dense is not None:
+            return self._to_gate_one_by_one(layer)
+        if self._in_turn and self._n_hops_before[layer]:
             return self._to_gate_one_by_one(layer)
         # Nothing to wait for and nobody looking: the sums that those four would do, without their calls.
         if stream.owed_s > 0.0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sim.machine.copy_prices import CopyPrices
@@ -21,7 +22,7 @@ from sim.machine.measured import SIX_DIGITS, Measured
 from sim.machine.memory_law import Sharing
 from sim.machine.price import Price, kernels_of
 from sim.machine.roofline import Attention
-from sim.machine.several import ALONE, TENSOR, Several
+from sim.machine.several import ALONE, TENSOR, Several, stages
 from sim.profiles.cpu_products import expert_flops_frac
 from sim.profiles.precisions import BITS_PER_PARAM
 
@@ -89,6 +90,7 @@ class Cost:
         if measured.curve("attention") is None:
             self.attention = self._attention().price
         self.n_dense_before = self._dense_layers_before()
+        self.gpu_of, self.n_hops_before = self._stages()
 
     def _dense_layers_before(self) -> list[int]:
         """Dense (no experts) layers that run before each MoE layer, and after the last one at the end."""
@@ -98,6 +100,15 @@ class Cost:
             previous = layer
         before.append(self.model.n_layers - 1 - previous)
         return before
+
+    def _stages(self) -> tuple[list[int], list[int]]:
+        """The GPU of each MoE layer and of the head; and how often hidden states go on to another GPU before each."""
+        moe_layers = self.model.moe_layer_ids
+        if not self.several.in_turn:
+            return [0] * (len(moe_layers) + 1), [0] * (len(moe_layers) + 1)
+        of_layer = stages(self.model.n_layers, self.several.n_gpus)
+        gpus = [*[of_layer[layer] for layer in moe_layers], of_layer[-1]]
+        return gpus, [gpu - before for before, gpu in pairwise([0, *gpus])]
 
     def activation_bytes(self, n_tokens: int) -> int:
         """Bytes of the hidden states of n tokens, 2 bytes an element (4 when the model is served in fp32)."""
@@ -316,6 +327,10 @@ class Cost:
     def all_to_all(self, n_pairs: int) -> Price:
         """Hidden states go to their experts, or back; the busiest port moves so many."""
         return self._between(self.several.n_gpus - 1, self.activation_bytes(n_pairs))
+
+    def hand_over(self, n_tokens: int) -> Price:
+        """Hidden states go on to the GPU that has the next layer."""
+        return self._between(1, self.activation_bytes(n_tokens))
 
     def _between(self, n_steps: int, n_bytes: float) -> Price:
         """Transfers one after the other, which move so many bytes through a port."""

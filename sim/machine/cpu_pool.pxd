@@ -1,5 +1,6 @@
 cimport cython
 from sim.machine.copies cimport Copy, result_of
+from sim.machine.copy_queue cimport CopyQueue
 from sim.machine.host cimport Host
 from sim.machine.lanes cimport SerialLane
 from sim.machine.links cimport Links
@@ -19,13 +20,14 @@ cdef class CpuPool:
     cdef double _launch_s, _hybrid_s
     cdef bint _shares
     cdef int _n_begun
-    cdef list _hybrid_in
+    cdef list _hybrid_in, _gpu_of
     cdef dict _first, _joined
     cdef _share(self)
     cdef void begin(self) noexcept
     @cython.locals(host=Host, lane=SerialLane, links=Links, n_bytes=cython.longlong, there_s=double, back_s=double,
                    length=int, duration_s=double, attributed_to=int, arrived_s=double, back=Copy, done=Ticket,
-                   joins=bint, by_tokens=dict, memory=HostMemory, draws_per_s=double, read=Ticket, cause=int)
+                   joins=bint, by_tokens=dict, memory=HostMemory, draws_per_s=double, read=Ticket, cause=int,
+                   link=CopyQueue, gpu=int)
     cdef Ticket run(self, int layer, int expert, int n_tokens, tuple after, int n_all)
     @cython.locals(host=Host)
     cdef _begin_layer(self, int layer, int n_all)

@@ -33,6 +33,7 @@ class CpuPool:
         self.busy_s = [0.0] * len(cost.figures.entries)
         self.n_hybrid = 0
         self._launch_s, self._hybrid_s = cost.launches.cpu_s, cost.launches.hybrid_layer_s
+        self._gpu_of = cost.gpu_of  # by layer, who is told its results
         self._n_begun = 0
         self._hybrid_in = [0] * n_layers  # the iteration (from 1) in which a layer had its last expert here
         # Tokens -> bytes, seconds there, seconds back and their place in the link's counters, seconds, basis, bytes/s.
@@ -89,12 +90,17 @@ class CpuPool:
         if memory is not None:
             links.pay()
         self.d2h_bytes += n_bytes
+        link = links.first
+        gpu: int = self._gpu_of[layer]
+        if gpu:
+            link = links.h2d[gpu]
+            length = link.seconds.meter.at(back_s)
         back = result_of(layer, expert, n_bytes, back_s, length, host.now_s, done)
         if links.n > 1:
             host.look()
         if memory is not None:
             memory.awaits(done, back)
-        links.first.submit(back, host.now_s)
+        link.submit(back, host.now_s)
         return back
 
     def _begin_layer(self, layer: int, n_all: int) -> None:

@@ -26,17 +26,18 @@ class Experts:
     `grouped`: experts of a layer share kernels. `group`: GPU 0's.
     """
 
-    def __init__(self, cost: Cost, host: Host, stream: Stream, operations: Operations, n_gpus: int) -> None:
+    def __init__(self, cost: Cost, host: Host, streams: list[Stream], operations: Operations, n_gpus: int) -> None:
         self._cost = cost
         self._host = host
-        self._stream = stream
+        self._stream = streams[0]
         self._operations = operations
         self.members = operations.members
         self.grouped = cost.launches.grouped
         self.precision = cost.precision
-        self._groups = [Group() for _ in range(n_gpus)]
+        alone = len(streams) == 1
+        self._groups = [Group()] * n_gpus if alone else [Group() for _ in range(n_gpus)]
         self.group = self._groups[0]
-        self._alone = n_gpus == 1
+        self._alone = alone
         self._by_size: dict[tuple[int, object, float, float, bool], Operation] = {}  # that share no kernels
         self._of_one_token: list[Operation | None] = []  # of them, by `Piece.index`; the commonest
         # In a group: what others left to fill (-1: the first) -> tokens (of others than whole experts in the serving

@@ -64,6 +64,8 @@ class Launches:
         self.joined = self._launch(1, 0.0, replayed=True)  # a collective: after what a graph holds, in that graph
         self.joining = self._launch(1, 0.0)
         self.meeting = Launch(0, self.kernel_s, 0.0)
+        # A copy to the next GPU, which no graph holds; what was one graph goes on there as another.
+        self.handing_over = Launch(2 if self._one_graph else 1, self.kernel_s, 0.0)
         self.parts: dict[tuple[float, bool], Launch] = {}
         self._take(measured)
         self.no_head = Launch(0, self.kernel_s, self.head.extra_s)  # no kernels; the framework's time all the same
@@ -137,7 +139,8 @@ class Launches:
         layers = (self.attention, self.dense)
         experts = (self.expert, self.member, *self.parts.values())
         n_iterations = self.head.n + self.no_head.n
-        every = (*layers, self.gate, self.shared, *experts, self.head, self.joined, self.joining)
+        joining = (self.joined, self.joining, self.handing_over)
+        every = (*layers, self.gate, self.shared, *experts, self.head, *joining)
         return [
             (self.q_kernel, math.fsum([launch.n * launch.kernels_s for launch in every])),
             (self.q_stack_layer, math.fsum([launch.n * launch.extra_s for launch in layers])),

@@ -30,11 +30,13 @@ class Links:
     `settled`: those `n` whose copies are settled together; a run that has no drive, say, does not look at its queue.
 
     Args:
-        streams: compute streams, by GPU. report_copies: keep completions for `poll`.
+        n_gpus: each with a link. streams: compute streams, by GPU; one where GPUs compute in turn. report_copies: keep
+            completions for `poll`.
     """
 
-    def __init__(self, cost: Cost, streams: list[Stream], spans: Spans | None, report_copies: bool) -> None:
-        n_gpus = len(streams)
+    def __init__(
+        self, cost: Cost, n_gpus: int, streams: list[Stream], spans: Spans | None, report_copies: bool
+    ) -> None:
         self.h2d = [CopyQueue("h2d" if n_gpus == 1 else f"h2d{gpu}", streams) for gpu in range(n_gpus)]
         self.first = self.h2d[0]
         self.write_backs = CopyQueue("d2h", streams)
@@ -158,9 +160,9 @@ class Links:
     # -- memory that it shares --------------------------------------------------------------------------------------
 
     def slow(self, streams: list[Stream]) -> None:
-        """What is copied shares memory with the kernels of these streams, by GPU."""
-        for queue, stream in zip(self.h2d, streams, strict=True):
-            queue.slows = [stream]
+        """What is copied shares memory with the kernels of these streams, by GPU, or of the one they take turns on."""
+        for gpu, queue in enumerate(self.h2d):
+            queue.slows = [streams[gpu if len(streams) > 1 else 0]]
             queue.n_slows = 1
         self.write_backs.slows = streams
         self.write_backs.n_slows = len(streams)

@@ -56,11 +56,12 @@ class SimulatedMachine(Machine):
         self.gathers = cost.several.gathers
         self.cost = cost
         n_layers = len(cost.n_dense_before) - 1
-        self.streams = [Stream("gpu" if n_gpus == 1 else f"gpu{gpu}", n_layers) for gpu in range(n_gpus)]
+        n_streams = 1 if cost.several.in_turn else n_gpus  # GPUs that take turns are one lane
+        self.streams = [Stream("gpu" if n_streams == 1 else f"gpu{gpu}", n_layers) for gpu in range(n_streams)]
         for stream in self.streams:
             stream.spans = spans
         self.stream = self.streams[0]
-        self.links = Links(cost, self.streams, spans, report_copies)
+        self.links = Links(cost, n_gpus, self.streams, spans, report_copies)
         self.h2d = self.links.h2d
         self.side = SerialLane("predictor", spans)
         self.gpu_s = [0.0] * len(cost.figures.entries)  # busy seconds of compute streams by the quantity they rest on
@@ -69,7 +70,7 @@ class SimulatedMachine(Machine):
         self._kernel_s = cost.launches.kernel_s
         self.host = Host(cost, self.stream, self.links, spans)
         self.operations = Operations(self.stream, self._gpu_memory(cost))
-        self.experts = Experts(cost, self.host, self.stream, self.operations, n_gpus)
+        self.experts = Experts(cost, self.host, self.streams, self.operations, n_gpus)
         self.peers = Peers(cost, self.host, self.streams, self.gpu_s)
         self.blocks = Blocks(cost, self.host, self.streams, self.operations, self.experts, self.peers)
         self.pool = CpuPool(cost, self.host, n_layers, spans)
@@ -153,7 +154,7 @@ class SimulatedMachine(Machine):
         host_s = host.now_s
         host.spend("launch expert", piece.layer, piece.expert, n_tokens, 0, operation.all_s)
         self.operations.use(operation)
-        if piece.gpu:
+        if piece.gpu and len(self.streams) > 1:
             return self.peers.run(piece, n_tokens, operation, host_s, arrived_s, after)
         # What the next block joins, an expert here does not wait for.
         layer, expert = piece.layer, piece.expert

@@ -290,7 +290,7 @@ class Stream:
                     self.owed_s += both_s * added_s / (ended_s - began_s + added_s)
         if back:
             self.written_s = end_s
-        else:
+        elif end_s > self.copied_s:  # of several links one may be done before another that was settled first
             self.copied_s = end_s
 
     def pay(self) -> None:

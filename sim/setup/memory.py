@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, DoesNotFit
 from sim.base.units import GIB, show_bytes
 from sim.machine.cost import key_share
-from sim.machine.several import TENSOR, Several
+from sim.machine.several import TENSOR, Several, stages
 
 if TYPE_CHECKING:
     from sim.profiles.hardware import Hardware
@@ -130,34 +130,29 @@ def plan(
     n_total = model.n_moe_layers * model.n_experts
     several = several or Several(n_gpus)
     kv_bytes = demand.kv_tokens * kv_token_bytes(model, precision) if demand.kv_bytes is None else demand.kv_bytes
-    parts = DenseParts(
-        dense_bytes=_dense_bytes(model, precision, several),
-        kv_cache_bytes=math.ceil(kv_bytes * key_share(model, n_gpus)) if several.dense == TENSOR else kv_bytes,
-        kv_tokens=demand.kv_tokens,
-        activation_bytes=activation_bytes(model, demand.iteration_tokens, demand.batch * demand.step_tokens, precision),
-        iteration_tokens=demand.iteration_tokens,
-        draft_bytes=demand.draft_bytes,
-    )
+    every = _dense_parts(model, precision, demand, several, kv_bytes)
+    parts = every[0]
     vram_bytes = int(hw.vram_bytes.value) if rule.vram_bytes is None else rule.vram_bytes
     if rule.vram_bytes is not None and rule.vram_bytes > hw.vram_bytes.value and not hypothetical:
         raise BadInput(
             f"--vram, got {show_bytes(rule.vram_bytes)}: {hw.id} has {show_bytes(hw.vram_bytes.value)}; "
             "lower it, or describe another GPU with --set hw.vram_bytes=..."
         )
-    left_bytes = vram_bytes - parts.all_bytes
-    if left_bytes <= 0 and not hypothetical:
+    room = [vram_bytes - one.all_bytes for one in every]
+    if min(room) <= 0 and not hypothetical:
         pool = demand.kv_bytes is not None  # lengths of requests change nothing about it
+        fullest = every[room.index(min(room))]
         raise DoesNotFit(
             f"{model.id} in {precision} on {hw.id}: dense parts{' and --kv-memory' if pool else ''} need "
-            f"{show_bytes(parts.all_bytes)} of {show_bytes(vram_bytes)}; take a smaller model, a lower precision, "
+            f"{show_bytes(fullest.all_bytes)} of {show_bytes(vram_bytes)}; take a smaller model, a lower precision, "
             f"{'less --kv-memory' if pool else 'shorter requests'} or a larger GPU",
-            {**parts.sizes(), "vram_bytes": vram_bytes},
+            {**fullest.sizes(), "vram_bytes": vram_bytes},
         )
-    # Other GPUs hold experts only, besides their own reserve, or as much of what is dense as the first.
-    room = [left_bytes] + [left_bytes if several.together else vram_bytes - RESERVE_BYTES] * (n_gpus - 1)
-    wanted = _wanted(rule, size, n_total, n_gpus)  # a cap is checked even where it has no say
     homes = several.homes_of(n_total)
-    all_of_it = [homes.count(gpu) * size for gpu in range(n_gpus)]
+    living = [homes.count(gpu) for gpu in range(n_gpus)]
+    all_of_it = [n * size for n in living]
+    # A cap is checked even where it has no say.
+    wanted = _wanted(rule, size, n_total, living if several.in_turn else [1] * n_gpus)
     if whole_model:
         wanted = all_of_it
     if wanted is None:
@@ -173,25 +168,60 @@ def plan(
                 f"{show_bytes(has)} left; lower it, or take a larger GPU",
                 {**parts.sizes(), "expert_budget_bytes": asked, "vram_bytes": vram_bytes},
             )
-    needs_bytes = parts.all_bytes + wanted[0]
+    needs_bytes = max(one.all_bytes + bytes_ for one, bytes_ in zip(every, wanted, strict=True))
     return MemoryPlan(parts, vram_bytes, tuple(wanted), needs_bytes > vram_bytes, needs_bytes)
 
 
-def _dense_bytes(model: Model, precision: str, several: Several) -> int:
-    """What one GPU holds of everything that is no routed expert; routers are whole on each."""
-    whole = model.dense_bytes(precision)
-    if several.dense != TENSOR:
-        return whole
-    routers = model.n_moe_layers * model.gate_bytes(precision)
-    return routers - (routers - whole) // several.n_gpus
+def _dense_parts(model: Model, precision: str, demand: Demand, several: Several, kv_bytes: int) -> list[DenseParts]:
+    """What each GPU holds besides experts; of those that hold nothing else the reserve alone."""
+    n_gpus, whole = several.n_gpus, model.dense_bytes(precision)
+    working_bytes = activation_bytes(model, demand.iteration_tokens, demand.batch * demand.step_tokens, precision)
+    first = DenseParts(
+        whole, kv_bytes, demand.kv_tokens, working_bytes, demand.iteration_tokens, draft_bytes=demand.draft_bytes
+    )
+    if several.in_turn:
+        of_layers = dense_bytes_by_gpu(model, precision, n_gpus)
+        of_layer = stages(model.n_layers, n_gpus)[:-1]
+        kept = [math.ceil(kv_bytes * of_layer.count(gpu) / model.n_layers) for gpu in range(n_gpus)]
+        every = [replace(first, dense_bytes=n, kv_cache_bytes=kv) for n, kv in zip(of_layers, kept, strict=True)]
+        return [every[0], *[replace(one, draft_bytes=0) for one in every[1:]]]
+    if several.dense == TENSOR:
+        routers = model.n_moe_layers * model.gate_bytes(precision)  # whole on each
+        first = replace(
+            first,
+            dense_bytes=routers - (routers - whole) // n_gpus,
+            kv_cache_bytes=math.ceil(kv_bytes * key_share(model, n_gpus)),
+        )
+    return [first, *[first if several.together else DenseParts(0, 0, 0, 0, 0)] * (n_gpus - 1)]
 
 
-def _share(n_experts: int, n_gpus: int, size: int) -> list[int]:
-    """Bytes of n experts dealt round-robin over GPUs."""
-    return [(n_experts // n_gpus + (gpu < n_experts % n_gpus)) * size for gpu in range(n_gpus)]
+def dense_bytes_by_gpu(model: Model, precision: str, n_gpus: int) -> list[int]:
+    """Everything that is no routed expert by the GPU that has its layer; the first has the input embedding, the last
+    the head (with tied embeddings both have it) and what lies in no layer."""
+    of_layer, moe = stages(model.n_layers, n_gpus), frozenset(model.moe_layer_ids)
+    of_moe = model.gate_bytes(precision) + model.shared_expert_bytes(precision)
+    found = [0] * n_gpus
+    for layer in range(model.n_layers):
+        of_ffn = of_moe if layer in moe else model.dense_ffn_bytes(precision)
+        found[of_layer[layer]] += model.attention_bytes(precision) + of_ffn
+    rest = model.dense_bytes(precision) - sum(found) - model.embedding_bytes(precision)
+    found[0] += model.embedding_bytes(precision)
+    found[-1] += max(rest, model.head_bytes(precision))
+    return found
 
 
-def _wanted(rule: BudgetRule, size: int, n_total: int, n_gpus: int) -> list[int] | None:
+def _dealt(n_experts: int, shares: list[int]) -> list[int]:
+    """So many experts by GPU, in proportion to these shares; what is left over goes to whom most of one is due."""
+    whole = [n_experts * share // sum(shares) for share in shares]
+    due = [n_experts * share % sum(shares) for share in shares]
+    for gpu in sorted(range(len(shares)), key=lambda gpu: -due[gpu])[: n_experts - sum(whole)]:
+        whole[gpu] += 1
+    return whole
+
+
+def _wanted(rule: BudgetRule, size: int, n_total: int, shares: list[int]) -> list[int] | None:
+    """Bytes of each GPU's cache by the cap that is given, of which each has its share; None where there is none."""
+    n_gpus = len(shares)
     given = [
         name
         for name, value in (
@@ -206,19 +236,19 @@ def _wanted(rule: BudgetRule, size: int, n_total: int, n_gpus: int) -> list[int]
     if rule.cache_frac is not None:
         if not 0 < rule.cache_frac <= 1:
             raise BadInput(f"--cache-frac, got {rule.cache_frac:g}: a share of all experts in (0, 1]; e.g. 0.25")
-        return _share(max(1, int(rule.cache_frac * n_total)), n_gpus, size)
+        return [n * size for n in _dealt(max(1, int(rule.cache_frac * n_total)), shares)]
     if rule.n_experts is not None:
         if not 1 <= rule.n_experts <= n_total:
             raise BadInput(f"--experts, got {rule.n_experts}: the model has {n_total} experts; give 1 to {n_total}")
-        return _share(rule.n_experts, n_gpus, size)
+        return [n * size for n in _dealt(rule.n_experts, shares)]
     if rule.expert_cache_bytes is not None:
-        share = rule.expert_cache_bytes // n_gpus
-        if share < size:
+        given_bytes = [rule.expert_cache_bytes * share // sum(shares) for share in shares]
+        if min(given_bytes) < size:
             raise BadInput(
                 f"--expert-cache, got {show_bytes(rule.expert_cache_bytes)}: one expert takes {show_bytes(size)} on "
                 f"each of {n_gpus} GPU(s); give at least {show_bytes(size * n_gpus)}"
             )
-        return [min(share, limit) for limit in _share(n_total, n_gpus, size)]
+        return [min(n_bytes, n * size) for n_bytes, n in zip(given_bytes, _dealt(n_total, shares), strict=True)]
     return None
 
 

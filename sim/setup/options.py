@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.machine.memory_law import WAYS as CONTENTIONS
-from sim.machine.several import GPU0, PER_EXPERT, Several
+from sim.machine.several import GPU0, LAYERS, PER_EXPERT, Several
 from sim.profiles.power import COUNTED
 from sim.setup.replicas import MAX_REPLICAS
 from sim.setup.spec import HIT_DEFINITIONS
@@ -64,7 +64,12 @@ def _check_several(spec: RunSpec) -> None:
     if spec.placement is not None and spec.gpus == 1:
         raise BadInput(f"--placement, got {spec.placement!r} with one GPU: there is nothing to place; add --gpus N")
     if spec.dense != GPU0 and spec.peer != PER_EXPERT:
-        raise BadInput(f"--peer, got {spec.peer!r} with --dense {spec.dense}, which has collectives; leave one out")
+        instead = "where experts lie with their layers" if spec.dense == LAYERS else "which has collectives"
+        raise BadInput(f"--peer, got {spec.peer!r} with --dense {spec.dense}, {instead}; leave one out")
+    if spec.dense == LAYERS and spec.placement is not None:
+        raise BadInput(
+            f"--placement, got {spec.placement!r} with --dense layers: experts lie with their layers; leave one out"
+        )
     if spec.dense != GPU0 and spec.kv_memory_bytes is not None:
         raise BadInput(f"--kv-memory with --dense {spec.dense}: pages are of one GPU's memory; leave one of them out")
 

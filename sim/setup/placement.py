@@ -28,7 +28,10 @@ def read_placement(path: Path, n_layers: int, n_experts: int, n_gpus: int) -> tu
     Raises:
         BadInput: no such file, a layer without a line, a line of another length, or a GPU that there is not.
     """
-    placement = to_struct(read_yaml(path), Placement, str(path))
+    found = read_yaml(path)
+    if isinstance(found, dict) and isinstance(found.get("layers"), dict):  # JSON has no other keys than words
+        found["layers"] = {int(k) if str(k).isdecimal() else k: row for k, row in found["layers"].items()}
+    placement = to_struct(found, Placement, str(path))
     for layer in placement.layers:
         if not 0 <= layer < n_layers:
             raise BadInput(f"{path}: layers, got {layer}: the model has MoE layers 0 to {n_layers - 1}; correct it")

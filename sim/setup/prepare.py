@@ -11,7 +11,7 @@ import msgspec
 from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.machine.copy_prices import crowded
 from sim.machine.memory_law import ON, needs_events
-from sim.machine.several import DATA, GPU0, TENSOR, Several
+from sim.machine.several import DATA, LAYERS, TENSOR, Several, homes_by_layer
 from sim.policy.mistakes import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import without_file
@@ -130,7 +130,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
 
 def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
     """How GPUs work together on this model. Raises BadInput where they cannot."""
-    if spec.dense != GPU0 and hw.curves_of(model.id, spec.precision) is not None:
+    if spec.dense in (TENSOR, DATA) and hw.curves_of(model.id, spec.precision) is not None:
         raise BadInput(
             f"--dense, got {spec.dense!r}: {hw.id} has curves of {model.id}, measured on one GPU; take another --hw"
         )
@@ -140,6 +140,13 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
             "evenly; take another --gpus, or --dense data"
         )
     homes = None
+    if spec.dense == LAYERS:
+        homes = homes_by_layer(model, spec.gpus)
+        if len(set(homes)) < spec.gpus:
+            raise BadInput(
+                f"--dense, got 'layers' on {spec.gpus} GPUs: {model.id} has {model.n_moe_layers} layers of experts, "
+                "too few for each GPU to have one; take fewer --gpus"
+            )
     if spec.placement is not None:
         homes = read_placement(Path(spec.placement), model.n_moe_layers, model.n_experts, spec.gpus)
     return Several(spec.gpus, spec.peer, spec.host_links, spec.dense, homes)
@@ -186,7 +193,7 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     least = Demand(kv_tokens=1, iteration_tokens=1, batch=1)
     try:
-        several = Several(spec.gpus, dense=spec.dense)
+        several = _several_of(spec, hw, model)
         plan(model, hw, spec.precision, least, rule, spec.gpus, "bound" in policy.traits, policy.keeps_all, several)
         if not policy.keeps_all and spec.nvme is None:
             check_host(model, hw, spec.precision, spec.host_memory_bytes)
@@ -243,6 +250,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     store = requests_of(trace, "store")
     setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
     setup.clients, setup.labels, setup.kv, setup.tier = load.clients, load.labels, kv, tier
+    setup.homes = several.homes
     setup.drafter = drafter
     if drafter is not None:
         setup.labels += tuple(drafter.labels())

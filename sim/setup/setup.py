@@ -269,7 +269,7 @@ class Setup:
             "stack_sha256": digests["stack"],
             "trace": self.trace.name,
             "trace_sha256": self.trace.sha256,
-            **({} if self.homes is None else {"placement_sha256": of_text(str(self.homes))}),
+            **({} if self.spec.placement is None else {"placement_sha256": of_text(str(self.homes))}),
             **({} if self.arrivals_file is None else {"arrivals_sha256": self._log_sha256}),
         }
 

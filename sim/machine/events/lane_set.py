@@ -20,14 +20,23 @@ class Lanes:
     """Every lane but the host: a compute stream and a copy engine per GPU, the way back, and lanes that serve in order.
 
     Args:
-        report_copies: keep what copies to the GPUs have ended, because somebody polls.
+        report_copies: keep what copies to the GPUs have ended, because somebody polls. in_turn: GPUs compute one at a
+            time, on one stream.
     """
 
-    def __init__(self, clock: Clock, n_gpus: int, spans: Spans | None, report_copies: bool, n_layers: int = 1) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        n_gpus: int,
+        spans: Spans | None,
+        report_copies: bool,
+        n_layers: int = 1,
+        in_turn: bool = False,
+    ) -> None:
         self._clock = clock
         self._spans = spans
         names = [""] if n_gpus == 1 else [str(gpu) for gpu in range(n_gpus)]
-        self.streams = [Stream(f"gpu{name}", clock, spans, n_layers) for name in names]
+        self.streams = [Stream(f"gpu{name}", clock, spans, n_layers) for name in ([""] if in_turn else names)]
         # A read that takes no time is over before the links choose: of what starts at one instant the drive is first.
         self.drive = CopyEngine("nvme", clock, 0, spans, report=False)  # reads into host memory
         self.h2d = [CopyEngine(f"h2d{name}", clock, index, spans, report_copies) for index, name in enumerate(names, 1)]
@@ -75,7 +84,8 @@ def couple(lanes: Lanes, sharing: Sharing, reads: bool = False) -> None:
     """
     cpu, back, stated = lanes.cpu.flow, lanes.write_backs.flow, sharing.stated
     terms = {term: stated.get(term, 0.0) for term in (*TERMS, *WAYS)}
-    for stream, link in ((stream.flow, link.flow) for stream, link in zip(lanes.streams, lanes.h2d, strict=True)):
+    for gpu, link in enumerate(engine.flow for engine in lanes.h2d):
+        stream = lanes.streams[gpu if len(lanes.streams) > 1 else 0].flow
         stream.slowed_by(link, terms["gpu_slowdown_by_h2d"])
         link.slowed_by(stream, terms["h2d_slowdown_by_gpu"])
         cpu.slowed_by(link, terms["cpu_slowdown_by_h2d"])
@@ -90,7 +100,9 @@ def couple(lanes: Lanes, sharing: Sharing, reads: bool = False) -> None:
             pool.add(engine.flow, slowed="h2d_slowdown_by_cpu" not in stated)
         if reads:
             pool.add(lanes.drive.flow)
-    for kernels, copies in zip(lanes.streams, lanes.h2d, strict=True):
-        found = [("gpu_slowdown_by_h2d", copies), ("gpu_slowdown_by_d2h", lanes.write_backs)]
+    in_turn = len(lanes.streams) < len(lanes.h2d)
+    for gpu, kernels in enumerate(lanes.streams):
+        links = lanes.h2d if in_turn else [lanes.h2d[gpu]]
+        found = [*(("gpu_slowdown_by_h2d", link) for link in links), ("gpu_slowdown_by_d2h", lanes.write_backs)]
         if first := [engine.flow for term, engine in found if term not in stated]:
             Rest(sharing.gpu_bytes_per_s, first, kernels.flow)

@@ -50,6 +50,7 @@ class EventMachine(Machine):
         self.gathers = cost.several.gathers
         self.exchange = Exchange(n_gpus)
         self.together = Together(cost) if cost.several.together else None
+        self._elsewhere = not cost.several.together and not cost.several.in_turn  # hidden states are on GPU 0
         self.cost = cost
         self.n_gpus = n_gpus
         self.spans = spans
@@ -57,7 +58,9 @@ class EventMachine(Machine):
         self.bill = Bill(cost)
         self.groups = Groups(cost)
         self.clock = Clock()
-        self.lanes = lanes = Lanes(self.clock, n_gpus, spans, report_copies, len(cost.n_dense_before) - 1)
+        self.lanes = lanes = Lanes(
+            self.clock, n_gpus, spans, report_copies, len(cost.n_dense_before) - 1, cost.several.in_turn
+        )
         self.streams, self.h2d = lanes.streams, lanes.h2d
         if cost.sharing.on:
             couple(lanes, cost.sharing, cost.drive is not None)
@@ -104,6 +107,8 @@ class EventMachine(Machine):
         self._gate_price = cost.gate(iteration.n_tokens)
         self._shared_price = cost.shared(iteration.n_tokens) if cost.has_shared else None
         self._dense_price = cost.dense_layer(iteration) if cost.has_dense else None
+        if cost.several.in_turn:
+            self._handed_price = cost.hand_over(iteration.n_tokens)
 
     def _launch(self, op: str, layer: int, launch: Launch, price: Price) -> Ticket:
         """Launch on GPU 0's stream, after what the stream must join first."""
@@ -155,10 +160,16 @@ class EventMachine(Machine):
         if self.together is not None:
             self._on_all(self.together.attention(layer), layer)
             return
+        self._hand_over(layer, layer)
         if self._dense_price is not None:
             for _ in range(cost.n_dense_before[layer]):
                 self._launch("dense_layer", layer, cost.launches.dense, self._dense_price)
         self._launch("attention", layer, cost.launches.attention, self._attention)
+
+    def _hand_over(self, at: int, layer: int) -> None:
+        """Hidden states go on to the GPU that has the layer `at`, where another had the one before."""
+        for _ in range(self.cost.n_hops_before[at] if self.cost.several.in_turn else 0):
+            self._launch("hand_over", layer, self.cost.launches.handing_over, self._handed_price)
 
     def gate(self, layer: int) -> Ticket:
         if self.together is not None:
@@ -189,6 +200,7 @@ class EventMachine(Machine):
         if self.together is not None:
             self.sync(self._on_all(self.together.end(), -1))
         else:
+            self._hand_over(-1, -1)
             if self._dense_price is not None:
                 for _ in range(cost.n_dense_before[-1]):
                     self._launch("dense_layer", -1, cost.launches.dense, self._dense_price)
@@ -222,7 +234,7 @@ class EventMachine(Machine):
             sent = self.exchange.sent[piece.gpu]
             assert sent is not None
             after = (*after, sent)
-        elif piece.gpu != 0 and self.together is None:
+        elif piece.gpu != 0 and self._elsewhere:
             # Hidden states cross to the expert's GPU and back; by themselves they never queue.
             peer_s = cost.copies.p2p_s(cost.activation_bytes(n_tokens))
             crossing_s = peer_s  # back; and there, as far as the launch does not hide it
@@ -232,7 +244,7 @@ class EventMachine(Machine):
             if peer_s:
                 self.bill.crosses(crossing_s, peer_s)
             duration_s += peer_s
-        ticket = self.streams[piece.gpu].launch(
+        ticket = self.streams[piece.gpu if len(self.streams) > 1 else 0].launch(
             Work(
                 *(GPU, "expert", piece.layer, piece.expert, n_tokens, first_s, duration_s, after, last_s),
                 price.n_bytes,
@@ -240,9 +252,8 @@ class EventMachine(Machine):
         )
         if piece.gpu != 0 and self.gathers:
             self.exchange.last[piece.gpu] = ticket
-        elif (
-            piece.gpu != 0 and self.together is None
-        ):  # joins are for the next block: an expert on GPU 0 does not wait for one elsewhere
+        elif piece.gpu != 0 and self._elsewhere:
+            # Joins are for the next block: an expert on GPU 0 does not wait for one elsewhere.
             self._joins = (*self._joins, ticket)
         self._happens()
         return ticket
@@ -298,7 +309,7 @@ class EventMachine(Machine):
             )
         )
         up = Copy("activations", layer, expert, n_bytes, cost.copies.h2d_s(n_bytes), DEMAND, self.now_s, (done,), CPU)
-        return self._submit(self.h2d[0], up)
+        return self._submit(self.h2d[cost.gpu_of[layer]], up)
 
     def _begin_hybrid(self, layer: int) -> None:
         """The CPU gets its first expert of a layer: the host submits, and will synchronise and merge."""

@@ -1,0 +1,68 @@
+"""Which experts live on which GPU: dealt out layer by layer, whole layers each, or as a placement file says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sim.policy import View
+
+
+def homes(view: View) -> NDArray[np.int64]:
+    """The GPU that each expert lives on [layers, experts]."""
+    if view.n_gpus == 1:
+        return np.zeros((view.n_layers, view.n_experts), dtype=np.int64)
+    experts = range(view.n_experts)
+    return np.array([[view.piece(layer, expert).gpu for expert in experts] for layer in range(view.n_layers)])
+
+
+def layers_on(gpu: int, view: View) -> list[int]:
+    """Layers of which a GPU has experts."""
+    found: list[int] = np.flatnonzero((homes(view) == gpu).any(axis=1)).tolist()
+    return found
+
+
+def most_layers(view: View) -> int:
+    """Layers of which the GPU has experts that has most layers."""
+    return max(len(layers_on(gpu, view)) for gpu in range(view.n_gpus))
+
+
+def of_a_layer(gpu: int, view: View) -> int:
+    """Experts of one layer that live on a GPU; of the layer that has most there."""
+    return int((homes(view) == gpu).sum(axis=1).max())
+
+
+def most_of_a_layer(view: View) -> int:
+    """The same of the GPU that has most."""
+    return max(of_a_layer(gpu, view) for gpu in range(view.n_gpus))
+
+
+def most_on_a_gpu(view: View) -> int:
+    """Experts that live on the GPU that has most."""
+    return int(np.bincount(homes(view).ravel(), minlength=view.n_gpus).max())
+
+
+def beside(spare: int, gpu: int, view: View) -> int:
+    """Experts that fit beside so many; where all that live on a GPU fit, nothing has to be spared."""
+    room = view.capacity_of(gpu)
+    return room if room >= int((homes(view) == gpu).sum()) else max(0, room - spare)
+
+
+def by_layer(n: int, gpu: int, view: View) -> list[int]:
+    """So many dealt equally over the layers that a GPU has experts of; what does not divide goes to the first ones."""
+    here = layers_on(gpu, view)
+    each, more = divmod(n, max(1, len(here)))
+    shares = [0] * view.n_layers
+    for at, layer in enumerate(here):
+        shares[layer] = each + (at < more)
+    return shares
+
+
+def asked_of_a_layer(n: int, gpu: int, view: View) -> int:
+    """A GPU's part of `n` experts of every layer: equal among those that share layers, first ones more."""
+    sharing = [other for other in range(view.n_gpus) if set(layers_on(other, view)) & set(layers_on(gpu, view))]
+    each, more = divmod(min(n, view.n_experts), max(1, len(sharing)))
+    return each + (gpu in sharing[:more])

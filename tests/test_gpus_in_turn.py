@@ -1,0 +1,223 @@
+"""`--dense layers`: each GPU has whole layers, experts and all, and one computes at a time.
+
+Numbers of `easy_numbers`: copy of an expert 10 s, expert 2 s, attention and head 1 s; hidden states of a token go on to
+the next GPU in 2 s, 1 s of it latency. Of three layers the first two are on GPU 0, the last one and the head on GPU 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import random_worlds
+import several_worlds
+from cli_help import simulated
+from easy_numbers import TOKEN_BYTES, Run, execute_easy, figure, setup
+from test_timeline_copies import Placed
+from tiny_traces import from_rows, tiny_trace
+
+from policies.belady import Belady
+from policies.lru import Lru
+from sim.base.errors import BadInput
+from sim.machine.several import homes_by_layer, stages
+from sim.policy.pieces import Pieces
+from sim.policy.registry import policies
+from sim.profiles.hardware import Link
+from sim.run import execute, prepare
+from sim.setup.memory import dense_bytes_by_gpu
+from sim.setup.spec import RunSpec
+from traces.format.reader import Trace
+
+ENGINES = ("arithmetic", "simpy")
+
+
+def in_turn(policy: Any, trace: Trace, room: int | list[int], engine: str = "arithmetic", **world: Any) -> Run:
+    made = setup(policy, trace, room, gpus=2, **world)
+    made.spec = msgspec.structs.replace(made.spec, engine=engine, dense="layers")
+    p2p = Link(latency_s=figure(1.0), bandwidth_bytes_per_s=figure(TOKEN_BYTES))
+    made.hw = msgspec.structs.replace(made.hw, p2p=p2p)
+    made.homes = homes_by_layer(made.model, 2)
+    shape = (trace.n_layers, trace.n_experts)
+    made.pieces = Pieces(*shape, "bf16", 2, made.model.expert_bytes, made.homes)
+    return execute_easy(made)
+
+
+def by_hand(tmp_path: Path, there: Any, engine: str, **world: Any) -> Run:
+    with Trace(from_rows(tmp_path / "easy.safetensors", [[[0], [1], [2]]], 3)) as trace:
+        return in_turn(Placed(there), trace, 3, engine, **world)
+
+
+def test_layers_are_dealt_out_as_llama_cpp_does():
+    assert stages(48, 2) == [0] * 25 + [1] * 24  # the head counts as a layer
+    assert stages(3, 2) == [0, 0, 1, 1]
+    assert stages(4, 1) == [0] * 5
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_computes_at_a_time_and_hands_over(tmp_path, engine):
+    seen = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], engine)
+    assert seen.lane("gpu") == [
+        ("attention 0", 0, 1),
+        ("expert 0.0", 1, 3),
+        ("attention 1", 3, 4),
+        ("expert 1.1", 4, 6),
+        ("hand_over 2", 6, 8),
+        ("attention 2", 8, 9),
+        ("expert 2.2", 9, 11),
+        ("head", 11, 12),
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_layer_waits_for_copies_to_its_own_gpu_and_all_waits_count(tmp_path, engine):
+    # Missing in layer 1: copied 4..14 to GPU 0; in layer 2: from its gate, 14 + 2 + 2 + 1, 19..29 to GPU 1.
+    seen = by_hand(tmp_path, [(0, 0)], engine)
+    assert seen.lane("h2d0") == [("demand 1.1", 4, 14)]
+    assert seen.lane("h2d1") == [("demand 2.2", 19, 29)]
+    assert seen.end_s == 32
+    assert seen.outcome.machine.parts_s() == [12, 20, 0, 0, 0, 0, 0]
+    by_layer = seen.outcome.machine.waiting
+    assert [by_layer.seconds(0, layer)["demand"] for layer in range(3)] == [0, 10, 10]
+
+
+def test_the_bound_by_hand(tmp_path):
+    resident = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], "arithmetic").result
+    assert resident.bound.ttft_s == pytest.approx(12.0)  # what it takes: nothing is missing
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_stay_bounds(tmp_path, seed):
+    path = tiny_trace(tmp_path / "t", 5, 6, 2, n_requests=3, prompt=3, outputs=4, levels=set(), seed=seed)
+    with Trace(path) as trace:
+        for kind in (Lru, Belady):
+            for room in (2, 8):
+                world = {"launch_s": 0.25 * (seed % 2), "copy_s": 1.0 + 4 * (seed // 2), "shared": bool(seed % 2)}
+                result = in_turn(kind(), trace, room, **world).result
+                assert 0 < result.bound.tpot_s <= result.tpot_s.mean
+                assert 0 < result.bound.ttft_s <= result.ttft_s.mean
+
+
+def test_as_if_one_gpu_had_the_memory_of_all(tmp_path):
+    """Nobody leaves, so all copies are those of one GPU; what is added are hand-overs."""
+    path = tiny_trace(tmp_path / "t", 3, 6, 2, n_requests=2, prompt=3, outputs=6, levels=set())
+    with Trace(path) as trace:
+        both = in_turn(Lru(), trace, [12, 6])  # of two layers and of one
+    with Trace(path) as trace:
+        one = execute_easy(setup(Lru(), trace, 18))
+    assert both.result.hit_rate == one.result.hit_rate
+    assert both.result.h2d_bytes == one.result.h2d_bytes
+    crossings_s = (1.0 + 3.0) + 5 * (1.0 + 1.0)  # a prompt of three tokens, and five more
+    assert both.end_s == pytest.approx(one.end_s + crossings_s)
+
+
+# -- every policy ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", sorted(policies()))
+def test_engines_agree_and_bounds_hold_for_every_policy(tmp_path, policy):
+    n = 0
+    for seed in (7, 100, 103):
+        of = several_worlds.several(seed, tmp_path, policy, dense="layers")
+        told, seen = random_worlds.engines_disagree(of)
+        assert told is None, f"{of}\n  {told}"
+        assert seen.error in ("", None, "DoesNotFit", "BadInput"), f"{of}\n  {seen.error}"
+        n += not seen.error
+        bound = (seen.result or {}).get("bound")
+        if bound and seen.result["tpot_s"]:
+            assert bound["tpot_s"] <= seen.result["tpot_s"]["mean"] * (1 + 1e-9)
+    assert n
+
+
+@pytest.fixture(scope="module")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_trace(tmp_path_factory.mktemp("t") / "t.safetensors", 32, 8, 2, prompt=4, outputs=3, levels=set())
+
+
+def made(tiny_path: Path, **given: Any) -> Any:
+    spec = {"policy": "lru", "hw": "rtx3090", "gpus": 2, "dense": "layers", "trace": str(tiny_path), "split": "all"}
+    return prepare(RunSpec(**{**spec, **given}))
+
+
+@pytest.mark.parametrize("policy", ["llama_cpp", "llama_cpp_lru", "mixtral_offloading", "static_cache", "hybrimoe"])
+def test_a_cache_per_layer_has_what_its_gpu_has_for_its_layers(policy):
+    """Not half of it, as where each layer's experts lie on both."""
+    spec = {"policy": policy, "hw": "rtx3090", "cache_frac": 0.4, "requests": 1, "gpus": 2}
+    rates = []
+    for dense in ("gpu0", "layers"):
+        setup_ = prepare(RunSpec(**spec, dense=dense))
+        rates.append(execute(setup_).result.hit_rate)
+        setup_.close()
+    assert rates[1] > 0.7 * rates[0]
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_lies_with_the_layers(tiny_path):
+    one = made(tiny_path, gpus=1, dense="gpu0")
+    model, whole = one.model, one.memory.parts
+    one.close()
+    for gpus in (2, 3):
+        found = made(tiny_path, gpus=gpus)
+        held = dense_bytes_by_gpu(model, "bf16", gpus)
+        assert sum(held) == model.dense_bytes("bf16") == whole.dense_bytes
+        assert found.memory.parts.dense_bytes == held[0]
+        layers = [stages(32, gpus)[:-1].count(gpu) for gpu in range(gpus)]
+        assert found.memory.parts.kv_cache_bytes == -(-whole.kv_cache_bytes * layers[0] // 32)
+        rooms = found.memory.expert_bytes
+        assert rooms[0] < rooms[-1]  # more layers, and the embedding
+        assert sum(held[1:]) > 0
+        found.close()
+
+
+@pytest.mark.parametrize("cap", [{"cache_frac": 1.0}, {"experts": 256}], ids=str)
+def test_a_cap_is_dealt_out_by_what_lives_where(tiny_path, cap):
+    found = made(tiny_path, set={"hw.vram_bytes": 1e12}, gpus=3, **cap)
+    size = found.model.expert_bytes("bf16")
+    assert found.memory.expert_bytes == tuple(found.homes.count(gpu) * size for gpu in range(3))
+    found.close()
+    half = made(tiny_path, set={"hw.vram_bytes": 1e12}, gpus=3, cache_frac=0.5)
+    assert sum(half.memory.expert_bytes) == 128 * size
+    half.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"peer": "all-to-all"}, "--peer, got 'all-to-all' with --dense layers, where experts lie with their layers"),
+        ({"placement": "p.yaml"}, "--placement, got 'p.yaml' with --dense layers: experts lie with their layers"),
+        ({"gpus": 40}, "--dense, got 'layers' on 40 GPUs: mixtral-8x7b has 32 layers of experts, too few for each"),
+        ({"gpus": 1}, "--dense, got 'layers' with one GPU: there is no other to share with"),
+        ({"kv_memory_bytes": 10**9}, "--kv-memory with --dense layers: pages are of one GPU's memory"),
+        ({"dense": "layer"}, "--dense, got 'layer': no such way; did you mean 'layers'?"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_in_a_line(tiny_path, given, said):
+    with pytest.raises(BadInput) as refused:
+        made(tiny_path, **given)
+    assert said in str(refused.value)
+
+
+def test_a_curve_of_one_gpu_is_good_for_whole_layers():
+    """Nothing is divided, so what was measured on one GPU holds."""
+    hw = str(Path(__file__).parent.parent / "reports" / "validation" / "cpu-backend.yaml")
+    spec = {"policy": "lru", "hw": hw, "model": "cpu-small", "precision": "fp32", "gpus": 2, "requests": 1}
+    with pytest.raises(BadInput, match="measured on one GPU"):
+        prepare(RunSpec(**spec, dense="tensor"))
+    found = prepare(RunSpec(**spec, dense="layers"))
+    assert execute(found).result.tpot_s.mean > 0
+    found.close()
+
+
+def test_two_gpus_of_whole_layers_are_one_with_the_memory_of_both(capsys):
+    """llama.cpp's default over two cards: as quick as one card that held everything would be, and a hand-over."""
+    options = ("--policy", "gpu_only", "--stack", "llama_cpp", "--hw", "rtx3090", "--requests", 1, "--json")
+    model = ("--model", "qwen3-30b-a3b", "--precision", "q4_k_m")
+    one = simulated(capsys, *options, *model).json["tpot_s"]["mean"]
+    both = simulated(capsys, *options, *model, "--gpus", 2, "--dense", "layers").json
+    assert 0 < both["tpot_s"]["mean"] - one < 0.01 * one
+    assert both["bound"]["above_frac"] > 0.0
+    assert set(both["lane_utilisation"]) >= {"gpu", "h2d0", "h2d1"}
