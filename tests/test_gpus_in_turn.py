@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import random_worlds
 import several_worlds
-from cli_help import simulated
+from cli_help import moesim, simulated
 from easy_numbers import TOKEN_BYTES, Run, execute_easy, figure, setup
 from test_timeline_copies import Placed
 from tiny_traces import from_rows, tiny_trace
@@ -152,6 +152,24 @@ def test_a_cache_per_layer_has_what_its_gpu_has_for_its_layers(policy):
     assert rates[1] > 0.7 * rates[0]
 
 
+def test_one_gpu_has_all_layers(tiny_path):
+    """So that one and two cards can be asked for in one sweep or plan."""
+    found = []
+    for dense in ("layers", "gpu0"):
+        one = made(tiny_path, gpus=1, dense=dense)
+        found.append((one.run_id, execute(one).result.tpot_s.mean, one.homes, one.labels))
+        one.close()
+    assert found[0] == found[1]
+
+
+def test_a_plan_says_how_many_cards(capsys):
+    goal = ("--goal", "tpot_s.mean <= 8ms", "--policy", "llama_cpp", "--stack", "llama_cpp")
+    options = ("--hw", "rtx3090", "--gpus", "1,2,3", "--dense", "layers", "--requests", 1, "--quick", "--json")
+    found = moesim(capsys, "plan", *goal, *options, "--model", "qwen3-next-80b-a3b", "--precision", "q5_k_m").json
+    assert (found["best"]["hw"], found["best"]["gpus"]) == ("rtx3090", 3)  # 54 GB of experts, 26 GB a card
+    assert "3 x rtx3090" in found["answer"]
+
+
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +207,6 @@ def test_a_cap_is_dealt_out_by_what_lives_where(tiny_path, cap):
         ({"peer": "all-to-all"}, "--peer, got 'all-to-all' with --dense layers, where experts lie with their layers"),
         ({"placement": "p.yaml"}, "--placement, got 'p.yaml' with --dense layers: experts lie with their layers"),
         ({"gpus": 40}, "--dense, got 'layers' on 40 GPUs: mixtral-8x7b has 32 layers of experts, too few for each"),
-        ({"gpus": 1}, "--dense, got 'layers' with one GPU: there is no other to share with"),
         ({"kv_memory_bytes": 10**9}, "--kv-memory with --dense layers: pages are of one GPU's memory"),
         ({"dense": "layer"}, "--dense, got 'layer': no such way; did you mean 'layers'?"),
     ],

@@ -72,7 +72,9 @@ class Several:
 
     @property
     def unusual(self) -> str:
-        """The options by which it differs from the default, as they are written."""
+        """The options by which it differs from the default, as they are written; none with one GPU."""
+        if self.n_gpus == 1:
+            return ""
         return ", ".join(f"{option} {way}" for option, way, ways in self.chosen if way != ways[0])
 
 

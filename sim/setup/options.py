@@ -59,7 +59,7 @@ def _check_several(spec: RunSpec) -> None:
     for option, name, known in Several(spec.gpus, spec.peer, spec.host_links, spec.dense).chosen:
         if name not in known:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
-        if spec.gpus == 1 and name != known[0]:
+        if spec.gpus == 1 and name not in (known[0], LAYERS):  # one GPU has all layers
             raise BadInput(f"{option}, got {name!r} with one GPU: there is no other to share with; add --gpus N")
     if spec.placement is not None and spec.gpus == 1:
         raise BadInput(f"--placement, got {spec.placement!r} with one GPU: there is nothing to place; add --gpus N")

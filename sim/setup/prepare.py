@@ -140,7 +140,7 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
             "evenly; take another --gpus, or --dense data"
         )
     homes = None
-    if spec.dense == LAYERS:
+    if spec.dense == LAYERS and spec.gpus > 1:
         homes = homes_by_layer(model, spec.gpus)
         if len(set(homes)) < spec.gpus:
             raise BadInput(

@@ -288,6 +288,8 @@ class Setup:
         else:
             spec["router"] = self.router.name
         del spec["placement"]  # `resolved` has what it says
+        if spec["gpus"] == 1:
+            spec["dense"] = GPU0  # which has all layers
         terms = self.batch_terms
         spec["draft"] = terms.get("draft")
         for name, default in NEWER.items():

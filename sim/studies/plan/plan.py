@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 10_000
 MOST_REPLICAS = 8
-SEVERAL = ("hw", "replicas", "host_memory_bytes", "nvme", "vram_bytes", *CAPS)
+SEVERAL = ("hw", "gpus", "replicas", "host_memory_bytes", "nvme", "vram_bytes", *CAPS)
 """Axes of which a plan takes several values: what is bought, and how much of it is used."""
 NO_SYSTEM = frozenset({"bound", "oracle"})
 
