@@ -27,6 +27,7 @@ from sim.policy.registry import policies
 from sim.profiles.hardware import Link
 from sim.run import execute, prepare
 from sim.setup.memory import dense_bytes_by_gpu
+from sim.setup.request_estimates import profiled
 from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
 
@@ -168,6 +169,19 @@ def test_a_plan_says_how_many_cards(capsys):
     found = moesim(capsys, "plan", *goal, *options, "--model", "qwen3-next-80b-a3b", "--precision", "q5_k_m").json
     assert (found["best"]["hw"], found["best"]["gpus"]) == ("rtx3090", 3)  # 54 GB of experts, 26 GB a card
     assert "3 x rtx3090" in found["answer"]
+
+
+def test_schedulers_expect_what_one_gpu_would_take():
+    """Two GPUs in turn are no quicker at a prompt than one; experts dealt out over both would be."""
+    expected = {}
+    for dense in ("layers", "gpu0"):
+        found = prepare(RunSpec(policy="lru", hw="a100-80g-sxm", gpus=2, dense=dense, requests=1))
+        expected[dense] = profiled(found, ("prices",))
+        one = prepare(RunSpec(policy="lru", hw="a100-80g-sxm", requests=1))
+        expected["one"] = profiled(one, ("prices",))
+        found.close()
+        one.close()
+    assert expected["layers"].token_s == expected["one"].token_s > 1.2 * expected["gpu0"].token_s
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

@@ -57,6 +57,11 @@ class Several:
         return [index % self.n_gpus for index in range(n_experts)] if self.homes is None else list(self.homes)
 
     @property
+    def n_at_once(self) -> int:
+        """GPUs that share the experts of a layer."""
+        return 1 if self.in_turn else self.n_gpus
+
+    @property
     def gathers(self) -> bool:
         """Whether what crosses to a GPU in a layer crosses together."""
         return self.n_gpus > 1 and self.peer == ALL_TO_ALL and self.dense == GPU0

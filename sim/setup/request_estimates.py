@@ -27,7 +27,7 @@ def profiled(setup: Setup, needs: Sequence[str]) -> Profiled:
         cost = setup.cost()
         tasks, every = by_task(missing_experts(setup))
         copy_s = max(cost.copies.expert_s(setup.model.expert_bytes(setup.spec.precision)), cost.launches.copy_s)
-        each_s = copy_s / setup.spec.gpus
+        each_s = copy_s / setup.several.n_at_once
         found = replace(
             found,
             token_s=token_s(setup, cost),
@@ -50,7 +50,7 @@ def max_tokens(setup: Setup) -> float:
 
 def token_s(setup: Setup, cost: Cost) -> float:
     """What a prompt token takes on average in the prompts of the store split, whose experts are all there: for each the
-    longer of what GPU and host spend on it, its experts shared evenly by the GPUs."""
+    longer of what GPU and host spend on it, its experts shared evenly by the GPUs that have a layer's."""
     spent_s = n_tokens = 0.0
     for request in setup.store:
         stop = request.first_row + request.prompt_len
@@ -61,7 +61,7 @@ def token_s(setup: Setup, cost: Cost) -> float:
 
 
 def _iteration_s(setup: Setup, cost: Cost, iteration: Iteration) -> float:
-    launches, n, n_gpus = cost.launches, iteration.n_tokens, setup.spec.gpus
+    launches, n, n_gpus = cost.launches, iteration.n_tokens, setup.several.n_at_once
     gpu_s, host_s = cost.head(1).duration_s, launches.head.all_s + launches.sync_s
     layer_s, layer_host_s = cost.attention(iteration).duration_s + cost.gate(n).duration_s, launches.sync_s
     layer_host_s += launches.attention.all_s + launches.gate.all_s
