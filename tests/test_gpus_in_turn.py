@@ -184,6 +184,16 @@ def test_schedulers_expect_what_one_gpu_would_take():
     assert expected["layers"].token_s == expected["one"].token_s > 1.2 * expected["gpu0"].token_s
 
 
+def test_a_run_says_where_the_engine_itself_splits_by_layers(capsys):
+    words = ("--policy", "lru", "--hw", "rtx3090", "--requests", 1, "--gpus", 2, "--experts", 60)
+    note = (
+        "note: --gpus 2 with --stack llama_cpp: experts are dealt out to the GPUs; that engine gives each whole layers"
+    )
+    assert note in simulated(capsys, *words, "--stack", "llama_cpp").err
+    assert "note" not in simulated(capsys, *words, "--stack", "llama_cpp", "--dense", "layers").err
+    assert "note" not in simulated(capsys, *words).err
+
+
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `reads_routers`: the host reads each router's choice before it launches experts; not with `resident`.
     `kernels_of`: by id, models whose layers hold more than attention and experts, in place of `kernels`.
     `prompt_kernels`: what a layer runs beyond these in a pass that has a prompt in it; their time on the GPU alone.
+    `splits_by`: how the engine itself uses several GPUs, as `--dense` names it; told where another way is simulated.
     """
 
     schema: Literal[1]
@@ -110,12 +111,14 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     resident: Resident | None = None
     kernels_of: dict[str, Kernels] = {}
     prompt_kernels: Count = 0
+    splits_by: Literal["layers"] | None = None
     sources: dict[str, str] = {}
 
     @property
     def without_newer(self) -> dict[str, Any]:
         """Its fields, less those that stacks did not always have where they say nothing: a run keeps its `run_id`."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
+        del fields["splits_by"]  # decides nothing
         for name, default in _newer().items():
             if getattr(self, name) == default:
                 del fields[name]

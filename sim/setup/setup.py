@@ -20,7 +20,7 @@ from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
 from sim.machine.memory_law import ON, needs_events
-from sim.machine.several import APART, GPU0, PER_EXPERT, Several
+from sim.machine.several import APART, GPU0, LAYERS, PER_EXPERT, Several
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
 from sim.policy.registry import find
@@ -206,6 +206,11 @@ class Setup:
             found.append(f"note: --requests {spec.requests}: {where} has {has}, not more")
         if spec.batch > len(self.requests):
             found.append(f"note: --batch {spec.batch}: no more than {has} to run together")
+        if self.stack.splits_by == LAYERS and spec.gpus > 1 and spec.dense == GPU0:
+            found.append(
+                f"note: --gpus {spec.gpus} with --stack {self.stack.id}: experts are dealt out to the GPUs; that "
+                "engine gives each whole layers, as --dense layers does"
+            )
         return found
 
     @property
