@@ -73,6 +73,11 @@ class LlamaCpp(Policy):
         super().__init__(**values)
         self._large = OpOffload.of(self.settings)
 
+    def keeps_all_if_room(self, n_layers: int) -> bool:
+        if self.placement == "ngl":
+            return self.n_gpu_layers is None or self.n_gpu_layers > n_layers
+        return self.placement == "fit" or (self.placement == "n_cpu_moe" and not self.n_cpu_moe)
+
     def min_experts(self, view: View) -> int:
         return max(1, self._large.workspace(view))
 

@@ -184,14 +184,41 @@ def test_schedulers_expect_what_one_gpu_would_take():
     assert expected["layers"].token_s == expected["one"].token_s > 1.2 * expected["gpu0"].token_s
 
 
-def test_a_run_says_where_the_engine_itself_splits_by_layers(capsys):
-    words = ("--policy", "lru", "--hw", "rtx3090", "--requests", 1, "--gpus", 2, "--experts", 60)
-    note = (
-        "note: --gpus 2 with --stack llama_cpp: experts are dealt out to the GPUs; that engine gives each whole layers"
-    )
-    assert note in simulated(capsys, *words, "--stack", "llama_cpp").err
-    assert "note" not in simulated(capsys, *words, "--stack", "llama_cpp", "--dense", "layers").err
-    assert "note" not in simulated(capsys, *words).err
+def test_a_stack_says_how_its_engine_uses_several_gpus(tiny_path):
+    def told(**given: Any) -> tuple[str, str]:
+        spec = {"policy": "lru", "hw": "rtx3090", "gpus": 2, "experts": 60, "trace": str(tiny_path), "split": "all"}
+        found = prepare(RunSpec(**{**spec, **given}))
+        found.close()
+        return found.several.dense, found.run_id
+
+    assert told()[0] == told(dense="gpu0")[0] == told(stack="llama_cpp", dense="gpu0")[0] == "gpu0"
+    assert told()[1] == told(dense="gpu0")[1]
+    assert told(stack="llama_cpp") == told(stack="llama_cpp", dense="layers")
+    assert told(stack="llama_cpp")[0] == "layers"
+    assert told(stack="llama_cpp", peer="all-to-all")[0] == "gpu0"
+    assert told(stack="llama_cpp", gpus=1)[0] == "gpu0"
+    with pytest.raises(BadInput, match=r"with --gpus 2 and stack llama_cpp, which splits a model by layers: pages"):
+        told(stack="llama_cpp", kv_memory_bytes=10**9)
+
+
+def test_llama_cpp_with_room_for_all_is_gpu_only():
+    """Nobody reads a router, no expert is in host memory; one layer on the CPU, and it is a hybrid again."""
+
+    def result(policy: str, **settings: Any) -> Any:
+        spec = {"hw": "a100-80g-sxm", "model": "qwen3-30b-a3b", "precision": "q4_k_m", "stack": "llama_cpp"}
+        found = prepare(RunSpec(policy=policy, **spec, requests=1, set=settings))
+        one = execute(found).result
+        found.close()
+        return one
+
+    kept = result("gpu_only")
+    for settings in ({}, {"placement": "n_cpu_moe"}, {"placement": "ngl"}, {"placement": "ngl", "n_gpu_layers": 99}):
+        fit = result("llama_cpp", **settings)
+        assert fit.tpot_s.mean == kept.tpot_s.mean
+        assert fit.peak_host_bytes == kept.peak_host_bytes == 0
+    some = result("llama_cpp", placement="n_cpu_moe", n_cpu_moe=1)
+    assert some.tpot_s.mean > 1.05 * kept.tpot_s.mean
+    assert some.peak_host_bytes > 0
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ SPEC_OPTIONS = (
     click.option(
         "--dense",
         metavar="WAY",
-        help="Attention and all that is no expert: gpu0 (default), tensor (1/N on each), data (requests dealt out) or "
-        "layers (whole ones, experts included).",
+        help="Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers "
+        "(whole ones, experts included); default: gpu0, or what the stack's engine does (llama_cpp: layers).",
     ),
     click.option(
         "--host-links",

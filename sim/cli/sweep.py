@@ -38,7 +38,12 @@ AXES = (
     _axis("--stack", "stack", _SEVERAL, "Serving frameworks; default: bare."),
     _axis("--gpus", "gpus", _NUMBERS, "GPUs that hold experts; default: 1."),
     _axis("--peer", "peer", _SEVERAL, "Tokens to other GPUs: per-expert (default), all-to-all."),
-    _axis("--dense", "dense", _SEVERAL, "All that is no expert: gpu0 (default), tensor, data, layers."),
+    _axis(
+        "--dense",
+        "dense",
+        _SEVERAL,
+        "All that is no expert: gpu0, tensor, data, layers; default: gpu0, or as the stack's engine.",
+    ),
     _axis("--placement", "placement", "FILE,...", "Which GPU each expert lives on."),
     _axis("--host-links", "host_links", _SEVERAL, "Bandwidth for several links: apart (default), shared, split."),
     _axis("--host-memory", "host_memory_bytes", _NUMBERS, "Host memory for experts: 32GB:128GB:32GB."),

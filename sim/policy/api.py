@@ -156,6 +156,11 @@ class Policy:
 
     # -- before the run ---------------------------------------------------------------------------------------------
 
+    def keeps_all_if_room(self, n_layers: int) -> bool:
+        """Whether with room for every expert of so many layers all of them lie on their GPUs from the start, for good:
+        an engine then reads no router's choice (`resident` of its stack), and host memory holds none."""
+        return False
+
     def min_experts(self, view: View) -> int:
         """Fewest whole experts per GPU the policy can work with."""
         return 1

@@ -82,7 +82,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `reads_routers`: the host reads each router's choice before it launches experts; not with `resident`.
     `kernels_of`: by id, models whose layers hold more than attention and experts, in place of `kernels`.
     `prompt_kernels`: what a layer runs beyond these in a pass that has a prompt in it; their time on the GPU alone.
-    `splits_by`: how the engine itself uses several GPUs, as `--dense` names it; told where another way is simulated.
+    `splits_by`: how the engine uses several GPUs, as `--dense` names it, unless a run says otherwise.
     """
 
     schema: Literal[1]
@@ -118,7 +118,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def without_newer(self) -> dict[str, Any]:
         """Its fields, less those that stacks did not always have where they say nothing: a run keeps its `run_id`."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
-        del fields["splits_by"]  # decides nothing
+        del fields["splits_by"]  # a run has what it says
         for name, default in _newer().items():
             if getattr(self, name) == default:
                 del fields[name]

@@ -86,6 +86,11 @@ class MemoryPlan:
     hypothetical: bool
     needs_bytes: int  # what GPU 0 would have to have
 
+    def holds_all(self, model: Model, precision: str, several: Several) -> bool:
+        """Whether every expert fits the GPU that it lives on."""
+        homes, size = several.homes_of(model.n_moe_layers * model.n_experts), model.expert_bytes(precision)
+        return all(n_bytes >= homes.count(gpu) * size for gpu, n_bytes in enumerate(self.expert_bytes))
+
     def sizes(self, predictor_bytes: int = 0) -> dict[str, int]:
         """GPU 0's memory by item, for `DoesNotFit`."""
         predictor = {"predictor_bytes": predictor_bytes} if predictor_bytes else {}

@@ -63,7 +63,11 @@ def title_of(setup: Setup) -> str:
         rest.append(f"drafts {setup.drafter.draft.title}")
     rest += [f"SLO {said}" for said in sorted(_slos(spec))]
     rest += [f"stack {setup.stack.id}"] * (setup.stack.id != "bare") + [f"seed {spec.seed}"] * (spec.seed != 0)
-    rest += [f"{key.replace('_', ' ')} {said}" for key, usual in USUAL.items() if (said := getattr(spec, key)) != usual]
+    rest += [
+        f"{key.replace('_', ' ')} {said}"
+        for key, usual in USUAL.items()
+        if (said := getattr(spec, key)) not in (usual, None)
+    ]
     if spec.placement is not None:
         rest.append(f"placement {Path(spec.placement).name}")
     rest += [f"energy of the {'GPU' if spec.energy == GPU else spec.energy}"] * (spec.energy is not None)

@@ -56,21 +56,21 @@ def check_options(spec: RunSpec) -> None:
 
 def _check_several(spec: RunSpec) -> None:
     """Raises BadInput for a way of sharing work among GPUs that there is not, or with one GPU."""
-    for option, name, known in Several(spec.gpus, spec.peer, spec.host_links, spec.dense).chosen:
+    for option, name, known in Several(spec.gpus, spec.peer, spec.host_links, spec.dense or GPU0).chosen:
         if name not in known:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
         if spec.gpus == 1 and name not in (known[0], LAYERS):  # one GPU has all layers
             raise BadInput(f"{option}, got {name!r} with one GPU: there is no other to share with; add --gpus N")
     if spec.placement is not None and spec.gpus == 1:
         raise BadInput(f"--placement, got {spec.placement!r} with one GPU: there is nothing to place; add --gpus N")
-    if spec.dense != GPU0 and spec.peer != PER_EXPERT:
+    if spec.dense not in (None, GPU0) and spec.peer != PER_EXPERT:
         instead = "where experts lie with their layers" if spec.dense == LAYERS else "which has collectives"
         raise BadInput(f"--peer, got {spec.peer!r} with --dense {spec.dense}, {instead}; leave one out")
     if spec.dense == LAYERS and spec.placement is not None:
         raise BadInput(
             f"--placement, got {spec.placement!r} with --dense layers: experts lie with their layers; leave one out"
         )
-    if spec.dense != GPU0 and spec.kv_memory_bytes is not None:
+    if spec.dense not in (None, GPU0) and spec.kv_memory_bytes is not None:
         raise BadInput(f"--kv-memory with --dense {spec.dense}: pages are of one GPU's memory; leave one of them out")
 
 

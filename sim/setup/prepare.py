@@ -11,7 +11,7 @@ import msgspec
 from sim.base.errors import BadInput, DoesNotFit, did_you_mean
 from sim.machine.copy_prices import crowded
 from sim.machine.memory_law import ON, needs_events
-from sim.machine.several import DATA, LAYERS, TENSOR, Several, homes_by_layer
+from sim.machine.several import DATA, GPU0, LAYERS, PER_EXPERT, TENSOR, Several, homes_by_layer
 from sim.policy.mistakes import blamed, check_traits
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import without_file
@@ -149,7 +149,21 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
             )
     if spec.placement is not None:
         homes = read_placement(Path(spec.placement), model.n_moe_layers, model.n_experts, spec.gpus)
-    return Several(spec.gpus, spec.peer, spec.host_links, spec.dense, homes)
+    return Several(spec.gpus, spec.peer, spec.host_links, spec.dense or GPU0, homes)
+
+
+def _as_its_engine(spec: RunSpec, stack: Stack) -> RunSpec:
+    """The run with the way of using several GPUs that its stack's engine has, where nobody chose one."""
+    way = spec.dense
+    if way is None:
+        chosen = spec.gpus == 1 or spec.peer != PER_EXPERT or spec.placement is not None
+        way = GPU0 if chosen or stack.splits_by is None else stack.splits_by
+        if way != GPU0 and spec.kv_memory_bytes is not None:
+            raise BadInput(
+                f"--kv-memory with --gpus {spec.gpus} and stack {stack.id}, which splits a model by {way}: pages are "
+                "of one GPU's memory; leave it out, or add --dense gpu0"
+            )
+    return msgspec.structs.replace(spec, dense=way)
 
 
 def _check_watts(spec: RunSpec, overrides: Overrides) -> None:
@@ -193,9 +207,12 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
     least = Demand(kv_tokens=1, iteration_tokens=1, batch=1)
     try:
-        several = _several_of(spec, hw, model)
-        plan(model, hw, spec.precision, least, rule, spec.gpus, "bound" in policy.traits, policy.keeps_all, several)
-        if not policy.keeps_all and spec.nvme is None:
+        several = _several_of(_as_its_engine(spec, named.stack), hw, model)
+        bound, all_stay = "bound" in policy.traits, policy.keeps_all
+        memory = plan(model, hw, spec.precision, least, rule, spec.gpus, bound, all_stay, several)
+        if policy.keeps_all_if_room(model.n_moe_layers):
+            all_stay = memory.holds_all(model, spec.precision, several)
+        if not all_stay and spec.nvme is None:
             check_host(model, hw, spec.precision, spec.host_memory_bytes)
     except DoesNotFit as error:
         told = f"{error}; counted for one token, before the trace {trace} is drawn"
@@ -204,6 +221,7 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
 
 def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     policy, hw, stack, overrides, tier = named
+    spec = _as_its_engine(spec, stack)
     model = load_model(spec.model or default_model(trace), overrides.model)
     stack = stack.of(model.id)
     check_shape(model, trace)
@@ -236,7 +254,10 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     bound = "bound" in policy.traits
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all, several)
     host_bytes = 0
-    if policy.keeps_all:
+    keeps_all = policy.keeps_all
+    if policy.keeps_all_if_room(model.n_moe_layers) and memory.holds_all(model, spec.precision, several):
+        keeps_all, stack = True, named.stack.on(hw, keeps_all=True).of(model.id)
+    if keeps_all:
         tier = None
     else:
         host_bytes = model.routed_bytes(spec.precision) + model.host_bytes(spec.precision)

@@ -20,7 +20,7 @@ from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
 from sim.machine.memory_law import ON, needs_events
-from sim.machine.several import APART, GPU0, LAYERS, PER_EXPERT, Several
+from sim.machine.several import APART, GPU0, PER_EXPERT, Several
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
 from sim.policy.registry import find
@@ -101,7 +101,7 @@ class Setup:
     @property
     def several(self) -> Several:
         """How its GPUs work together."""
-        return Several(self.spec.gpus, self.spec.peer, self.spec.host_links, self.spec.dense, self.homes)
+        return Several(self.spec.gpus, self.spec.peer, self.spec.host_links, self.spec.dense or GPU0, self.homes)
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""
@@ -206,11 +206,6 @@ class Setup:
             found.append(f"note: --requests {spec.requests}: {where} has {has}, not more")
         if spec.batch > len(self.requests):
             found.append(f"note: --batch {spec.batch}: no more than {has} to run together")
-        if self.stack.splits_by == LAYERS and spec.gpus > 1 and spec.dense == GPU0:
-            found.append(
-                f"note: --gpus {spec.gpus} with --stack {self.stack.id}: experts are dealt out to the GPUs; that "
-                "engine gives each whole layers, as --dense layers does"
-            )
         return found
 
     @property
@@ -293,8 +288,8 @@ class Setup:
         else:
             spec["router"] = self.router.name
         del spec["placement"]  # `resolved` has what it says
-        if spec["gpus"] == 1:
-            spec["dense"] = GPU0  # which has all layers
+        if spec["gpus"] == 1 or spec["dense"] is None:
+            spec["dense"] = GPU0  # one has all layers
         terms = self.batch_terms
         spec["draft"] = terms.get("draft")
         for name, default in NEWER.items():

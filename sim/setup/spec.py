@@ -35,7 +35,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     set: dict[str, bool | int | float | str | None] = {}
     gpus: int = 1  # of each replica
     peer: str = "per-expert"  # how hidden states cross to experts on other GPUs
-    dense: str = "gpu0"  # who computes what is dense
+    dense: str | None = None  # who computes what is dense; None: as the stack's engine has it, else gpu0
     placement: str | None = None  # a file: the GPU of each expert; None: dealt round-robin
     host_links: str = "apart"  # whether links share its bandwidth
     contention: str = "on"  # whether what runs at once shares memory: on or off
