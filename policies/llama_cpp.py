@@ -21,7 +21,7 @@ out. A layer counts as placed when all of it fits where it lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
@@ -86,6 +86,9 @@ class LlamaCpp(Policy):
         self._on_gpu = frozenset(layers)
         self.labels = ("dense layers on the GPU",) if self.placement == "ngl" and len(layers) < view.n_layers else ()
         return [view.piece(layer, expert) for layer in layers for expert in range(view.n_experts)]
+
+    def kept_layers(self, view: View) -> Collection[int]:
+        return self._on_gpu
 
     def _layers(self, view: View) -> Iterator[int]:
         """Layers whose experts are on the GPU, in the order they are placed."""

@@ -15,7 +15,7 @@ Several GPUs (not published): each has slots for its own experts.
 
 from __future__ import annotations
 
-from policies.common.hot_cold import OVERLAP, SLOTS, Slots, hot_and_cold, slots_by_gpu
+from policies.common.hot_cold import OVERLAP, SLOTS, Slots, hot_and_cold, slots_by_layer
 from policies.common.op_offload import PARAMS, OpOffload
 from sim.policy import Evict, Gate, Param, Policy, Prefetch, Steps, View
 
@@ -53,8 +53,8 @@ class LlamaCppLru(Policy):
         return max(1, self._large.workspace(view))
 
     def bind(self, view: View) -> None:
-        slots = slots_by_gpu(self.name, self.slots, self._large.spare(view), view)
-        self._slots = [[Slots(n) for n in slots] for _ in range(view.n_layers)]
+        slots = slots_by_layer(self.name, self.slots, self._large.spare(view), view)
+        self._slots = [[Slots(n) for n in row] for row in slots]
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         layer, n_tokens = gate.layer, gate.iteration.n_tokens

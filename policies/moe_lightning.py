@@ -22,6 +22,7 @@ on the predictor's lane, for want of another. Several GPUs (published as tensor 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from sim.policy import (
     DECODE,
@@ -106,9 +107,11 @@ class MoeLightning(Policy):
         return [[piece for piece in row if piece.gpu == gpu] for row in rows]
 
     def _spread(self, n_static: int, owned: list[list[Piece]]) -> list[int]:
-        """Static experts by layer: equally many, what does not divide goes to the first layers."""
-        each, more = divmod(n_static, len(owned))
-        return [min(each + (layer < more), len(row)) for layer, row in enumerate(owned)]
+        """Static experts by layer: equally many of those that it has any of, what does not divide goes to the first."""
+        n_here = sum(map(bool, owned))
+        each, more = divmod(n_static, max(1, n_here))
+        rank = accumulate((bool(row) for row in owned), initial=0)
+        return [min(each + (before < more), len(row)) for before, row in zip(rank, owned, strict=False)]
 
     def _need(self, static: list[int], owned: list[list[Piece]]) -> int:
         """Experts of room: what stays, and two layers in a row of what does not."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from random import Random as Draws
 
 from policies.common.cache import ScopedCache
+from policies.common.homes import by_layer
 from sim.policy import NEVER, Param, Piece, Rank, View
 
 
@@ -70,9 +71,8 @@ class Random(ScopedCache):
             if self.scope == "global":
                 yield from self._chosen(mine, room)
                 continue
-            each, more = divmod(room, view.n_layers)
-            for layer in range(view.n_layers):
-                yield from self._chosen([piece for piece in mine if piece.layer == layer], each + (layer < more))
+            for layer, n in enumerate(by_layer(room, gpu, view)):
+                yield from self._chosen([piece for piece in mine if piece.layer == layer], n)
 
     def _chosen(self, pieces: list[Piece], n: int) -> Iterator[Piece]:
         """`n` of them, each with equal chance."""

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.hot_cold import OVERLAP, SLOTS, hot_and_cold, slots_by_gpu
+from policies.common.hot_cold import OVERLAP, SLOTS, hot_and_cold, slots_by_layer
 from policies.common.op_offload import PARAMS, OpOffload
 from policies.common.placement import uses
 from sim.policy import Gate, Param, Piece, Policy, Steps, StoreSplit, View, routed_counts
@@ -61,7 +61,7 @@ class StaticCache(Policy):
         return max(1, self._large.workspace(view))
 
     def bind(self, view: View) -> None:
-        self._slots = slots_by_gpu(self.name, self.slots, self._large.spare(view), view)
+        self._slots = slots_by_layer(self.name, self.slots, self._large.spare(view), view)
         self._shape = (view.n_layers, view.n_experts)
 
     def learn(self, store: StoreSplit) -> None:
@@ -74,7 +74,7 @@ class StaticCache(Policy):
         placed: list[Piece] = []
         pinned = 0
         for layer in range(view.n_layers):
-            left = list(self._slots)
+            left = list(self._slots[layer])
             for expert in np.argsort(-self._counts[layer], kind="stable").tolist():
                 piece = view.piece(layer, expert)
                 if left[piece.gpu]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import asked_of_a_layer, by_layer, layers_on, most_layers
+from policies.common.homes import asked_by_layer, by_layer, layers_on, most_layers
 from policies.common.masked_gate import masked_top_k
 from sim.policy import (
     FREE,
@@ -113,13 +113,13 @@ class SwapMoe(Policy):
         if self.experts_per_layer is None:
             return by_layer(view.capacity_of(gpu), gpu, view)
         here = layers_on(gpu, view)
-        each, wanted = view.capacity_of(gpu) // max(1, len(here)), asked_of_a_layer(self.experts_per_layer, gpu, view)
-        if max(1, wanted) > each:
+        each, wanted = view.capacity_of(gpu) // max(1, len(here)), asked_by_layer(self.experts_per_layer, gpu, view)
+        if max(1, *wanted) > each:
             raise BadInput(
                 f"parameter swapmoe.experts_per_layer, got {self.experts_per_layer}: the expert budget holds {each} "
                 f"per layer on GPU {gpu}; lower it, or raise the budget"
             )
-        return [max(1, wanted) if layer in here else 0 for layer in range(view.n_layers)]
+        return [max(1, n) if layer in here else 0 for layer, n in enumerate(wanted)]
 
     def bind(self, view: View) -> None:
         self._room = [self._quotas(gpu, view) for gpu in range(view.n_gpus)]

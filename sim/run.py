@@ -310,7 +310,7 @@ def start_policy(engine: Engine, setup: Setup) -> None:
                 f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "
                 f"least {need} whole expert{'s' * (need != 1)} ({show_bytes(need * size)}); raise the budget, or take "
                 "another policy",
-                setup.memory.sizes(predictor_bytes),
+                setup.memory.sizes(predictor_bytes, gpu),
             )
     divided = policy.layer_budgets(view)
     if divided is not None:
@@ -323,3 +323,5 @@ def start_policy(engine: Engine, setup: Setup) -> None:
     policy.learn(StoreSplit(setup.trace, setup.store))
     engine.start()
     engine.copies.place(policy.initial(view))
+    if setup.leaves_unread and (kept := frozenset(policy.kept_layers(view))):
+        engine.machine.leave_unread(kept)

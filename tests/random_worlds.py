@@ -34,7 +34,7 @@ from sim.base.errors import MoesimError
 from sim.base.lanes import NVME
 from sim.machine.several import LAYERS, homes_by_layer
 from sim.policy.pieces import Pieces
-from sim.policy.registry import policies
+from sim.policy.registry import find, policies
 from sim.profiles.curves import AGAINST, Curve, Curves
 from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import load_stack
@@ -306,6 +306,18 @@ def drawn_settings(rng: Random, name: str) -> dict[str, Any]:
             elif isinstance(param.default, bool):
                 settings[param.name] = not param.default
     return settings
+
+
+def is_bounded(of: World) -> bool:
+    """Whether a world has a lower bound; it is to be one."""
+    with Trace(of.trace) as trace:
+        result = execute(setup_of(of, trace)).result
+    if result.bound is None or "lossy" in find(result.policy).traits:
+        return False
+    for least_s, found in ((result.bound.ttft_s, result.ttft_s), (result.bound.tpot_s, result.tpot_s)):
+        if least_s is not None and found.mean is not None:
+            assert least_s <= found.mean * (1 + 1e-9), f"{of}: bound {least_s} s, took {found.mean} s"
+    return True
 
 
 # -- running --------------------------------------------------------------------------------------------------------

@@ -324,7 +324,7 @@ def test_a_gpu_has_places_for_the_layers_that_it_has_experts_of(variant, tmp_pat
     rows = [[[0, 1]] * 3] * 4
     path = scored(tmp_path / "t", rows, 2, guesses=[[[1, 1, 1]] * 3] * 4)
     seen = replay(whole(variant=variant, lookahead=2, prefetch_size=1), path, 2, gpus=3, cpu_s=90.0)
-    assert seen.outcome.setup.policy._sizes == [1, 1, 1]
+    assert seen.outcome.setup.policy._sizes == [[1, 1, 1]] * 3
     assert seen.log.count(("gpu", 2, 1)) == 4
     assert len(resident(seen)) == 6
     assert seen.result.h2d_bytes == 0

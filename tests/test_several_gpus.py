@@ -382,6 +382,11 @@ def test_a_placement_by_the_rule_is_the_rule_but_says_so(tmp_path, tiny_path):
             "layers: {0: [0, 1, 2, 0, 1, 2, 0, 1]}",
             "placement.yaml: layers, got none for layer 1: give it, or `experts`",
         ),
+        (
+            "layers: {3: [0], '3': [1]}",
+            "placement.yaml: layers, got one of them twice, as a number and as a word; keep",
+        ),
+        ("layers: {'-1': [0]}", "placement.yaml: layers, got -1: the model has MoE layers 0 to 31; correct it"),
         ("layers: {last: [0]}", "placement.yaml: key of layers: Expected `int`, got `str`; correct the field"),
         ("layers: {32: [0]}", "placement.yaml: layers, got 32: the model has MoE layers 0 to 31; correct it"),
         ("expert: [0]", "placement.yaml: top level: Object contains unknown field `expert`; did you mean 'experts'?"),

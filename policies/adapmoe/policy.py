@@ -50,8 +50,9 @@ CHUNK_ROWS = 4096
 class Group:
     """The cached experts of one layer on one GPU, least recently used first."""
 
-    def __init__(self, gpu: int, experts: list[int]) -> None:
+    def __init__(self, gpu: int, experts: list[int], living: int) -> None:
         self.gpu = gpu
+        self.living = living  # experts of the layer that are this GPU's
         self.main = dict.fromkeys(experts)
 
     def touch(self, expert: int) -> None:
@@ -141,6 +142,7 @@ class AdapMoe(Policy):
         self._pieces: dict[tuple[int, int], list[Piece]] = {}  # what an expert was copied as
         self._guesses: dict[int, tuple[int, Piece, Ticket | None]] = {}  # layer -> expert, piece, event
         self._wrong: list[Piece] = []
+        self._guesses_now = False
         self._n_guesses = self._n_right = self._n_used = self._n_hits = self._n_tokens = self._n_single = 0
 
     # -- sizes (section 4.3) ----------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ class AdapMoe(Policy):
             else:
                 sizes = cache_sizes(total, n_mine, view.top_k, self._accuracy, self._single)
             for layer, (experts, size) in enumerate(zip(mine, sizes, strict=True)):
-                group = Group(gpu, experts[len(experts) - size :])
+                group = Group(gpu, experts[len(experts) - size :], len(experts))
                 self._groups[layer].append(group)
                 for expert in group.main:
                     self._pieces[layer, expert] = [view.piece(layer, expert)]
@@ -235,8 +237,13 @@ class AdapMoe(Policy):
             else:
                 self._wrong.append(piece)
                 guessed = -1
-        for group in self._groups[gate.layer]:
-            needed = [expert for expert in sorted(gate.needs) if view.piece(gate.layer, expert).gpu == group.gpu]
+        by_group = [
+            (group, [expert for expert in sorted(gate.needs) if view.piece(gate.layer, expert).gpu == group.gpu])
+            for group in self._groups[gate.layer]
+        ]
+        by_group = [(group, needed) for group, needed in by_group if needed]
+        for group, needed in by_group:
+            self._guesses_now = group is by_group[-1][0]  # once for the layer, when nothing of it is left to copy
             yield from self._serve(gate, group, needed, guessed, waits, view)
 
     def _serve(
@@ -258,7 +265,7 @@ class AdapMoe(Policy):
                 must = False
             if not unsent and not asked:
                 asked = True
-                yield from self._guess(gate, group, view)
+                yield from self._guess(gate, view)
             yield RunGpu(expert, waits)
             pending.discard(expert)
             if expert in kept:
@@ -285,10 +292,9 @@ class AdapMoe(Policy):
     def _drop(self, layer: int, expert: int) -> Iterable[Evict]:
         return [Evict(piece) for piece in self._pieces.pop((layer, expert))]
 
-    def _guess(self, gate: Gate, group: Group, view: View) -> Steps:
+    def _guess(self, gate: Gate, view: View) -> Steps:
         """Section 4.2: of the K likeliest experts of the next layer, the first that is not there."""
-        last_group = group is self._groups[gate.layer][-1]
-        if not self.prefetch or gate.phase != DECODE or not last_group:
+        if not self.prefetch or gate.phase != DECODE or not self._guesses_now:
             return
         for distance in (1, 2, 3) if self.variant == "paper" else (1,):
             layer = gate.layer + distance
@@ -311,7 +317,7 @@ class AdapMoe(Policy):
                 return
 
     def stats(self) -> dict[str, float]:
-        sizes = [len(group.main) for groups in self._groups for group in groups]
+        sizes = [len(group.main) for groups in self._groups for group in groups if group.living]
         return {
             "tables_published": float(self._published),
             "tables_tokens": float(self._n_learnt),

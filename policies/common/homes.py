@@ -51,6 +51,15 @@ def beside(spare: int, gpu: int, view: View) -> int:
     return room if room >= int((homes(view) == gpu).sum()) else max(0, room - spare)
 
 
+def dealt(n: int, living: list[int]) -> list[int]:
+    """So many experts by GPU, in proportion to those that live there; what is left over goes to whom most is due."""
+    total = max(1, sum(living))
+    whole = [n * one // total for one in living]
+    for gpu in sorted(range(len(living)), key=lambda gpu: -(n * living[gpu] % total))[: n - sum(whole)]:
+        whole[gpu] += 1
+    return whole
+
+
 def by_layer(n: int, gpu: int, view: View) -> list[int]:
     """So many dealt equally over the layers that a GPU has experts of; what does not divide goes to the first ones."""
     here = layers_on(gpu, view)
@@ -61,8 +70,11 @@ def by_layer(n: int, gpu: int, view: View) -> list[int]:
     return shares
 
 
-def asked_of_a_layer(n: int, gpu: int, view: View) -> int:
-    """A GPU's part of `n` experts of every layer: equal among those that share layers, first ones more."""
-    sharing = [other for other in range(view.n_gpus) if set(layers_on(other, view)) & set(layers_on(gpu, view))]
-    each, more = divmod(min(n, view.n_experts), max(1, len(sharing)))
-    return each + (gpu in sharing[:more])
+def asked_by_layer(n: int, gpu: int, view: View) -> list[int]:
+    """A GPU's part of `n` experts of every layer: equal among those that have experts of it, the first ones more."""
+    found = []
+    for row in homes(view).tolist():
+        sharing = sorted(set(row))
+        each, more = divmod(min(n, view.n_experts), len(sharing))
+        found.append(each + (gpu in sharing[:more]) if gpu in sharing else 0)
+    return found

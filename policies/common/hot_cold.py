@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
-from policies.common.homes import asked_of_a_layer, beside, layers_on
+from policies.common.homes import asked_by_layer, beside, dealt, homes, layers_on
 from sim.policy import Decision, DoesNotFit, Gate, Param, Piece, Predict, RunCpu, RunGpu, Ticket, View, Wait
 
 Served = Generator[Decision | Sequence[Decision], Any, tuple[Ticket, ...]]
@@ -47,8 +47,8 @@ def hot_and_cold(gate: Gate, view: View, hot: Collection[int], overlap: bool = T
     return tuple(results)
 
 
-def slots_by_gpu(policy: str, asked: int | None, spare: int, view: View) -> list[int]:
-    """Experts that each GPU keeps of every layer.
+def slots_by_layer(policy: str, asked: int | None, spare: int, view: View) -> list[list[int]]:
+    """Experts that each GPU keeps of every layer, by layer and GPU.
 
     Args:
         asked: of a layer over all GPUs; None: as many as fit. spare: experts to leave free on each GPU.
@@ -59,15 +59,15 @@ def slots_by_gpu(policy: str, asked: int | None, spare: int, view: View) -> list
     gpus = range(view.n_gpus)
     most = [beside(spare, gpu, view) // max(1, len(layers_on(gpu, view))) for gpu in gpus]
     if asked is None:
-        return most
-    slots = [asked_of_a_layer(asked, gpu, view) for gpu in gpus]
-    for gpu, (n, room) in enumerate(zip(slots, most, strict=True)):
-        if n > room:
+        return [most] * view.n_layers
+    slots = [asked_by_layer(asked, gpu, view) for gpu in gpus]
+    for gpu, (of_gpu, room) in enumerate(zip(slots, most, strict=True)):
+        if max(of_gpu) > room:
             raise DoesNotFit(
                 f"parameter {policy}.slots, got {asked}: GPU {gpu} has room for {room} experts of every layer beside "
                 "what op offload needs; lower it, or leave it out"
             )
-    return slots
+    return [list(row) for row in zip(*slots, strict=True)]
 
 
 def pool_by_gpu(policy: str, param: str, asked: int | None, spare: int, view: View) -> list[int]:
@@ -79,8 +79,8 @@ def pool_by_gpu(policy: str, param: str, asked: int | None, spare: int, view: Vi
     most = [beside(spare, gpu, view) for gpu in range(view.n_gpus)]
     if asked is None:
         return most
-    each, more = divmod(asked, view.n_gpus)
-    rooms = [each + (gpu < more) for gpu in range(view.n_gpus)]
+    living = [int((homes(view) == gpu).sum()) for gpu in range(view.n_gpus)]
+    rooms = dealt(min(asked, sum(living)), living) if view.n_gpus > 1 else [asked]
     for gpu, (n, room) in enumerate(zip(rooms, most, strict=True)):
         if n > room:
             raise DoesNotFit(

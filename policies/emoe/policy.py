@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from policies.common.homes import asked_of_a_layer, homes, layers_on
+from policies.common.homes import asked_by_layer, homes, layers_on
 from policies.common.surrogate import PREFIX, Surrogate
 from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
 from policies.emoe.predict import (
@@ -208,7 +208,7 @@ class Emoe(Policy):
     def min_experts(self, view: View) -> int:
         least = min(view.top_k, self.experts_per_layer or self._share(view) or view.top_k)
         gpus = range(view.n_gpus)
-        return max(len(layers_on(gpu, view)) * asked_of_a_layer(least, gpu, view) for gpu in gpus)
+        return max(sum(asked_by_layer(least, gpu, view)) for gpu in gpus)
 
     def _share(self, view: View) -> int:
         """L where it is given as a share of a layer's experts; 0 where it is not."""

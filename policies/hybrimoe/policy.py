@@ -24,7 +24,7 @@ from random import Random as Draws
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import asked_of_a_layer, layers_on, most_layers, most_of_a_layer, most_on_a_gpu
+from policies.common.homes import asked_by_layer, homes, layers_on, most_layers, most_of_a_layer, most_on_a_gpu
 from policies.common.placement import fits_whole
 from policies.hybrimoe.cache import LayerCaches, MrsScores
 from policies.hybrimoe.copies import Copies, Experts
@@ -165,23 +165,23 @@ class HybriMoe(Policy):
         self._by_gain = self.variant == "paper" and self.lookahead > 0
         self._weigh, self._weigh_and_name = self._weighed, self._weighed_and_named
 
-    def _size(self, gpu: int, view: View) -> int:
-        """Experts of each layer on this GPU. Raises DoesNotFit when the one asked for is too large."""
+    def _size(self, gpu: int, view: View) -> list[int]:
+        """Experts by layer on this GPU. Raises DoesNotFit when the one asked for is too large."""
         most = (view.capacity_of(gpu) - self._buffer(view)) // max(1, len(layers_on(gpu, view)))
         if self.cache_size is None:
-            return most
-        if self.cache_size < view.n_gpus:
+            return [most] * view.n_layers
+        if self.cache_size < (n_sharing := max(len(set(row)) for row in homes(view).tolist())):
             raise BadInput(
-                f"parameter {self.name}.cache_size, got {self.cache_size}: each of {view.n_gpus} GPUs has a cache of "
-                f"every layer, of one expert at least; give {view.n_gpus} or more, or leave it out"
+                f"parameter {self.name}.cache_size, got {self.cache_size}: each of {n_sharing} GPUs has a cache of "
+                f"every layer, of one expert at least; give {n_sharing} or more, or leave it out"
             )
-        size = asked_of_a_layer(self.cache_size, gpu, view)
-        if size > most:
+        sizes = asked_by_layer(self.cache_size, gpu, view)
+        if max(sizes) > most:
             raise DoesNotFit(
                 f"parameter {self.name}.cache_size, got {self.cache_size}: GPU {gpu} has room for {most} experts of "
                 "every layer beside the prefill buffer; lower it, or leave it out"
             )
-        return size
+        return sizes
 
     def _rates(self, view: View) -> Rates:
         if self.variant == "code":
@@ -199,7 +199,7 @@ class HybriMoe(Policy):
                 experts = [expert for _, expert in sorted((draw(), expert) for expert in experts)]
             for gpu in range(view.n_gpus):
                 mine = [piece for piece in (view.piece(layer, expert) for expert in experts) if piece.gpu == gpu]
-                for piece in mine[: self._sizes[gpu]]:
+                for piece in mine[: self._sizes[gpu][layer]]:
                     self._caches.add(piece.index)
                     yield from self._experts.of(piece.index).parts
 

@@ -179,6 +179,7 @@ class Moepic(Policy):
         self._run_whole = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_joined = [RunGpu(expert, joined=True) for expert in range(view.n_experts)]
         self._buffer = Buffer(view.n_gpus)
+        self._n_links = max(len(set(row)) for row in self._gpu_of)  # that copy experts of a layer side by side
         self._ahead: list[Segment] = []
         self._n_hits = self._n_activated = self._n_configured = 0
 
@@ -359,7 +360,7 @@ class Moepic(Policy):
             attention_s=prices.attention_s(self._history.mean_context),
             moe_s=top_k * prices.expert_s() + prices.shared_s(),
             head_s=prices.head_s(),
-            load_s=prices.load_s() / self._view.n_gpus,
+            load_s=prices.load_s() / self._n_links,
             top_k=top_k,
         )
         odds = self._history.statistics.odds(self.prefetch, self.evict)
@@ -389,7 +390,7 @@ class Moepic(Policy):
         yield Wait(tuple(tickets))
 
     def stats(self) -> dict[str, float]:
-        groups = [tops for layer in self._tops for tops in layer]
+        groups = [tops for layer in self._tops for tops in layer if tops.experts]
         fracs = [tops.split_frac for tops in groups]
         return {
             "top_hit_rate": self._n_hits / max(1, self._n_activated),  # section 3.4.2: activated experts found cached

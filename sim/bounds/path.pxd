@@ -28,6 +28,6 @@ cdef class Layers:
     cdef readonly double attention_s, gate_s, shared_s, dense_s, head_s, sync_s
     cdef readonly double met_attention_s, met_head_s
     cdef double[::1] met_gate_s, met_experts_s, handed_s
-    cdef readonly bint has_shared, has_dense
+    cdef readonly bint has_shared, has_dense, reads
     @cython.locals(total_s=double, ahead_s=double, gate_s=double, there_s=double, layer=int, clocks=Clocks, n_dense_before=list)
     cpdef double through(self, Experts experts, list lists, object elsewhere, object away_s) except? -1.0

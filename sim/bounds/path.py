@@ -123,9 +123,10 @@ class Experts:
 class Layers:
     """The operations of an iteration's layers but their experts: (launch, seconds) of each."""
 
-    def __init__(self, cost: Cost, iteration: Iteration, together: Together | None) -> None:
+    def __init__(self, cost: Cost, iteration: Iteration, together: Together | None, reads: bool) -> None:
         launches = cost.launches
         self.cost = cost
+        self.reads = reads
         self.attention = launches.attention
         self.attention_s = cost.attention(iteration).duration_s
         self.gate = launches.gate
@@ -193,9 +194,10 @@ class Layers:
             gate_s = clocks.free_s
             if self.has_shared:
                 clocks.launch(self.shared, self.shared_s)
-            if gate_s > clocks.host_s:
-                clocks.host_s = gate_s
-            clocks.host_s += self.sync_s
+            if self.reads:
+                if gate_s > clocks.host_s:
+                    clocks.host_s = gate_s
+                clocks.host_s += self.sync_s
             if lists is not None:
                 there_s = clocks.host_s + away_s[layer] if elsewhere[layer] else 0.0
                 experts.run(clocks, lists[layer])
@@ -223,6 +225,7 @@ def path_of(
     elsewhere: Sequence[int],
     together: Together | None = None,
     away_s: Sequence[float] = (),
+    reads: bool = True,
 ) -> Path:
     """The path of an iteration.
 
@@ -230,11 +233,11 @@ def path_of(
         experts: of this cost. lists: per layer, the tokens of each expert on the first GPU, most first. elsewhere: per
             layer, how many experts other GPUs compute; they cost this one's host their launches.
         together: dense parts on all GPUs. away_s: what the busiest of the others takes for those, at least; left out
-            where they may be computed on the CPU.
+            where they may be computed on the CPU. reads: the host reads every router's choice.
     """
-    layers = Layers(cost, iteration, together)
+    layers = Layers(cost, iteration, together, reads)
     launches, n_layers, n_dense = cost.launches, len(lists), sum(cost.n_dense_before)
-    host_s = n_layers * (launches.attention.all_s + launches.gate.all_s + launches.sync_s)
+    host_s = n_layers * (launches.attention.all_s + launches.gate.all_s + (launches.sync_s if reads else 0.0))
     host_s += n_layers * launches.shared.all_s if cost.has_shared else 0.0
     host_s += n_dense * launches.dense.all_s
     of = {n: launches.experts_s(n) for n in {*map(len, lists), *elsewhere}}

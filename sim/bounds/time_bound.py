@@ -153,7 +153,7 @@ class Bounds:
         """All that the paths of requests that are served alone are made of: links have no part in them."""
         setup = self.setup
         hw = msgspec.structs.replace(setup.hw, **dict.fromkeys(LINKS))
-        prices = (hw, setup.model, setup.stack, setup.spec.precision, setup.several)
+        prices = (hw, setup.model, setup.stack, setup.spec.precision, setup.several, setup.leaves_unread)
         return (*prices, setup.trace.sha256, tuple(setup.requests))
 
     def _alone(self) -> Iterator[Window]:
@@ -167,7 +167,8 @@ class Bounds:
     def _path(
         self, iteration: Iteration, counts: list[list[int]], elsewhere: list[int], away_s: Sequence[float] = ()
     ) -> Path:
-        return path_of(self.cost, self.experts, iteration, counts, elsewhere, self.together, away_s)
+        reads = not self.setup.leaves_unread
+        return path_of(self.cost, self.experts, iteration, counts, elsewhere, self.together, away_s, reads)
 
     def _decode(self, one: Alone) -> Pass:
         """All decode iterations of a request served alone, at once.

@@ -106,6 +106,10 @@ class Recorder(ForwardingMachine):
             tape.iterations.append(iteration)
         self.machine.begin(iteration)
 
+    def leave_unread(self, layers: frozenset[int]) -> None:
+        self.spoil("layers whose routers nobody reads")
+        self.machine.leave_unread(layers)
+
     def to_gate(self, layer: int) -> float:
         if not self.spoilt:
             self._close()

@@ -20,8 +20,8 @@ cdef class Blocks:
     cdef Experts _experts
     cdef Peers _peers
     cdef readonly object together
-    cdef bint _has_dense, _in_turn
-    cdef list _n_hops_before
+    cdef bint _has_dense, _in_turn, _leaves_unread
+    cdef list _n_hops_before, _unread
     cdef double _begin_s
     cdef readonly int n_tokens
     cdef readonly Places in_a_row
@@ -37,6 +37,7 @@ cdef class Blocks:
     cdef meet(self)
     cdef forget(self)
     cdef attention(self, int layer)
+    cdef leave_unread(self, object layers)
     cdef _hand_over(self, int at, int layer)
     cdef _dense_layers(self, int n, int layer)
     cdef Ticket gate(self, int layer)

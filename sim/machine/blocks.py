@@ -50,6 +50,8 @@ class Blocks:
         self._in_turn = cost.several.in_turn
         self._n_hops_before = cost.n_hops_before
         self._begin_s = cost.launches.begin_s
+        self._leaves_unread = False
+        self._unread = [False] * (len(cost.n_dense_before) - 1)
         self.n_tokens = 0
         self.in_a_row = operations.blocks
         self.of_shared: Operation | None = None
@@ -203,11 +205,17 @@ class Blocks:
 
     # -- up to the gate ---------------------------------------------------------------------------------------------
 
+    def leave_unread(self, layers: frozenset[int]) -> None:
+        """In these layers the host goes on without the gate's choice."""
+        self._leaves_unread = True
+        self._unread = [layer in layers for layer in range(len(self._unread))]
+
     def _to_gate_one_by_one(self, layer: int) -> float:
         self.attention(layer)
         gate = self.gate(layer)
         self.shared(layer)
-        self._host.sync(gate)
+        if not self._unread[layer]:
+            self._host.sync(gate)
         self._experts.close()
         return self._host.now_s
 
@@ -265,6 +273,8 @@ class Blocks:
         if len(self._streams) > 1:
             self._experts.close()
             self._peers.gate = Ticket(gate_s, GPU)
-        host.now_s = (gate_s if gate_s > now_s else now_s) + host.sync_s
-        host.n_syncs += 1
+        host.now_s = now_s
+        if not self._leaves_unread or not self._unread[layer]:
+            host.now_s = (gate_s if gate_s > now_s else now_s) + host.sync_s
+            host.n_syncs += 1
         return host.now_s

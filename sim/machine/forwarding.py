@@ -56,6 +56,9 @@ class ForwardingMachine(Machine):
     def to_gate(self, layer: int) -> float:
         return self.machine.to_gate(layer)
 
+    def leave_unread(self, layers: frozenset[int]) -> None:
+        self.machine.leave_unread(layers)
+
     def dispatch(self, layer: int, n_tokens: list[int]) -> None:
         self.machine.dispatch(layer, n_tokens)
 

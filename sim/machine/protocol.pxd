@@ -14,6 +14,7 @@ cdef class Machine:
     cpdef shared(self, int layer)
     cpdef sync(self, Ticket ticket)
     cpdef double to_gate(self, int layer) except? -1.0
+    cpdef leave_unread(self, object layers)
     cpdef dispatch(self, int layer, list n_tokens)
     cpdef Ticket expert(self, Piece piece, int n_tokens, double arrived_s, tuple after, object parts)
     cpdef bint run_turn(self, Turn turn) except -1

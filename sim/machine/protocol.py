@@ -69,6 +69,9 @@ class Machine:
         self.sync(ticket)
         return self.now()
 
+    def leave_unread(self, layers: frozenset[int]) -> None:
+        """In these layers the host does not wait to read the gate's choice; a machine that has to, does."""
+
     def dispatch(self, layer: int, n_tokens: list[int]) -> None:
         """The gate has been read: so many pairs of token and expert go to each GPU."""
 

@@ -121,6 +121,9 @@ class SimulatedMachine(Machine):
     def to_gate(self, layer: int) -> float:
         return self.blocks.to_gate(layer)
 
+    def leave_unread(self, layers: frozenset[int]) -> None:
+        self.blocks.leave_unread(layers)
+
     def sync(self, ticket: Ticket) -> None:
         self.host.sync(ticket)
         self.experts.close()

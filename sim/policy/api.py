@@ -6,7 +6,7 @@ A policy decides. It moves no bytes, reads no clock and counts nothing; see `sim
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
 from pathlib import Path
@@ -185,6 +185,11 @@ class Policy:
 
     def initial(self, view: View) -> Iterable[Piece]:
         """Pieces resident before the first request; placed at no cost, as loading the model would."""
+        return ()
+
+    def kept_layers(self, view: View) -> Collection[int]:
+        """Layers whose experts all lie on their GPUs for good; asked once, after `initial`. An engine that replays
+        graphs reads no router's choice there (where its stack has `resident`)."""
         return ()
 
     # -- hooks, in the order they fire ------------------------------------------------------------------------------

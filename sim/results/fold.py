@@ -44,17 +44,21 @@ SCHEMA = 1
 
 
 def memory_of(setup: Setup, engine: Engine | Recording) -> Memory:
-    """GPU 0's memory by item."""
-    parts = setup.memory.parts
+    """GPU 0's memory by item; where each GPU has whole layers, that of the one that was fullest."""
+    memory, room, gpu = setup.memory, engine.residency, 0
+    if setup.several.in_turn:
+        held = [memory.parts_of(gpu).all_bytes + peak for gpu, peak in enumerate(room.peak_bytes)]
+        gpu = held.index(max(held))
+    parts = memory.parts_of(gpu)
     return Memory(
         dense_bytes=parts.dense_bytes,
         kv_cache_bytes=parts.kv_cache_bytes,
         activation_bytes=parts.activation_bytes,
         reserve_bytes=parts.reserve_bytes,
-        predictor_bytes=setup.memory.expert_bytes[0] - engine.residency.budget_bytes[0],
-        expert_budget_bytes=engine.residency.budget_bytes[0],
-        peak_expert_bytes=engine.residency.peak_bytes[0],
-        vram_bytes=setup.memory.vram_bytes,
+        predictor_bytes=memory.expert_bytes[gpu] - room.budget_bytes[gpu],
+        expert_budget_bytes=room.budget_bytes[gpu],
+        peak_expert_bytes=room.peak_bytes[gpu],
+        vram_bytes=memory.vram_bytes,
         draft_bytes=parts.draft_bytes or None,
     )
 

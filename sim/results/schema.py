@@ -355,7 +355,7 @@ class Prefetches(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """GPU 0."""
+    """GPU 0; where each GPU has whole layers, the one that was fullest."""
 
     dense_bytes: int
     kv_cache_bytes: int

@@ -400,7 +400,8 @@ def _memory(result: Result) -> Table:
         ("draft model", memory.draft_bytes),
     )
     parts = ", ".join(f"{name} {show_bytes(n_bytes)}" for name, n_bytes in items if n_bytes)
-    rows.add_row("peak VRAM" + (" (GPU 0)" if result.gpus > 1 else ""), f"{peak_vram}: {parts}")
+    which = "" if result.gpus == 1 else " (fullest GPU)" if "gpu" in result.lane_utilisation else " (GPU 0)"
+    rows.add_row(f"peak VRAM{which}", f"{peak_vram}: {parts}")
     each = " in each replica; the lines above are of one, its peak of the fullest" if result.replicas else ""
     rows.add_row("host memory", f"{show_bytes(result.peak_host_bytes)} of experts{each}")
     return rows

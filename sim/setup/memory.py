@@ -84,17 +84,22 @@ class MemoryPlan:
     vram_bytes: int
     expert_bytes: tuple[int, ...]
     hypothetical: bool
-    needs_bytes: int  # what GPU 0 would have to have
+    needs_bytes: int  # what a GPU would have to have at most
+    every: tuple[DenseParts, ...] = ()  # parts by GPU
 
     def holds_all(self, model: Model, precision: str, several: Several) -> bool:
         """Whether every expert fits the GPU that it lives on."""
         homes, size = several.homes_of(model.n_moe_layers * model.n_experts), model.expert_bytes(precision)
         return all(n_bytes >= homes.count(gpu) * size for gpu, n_bytes in enumerate(self.expert_bytes))
 
-    def sizes(self, predictor_bytes: int = 0) -> dict[str, int]:
-        """GPU 0's memory by item, for `DoesNotFit`."""
-        predictor = {"predictor_bytes": predictor_bytes} if predictor_bytes else {}
-        return {**self.parts.sizes(), "expert_budget_bytes": self.expert_bytes[0], **predictor}
+    def parts_of(self, gpu: int) -> DenseParts:
+        """What a GPU holds besides experts."""
+        return self.every[gpu] if self.every else self.parts
+
+    def sizes(self, predictor_bytes: int = 0, gpu: int = 0) -> dict[str, int]:
+        """A GPU's memory by item, for `DoesNotFit`; the predictor is GPU 0's."""
+        predictor = {"predictor_bytes": predictor_bytes} if predictor_bytes and not gpu else {}
+        return {**self.parts_of(gpu).sizes(), "expert_budget_bytes": self.expert_bytes[gpu], **predictor}
 
 
 def activation_bytes(model: Model, n_tokens: int, batch: int, precision: str) -> int:
@@ -171,10 +176,10 @@ def plan(
             raise DoesNotFit(
                 f"expert budget, got {rule.described()} ({show_bytes(asked)} on GPU {gpu}): {hw.id} has "
                 f"{show_bytes(has)} left; lower it, or take a larger GPU",
-                {**parts.sizes(), "expert_budget_bytes": asked, "vram_bytes": vram_bytes},
+                {**every[gpu].sizes(), "expert_budget_bytes": asked, "vram_bytes": vram_bytes},
             )
     needs_bytes = max(one.all_bytes + bytes_ for one, bytes_ in zip(every, wanted, strict=True))
-    return MemoryPlan(parts, vram_bytes, tuple(wanted), needs_bytes > vram_bytes, needs_bytes)
+    return MemoryPlan(parts, vram_bytes, tuple(wanted), needs_bytes > vram_bytes, needs_bytes, tuple(every))
 
 
 def _dense_parts(model: Model, precision: str, demand: Demand, several: Several, kv_bytes: int) -> list[DenseParts]:
@@ -209,9 +214,9 @@ def dense_bytes_by_gpu(model: Model, precision: str, n_gpus: int) -> list[int]:
     for layer in range(model.n_layers):
         of_ffn = of_moe if layer in moe else model.dense_ffn_bytes(precision)
         found[of_layer[layer]] += model.attention_bytes(precision) + of_ffn
-    rest = model.dense_bytes(precision) - sum(found) - model.embedding_bytes(precision)
+    rest = model.dense_bytes(precision) - sum(found) - model.embedding_bytes(precision)  # norms; the head, if untied
     found[0] += model.embedding_bytes(precision)
-    found[-1] += max(rest, model.head_bytes(precision))
+    found[-1] += max(0, rest) + (model.head_bytes(precision) if model.tied_embeddings else 0)
     return found
 
 
@@ -251,7 +256,7 @@ def _wanted(rule: BudgetRule, size: int, n_total: int, shares: list[int]) -> lis
         if min(given_bytes) < size:
             raise BadInput(
                 f"--expert-cache, got {show_bytes(rule.expert_cache_bytes)}: one expert takes {show_bytes(size)} on "
-                f"each of {n_gpus} GPU(s); give at least {show_bytes(size * n_gpus)}"
+                f"each of {n_gpus} GPU(s); give at least {show_bytes(-(-size * sum(shares) // min(shares)))}"
             )
         return [min(n_bytes, n * size) for n_bytes, n in zip(given_bytes, _dealt(n_total, shares), strict=True)]
     return None

@@ -70,7 +70,7 @@ def _check_several(spec: RunSpec) -> None:
         raise BadInput(
             f"--placement, got {spec.placement!r} with --dense layers: experts lie with their layers; leave one out"
         )
-    if spec.dense not in (None, GPU0) and spec.kv_memory_bytes is not None:
+    if spec.gpus > 1 and spec.dense not in (None, GPU0) and spec.kv_memory_bytes is not None:
         raise BadInput(f"--kv-memory with --dense {spec.dense}: pages are of one GPU's memory; leave one of them out")
 
 

@@ -7,6 +7,7 @@ layers:
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     layers: dict[int, list[int]] = {}
 
 
+def _number(key: object) -> object:
+    """A layer's number, where it is written as a word: JSON has no other keys."""
+    return int(key) if isinstance(key, str) and re.fullmatch("-?(0|[1-9][0-9]{0,8})", key) else key
+
+
 def read_placement(path: Path, n_layers: int, n_experts: int, n_gpus: int) -> tuple[int, ...]:
     """The GPU of each expert, layer by layer.
 
@@ -29,8 +35,10 @@ def read_placement(path: Path, n_layers: int, n_experts: int, n_gpus: int) -> tu
         BadInput: no such file, a layer without a line, a line of another length, or a GPU that there is not.
     """
     found = read_yaml(path)
-    if isinstance(found, dict) and isinstance(found.get("layers"), dict):  # JSON has no other keys than words
-        found["layers"] = {int(k) if str(k).isdecimal() else k: row for k, row in found["layers"].items()}
+    if isinstance(found, dict) and isinstance(layers := found.get("layers"), dict):
+        found["layers"] = {_number(key): row for key, row in layers.items()}
+        if len(found["layers"]) < len(layers):
+            raise BadInput(f"{path}: layers, got one of them twice, as a number and as a word; keep one")
     placement = to_struct(found, Placement, str(path))
     for layer in placement.layers:
         if not 0 <= layer < n_layers:

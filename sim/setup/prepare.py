@@ -144,8 +144,8 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
         homes = homes_by_layer(model, spec.gpus)
         if len(set(homes)) < spec.gpus:
             raise BadInput(
-                f"--dense, got 'layers' on {spec.gpus} GPUs: {model.id} has {model.n_moe_layers} layers of experts, "
-                "too few for each GPU to have one; take fewer --gpus"
+                f"--dense, got 'layers' on {spec.gpus} GPUs: dealt out with the head, the layers of {model.id} "
+                "leave a GPU without experts; take fewer --gpus"
             )
     if spec.placement is not None:
         homes = read_placement(Path(spec.placement), model.n_moe_layers, model.n_experts, spec.gpus)
@@ -154,9 +154,9 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
 
 def _as_its_engine(spec: RunSpec, stack: Stack) -> RunSpec:
     """The run with the way of using several GPUs that its stack's engine has, where nobody chose one."""
-    way = spec.dense
+    way = GPU0 if spec.gpus == 1 else spec.dense  # one GPU has all layers
     if way is None:
-        chosen = spec.gpus == 1 or spec.peer != PER_EXPERT or spec.placement is not None
+        chosen = spec.peer != PER_EXPERT or spec.placement is not None
         way = GPU0 if chosen or stack.splits_by is None else stack.splits_by
         if way != GPU0 and spec.kv_memory_bytes is not None:
             raise BadInput(

@@ -21,6 +21,7 @@ from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
 from sim.machine.memory_law import ON, needs_events
 from sim.machine.several import APART, GPU0, PER_EXPERT, Several
+from sim.policy.api import overrides
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
 from sim.policy.registry import find
@@ -109,6 +110,14 @@ class Setup:
         if self.tier is not None:
             price_drive(cost, self.tier, self.pieces.whole[0][0].n_bytes)
         return cost
+
+    @property
+    def leaves_unread(self) -> bool:
+        """Whether its engine reads no router's choice in layers that the policy keeps on GPUs: they are one graph."""
+        stack, loops = self.stack, self.hw.curves_of(self.model.id, self.spec.precision) is not None
+        graphs = stack.resident is not None and stack.reads_routers and not loops  # a measured loop reads them all
+        one_lane = self.spec.gpus == 1 or self.several.in_turn  # what crosses to experts elsewhere waits for the gate
+        return graphs and one_lane and overrides(self.policy, "kept_layers")
 
     @property
     def contends(self) -> bool:
@@ -288,8 +297,8 @@ class Setup:
         else:
             spec["router"] = self.router.name
         del spec["placement"]  # `resolved` has what it says
-        if spec["gpus"] == 1 or spec["dense"] is None:
-            spec["dense"] = GPU0  # one has all layers
+        if spec["dense"] is None:
+            spec["dense"] = GPU0
         terms = self.batch_terms
         spec["draft"] = terms.get("draft")
         for name, default in NEWER.items():

@@ -100,9 +100,8 @@ def couple(lanes: Lanes, sharing: Sharing, reads: bool = False) -> None:
             pool.add(engine.flow, slowed="h2d_slowdown_by_cpu" not in stated)
         if reads:
             pool.add(lanes.drive.flow)
-    in_turn = len(lanes.streams) < len(lanes.h2d)
-    for gpu, kernels in enumerate(lanes.streams):
-        links = lanes.h2d if in_turn else [lanes.h2d[gpu]]
-        found = [*(("gpu_slowdown_by_h2d", link) for link in links), ("gpu_slowdown_by_d2h", lanes.write_backs)]
+    for gpu, copies in enumerate(lanes.h2d):  # each GPU's memory, of which the one that gives least counts
+        kernels = lanes.streams[gpu if len(lanes.streams) > 1 else 0]
+        found = [("gpu_slowdown_by_h2d", copies), ("gpu_slowdown_by_d2h", lanes.write_backs)]
         if first := [engine.flow for term, engine in found if term not in stated]:
             Rest(sharing.gpu_bytes_per_s, first, kernels.flow)

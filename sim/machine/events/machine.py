@@ -72,6 +72,7 @@ class EventMachine(Machine):
         # One engine for what goes down: activations wait for the last pages, and pages for the last activations.
         self._last_kv_down = self._last_down = NOTHING
         self._gate: Ticket | None = None
+        self._unread: frozenset[int] = frozenset()  # layers in which the host does not read the gate's choice
         self._n_tokens = 0
         self._n_out = 0
         self._hybrid: set[int] = set()  # layers of this iteration of which the CPU has computed an expert
@@ -182,6 +183,17 @@ class EventMachine(Machine):
             self._on_all(self.together.shared(), layer)
         elif self._shared_price is not None:
             self._launch("shared_expert", layer, self.cost.launches.shared, self._shared_price)
+
+    def leave_unread(self, layers: frozenset[int]) -> None:
+        self._unread = layers
+
+    def to_gate(self, layer: int) -> float:
+        self.attention(layer)
+        ticket = self.gate(layer)
+        self.shared(layer)
+        if layer not in self._unread:
+            self.sync(ticket)
+        return self.now_s
 
     def sync(self, ticket: Ticket) -> None:
         self.clock.run_until_over(ticket)

@@ -109,7 +109,7 @@ class Timeline:
         gpus = ["gpu" if n_gpus == 1 else f"gpu{gpu}" for gpu in range(n_gpus)]
         self._links = [Link("h2d" if n_gpus == 1 else f"h2d{gpu}") for gpu in range(n_gpus)]
         self._link_of = {link.lane: link for link in self._links}
-        self._gpus = frozenset(gpus)
+        self._gpus = frozenset(("gpu", *gpus))  # one lane where GPUs take turns
         self._uses = Uses(whole[0][0].n_bytes, self._resident)
         self._used_bytes = [0] * n_gpus
         self._taken = [Counter(f"{gpu} expert bytes", ("taken",)) for gpu in gpus]
@@ -207,7 +207,7 @@ class Timeline:
         elif span.op == "launch expert":
             self._uses.launched(expert, self._single_bytes(*expert))
         elif span.op == "launch cpu_expert":
-            self._links[0].results_due += 1
+            self._results_to(span.layer).results_due += 1
 
     def _single_bytes(self, layer: int, expert: int) -> int | None:
         """Bytes of the piece that an expert is about to run from, where precisions lie beside one another."""
@@ -216,6 +216,10 @@ class Timeline:
             return None
         pieces = residency.sufficient(self._engine.pieces.whole[layer][expert], lower.get(expert))
         return pieces[0].n_bytes if pieces is not None and len(pieces) == 1 else None
+
+    def _results_to(self, layer: int) -> Link:
+        """The link that results of the CPU come up."""
+        return self._links[self._engine.cost.gpu_of[layer]]
 
     def _link(self, layer: int, expert: int) -> Link:
         return self._links[self._engine.pieces.whole[layer][expert].gpu]

@@ -134,6 +134,7 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
         **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace")},
         "scheduler_sha256": meant.get("scheduler_sha256"),
         "placement_sha256": meant.get("placement_sha256"),
+        **({"unread": True} if setup.leaves_unread else {}),
         **{name: getattr(spec, name) for name in ("precision", "gpus", "peer", "dense", "host_links")},
         **{name: getattr(spec, name) for name in ("split", "requests")},
         **setup.batch_terms,
