@@ -156,12 +156,12 @@ def test_the_paper_looks_further_where_all_that_is_likely_is_there(variant, gues
     """Of layer 1 expert 0 is likeliest, and there; of layer 2 expert 3, and not there."""
     policy = AdapMoe(variant=variant, gating=False)
     policy._groups = [[SimpleNamespace(gpu=0, main={0: None})] for _ in range(4)]
-    policy._guesses, policy._pieces, policy._n_guesses = {}, {}, 0
+    policy._guesses, policy._pieces, policy._n_guesses, policy._guesses_now = {}, {}, 0, True
     best = {1: [1.0, 0, 0, 0], 2: [0, 0, 0, 1.0], 3: [0, 1.0, 0, 0]}
     gate = SimpleNamespace(layer=0, phase="decode", next_scores=lambda distance: np.array([best[distance]]))
     piece = {(layer, e): Piece(layer, e, 0.0, 1.0, "bf16", 0, 1, e) for layer in range(4) for e in range(4)}
     view = SimpleNamespace(n_layers=4, top_k=1, expert_bytes=1, free_bytes=lambda gpu: 9, piece=lambda *at: piece[at])
-    asked = list(policy._guess(gate, policy._groups[0][0], view))
+    asked = list(policy._guess(gate, view))
     assert [(d.piece.layer, d.piece.expert) for d in asked] == guess
     assert list(policy._guesses) == [layer for layer, _ in guess]
 
