@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -44,6 +44,8 @@ from sim.workload.learn_split import StoreSplit
 if TYPE_CHECKING:
     from sim.engine.run_loop import Step
     from sim.machine.lanes import Spans
+    from sim.policy.api import Policy
+    from sim.policy.view import View
     from sim.results.record import Result
     from sim.setup.third_tier import ThirdTier
 
@@ -264,6 +266,7 @@ def run_through(
     with seldom_collected():
         drive(Loop(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=told))
     _all_served_once(setup, [clockwork])
+    _check_kept(engine, setup.policy, "kept_layers", engine.kept)
     return clockwork
 
 
@@ -323,5 +326,35 @@ def start_policy(engine: Engine, setup: Setup) -> None:
     policy.learn(StoreSplit(setup.trace, setup.store))
     engine.start()
     engine.copies.place(policy.initial(view))
-    if setup.leaves_unread and (kept := frozenset(policy.kept_layers(view))):
+    if setup.all_kept:
+        _check_kept(engine, policy, "keeps_all_if_room", range(view.n_layers))
+    elif setup.leaves_unread and (kept := _kept_layers(policy, view)):
+        _check_kept(engine, policy, "kept_layers", kept)
+        engine.kept = kept
         engine.machine.leave_unread(kept)
+
+
+def _kept_layers(policy: Policy, view: View) -> frozenset[int]:
+    """What a policy says of them. Raises IllegalDecision for an answer that is no layers."""
+    answer = policy.kept_layers(view)
+    try:
+        found = list(answer)
+    except PUZZLED as error:
+        raise _no_layers(policy, answer, view) from error
+    if any(type(layer) is not int or not 0 <= layer < view.n_layers for layer in found):
+        raise _no_layers(policy, found, view)
+    return frozenset(found)
+
+
+def _no_layers(policy: Policy, answer: object, view: View) -> IllegalDecision:
+    wrong = IllegalDecision(f"got {answer!r}: it answers with layers, 0 to {view.n_layers - 1}")
+    return located(wrong, policy, "kept_layers", -1)
+
+
+def _check_kept(engine: Engine, policy: Policy, hook: str, layers: Collection[int]) -> None:
+    """Raises IllegalDecision where experts of layers that are kept for good are not on their GPUs."""
+    pieces, holds = engine.pieces, engine.residency.holds
+    missing = next((piece for layer in sorted(layers) for piece in pieces.whole[layer] if not holds(piece)), None)
+    if missing is not None:
+        wrong = IllegalDecision(f"{missing} is not there: every expert of a layer that is kept is, for good")
+        raise located(wrong, policy, hook, -1)

@@ -11,15 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 import random_worlds
+from cli_help import moesim, simulated
 from easy_numbers import execute_easy, figure, setup
 from test_timeline_copies import Placed
 from tiny_traces import from_rows
 
 from policies.lru import Lru
+from sim.base.errors import IllegalDecision
 from sim.base.quantities import Quantity
 from sim.bounds.time_bound import Bounds
 from sim.machine.cost import Cost
-from sim.policy import View
+from sim.policy import Evict, RunCpu, View
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import Kernels, KernelTimes, Resident, Stack, load_stack
@@ -271,6 +273,61 @@ def test_routers_of_kept_layers_are_not_read(tmp_path: Path, engine: str) -> Non
         assert seen.result.bound.ttft_s <= seen.end_s
         ends.append(seen.end_s)
     assert ends == [32, 26]
+
+
+@pytest.mark.parametrize(
+    ("answer", "there", "said"),
+    [
+        (None, 6, "placed.kept_layers: got None: it answers with layers, 0 to 1"),
+        ([2], 6, r"placed.kept_layers: got \[2\]: it answers with layers, 0 to 1"),
+        ([True], 6, r"placed.kept_layers: got \[True\]: it answers with layers"),
+        ([1], 5, r"placed.kept_layers: Piece\(layer=1, expert=2, bf16, gpu=0\) is not there: every expert of a layer"),
+    ],
+)
+def test_what_a_policy_says_it_keeps_is_held_to(tmp_path: Path, answer: Any, there: int, said: str) -> None:
+    class Says(Placed):
+        def kept_layers(self, view: View) -> Any:
+            return answer
+
+    all_of_them = [(layer, expert) for layer in (0, 1) for expert in (0, 1, 2)]
+    with Trace(from_rows(tmp_path / "t.safetensors", [[[0, 1], [1, 2]]], 3)) as trace:
+        made = setup(Says(all_of_them[:there]), trace, 6)
+        made.stack = msgspec.structs.replace(made.stack, resident=Resident(graphs=True, kernels=made.stack.kernels))
+        with pytest.raises(IllegalDecision, match=said):
+            execute_easy(made)
+
+
+def test_what_is_kept_neither_leaves_nor_runs_on_the_cpu(tmp_path: Path) -> None:
+    class Leaves(Kept):
+        def layer_done(self, layer: int, view: View) -> Any:
+            return [Evict(view.piece(1, 0))] if layer == 0 else None
+
+    class OnCpu(Kept):
+        traits = frozenset({"cpu"})
+
+        def gate_done(self, gate: Any, view: View) -> Any:
+            return [RunCpu(expert) for expert in gate.needs]
+
+    there = [(layer, expert) for layer in (0, 1) for expert in (0, 1, 2)]
+    for policy, said in (
+        (Leaves, "Evict of .* says that its layer stays"),
+        (OnCpu, "RunCpu.* layer 1 stays on"),
+    ):
+        with Trace(from_rows(tmp_path / "t.safetensors", [[[0, 1], [1, 2]]], 3)) as trace:
+            made = setup(policy(there), trace, 6, cpu_s=1.0)
+            made.stack = msgspec.structs.replace(made.stack, resident=Resident(graphs=True, kernels=made.stack.kernels))
+            with pytest.raises(IllegalDecision, match=said):
+                execute_easy(made)
+
+
+def test_a_comparison_gives_each_the_bound_of_a_run_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where routers are not read the bound is lower: whoever is compared beside it has another."""
+    words = ("--hw", "rtx4090", "--model", "qwen3-30b-a3b", "--precision", "q4_k_m", "--requests", 1)
+    words = (*words, "--cache-frac", 0.98, "--stack", "llama_cpp", "--json")
+    both = moesim(capsys, "compare", *words, "--policy", "static_cache", "--policy", "llama_cpp").json["runs"]
+    alone = simulated(capsys, "--policy", "llama_cpp", *words).json
+    found = next(run for run in both if run["policy"] == "llama_cpp")
+    assert (found["run_id"], found["bound"]["tpot_s"]) == (alone["run_id"], alone["bound"]["tpot_s"])
 
 
 def test_engines_agree_where_some_layers_are_kept(tmp_path: Path) -> None:

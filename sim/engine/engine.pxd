@@ -20,6 +20,7 @@ from sim.workload.iterations cimport Iteration, Row
 @cython.final
 cdef class Engine:
     cdef readonly object policy, cost, future
+    cdef public object kept
     cdef readonly Arrays arrays
     cdef readonly Machine machine
     cdef readonly Residency residency
@@ -42,7 +43,7 @@ cdef class Engine:
     cpdef obey(self, object decisions, str hook)
     cdef bint _are_steps(self, object decisions) except -1
     @cython.locals(ticket=Ticket, run=RunGpu, fetch=Fetch, evict=Evict, ask=Prefetch, part=RunPart, on_cpu=RunCpu, wait=Wait,
-                   queue=Requeue, line=RequeueFrom, after=tuple)
+                   queue=Requeue, line=RequeueFrom, after=tuple, leaving=Piece)
     cpdef Ticket apply(self, object decision, bint asked=*)
     @cython.locals(withdrawn=Cancel)
     cdef Ticket _apply_seldom(self, object decision)

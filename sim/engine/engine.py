@@ -88,6 +88,7 @@ class Engine:
     ) -> None:
         self.policy = policy
         self.machine = machine
+        self.kept: frozenset[int] = frozenset()  # layers that stay on their GPUs, whose routers nobody reads
         self.residency = residency
         self.pieces = pieces = residency.pieces
         self.cost = cost
@@ -235,7 +236,10 @@ class Engine:
             return self.copies.fetch(self.residency.known(fetch.piece), all_tickets(fetch.after), asked)
         if kind is Evict:
             evict: Evict = decision
-            self.copies.evict(self.residency.known(evict.piece))
+            leaving = self.residency.known(evict.piece)
+            if self.kept and leaving.layer in self.kept:
+                raise IllegalDecision(f"Evict of {leaving}: `kept_layers` says that its layer stays; leave it there")
+            self.copies.evict(leaving)
             return None
         if kind is Prefetch:
             ask: Prefetch = decision
@@ -245,6 +249,11 @@ class Engine:
             return self.layer.run_part(self.residency.known(part.piece), all_tickets(part.after), part.slices)
         if kind is RunCpu:
             on_cpu: RunCpu = decision
+            if self.kept and self.pending.layer in self.kept:
+                raise IllegalDecision(
+                    f"RunCpu({on_cpu.expert}): `kept_layers` says that layer {self.pending.layer} stays on the GPU; "
+                    "run it there"
+                )
             return self.layer.run_cpu(on_cpu.expert, on_cpu.join_layer)
         if kind is Wait:
             wait: Wait = decision

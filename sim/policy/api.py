@@ -188,8 +188,8 @@ class Policy:
         return ()
 
     def kept_layers(self, view: View) -> Collection[int]:
-        """Layers whose experts all lie on their GPUs for good; asked once, after `initial`. An engine that replays
-        graphs reads no router's choice there (where its stack has `resident`)."""
+        """Layers whose experts all lie on their GPUs for good; asked once, after `initial`. An engine that reads no
+        router where all of them are there (its stack has `resident`) reads none of these layers."""
         return ()
 
     # -- hooks, in the order they fire ------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from sim.base.errors import BadInput, DoesNotFit, did_you_mean
+from sim.base.errors import BadInput, DoesNotFit, IllegalDecision, did_you_mean
 from sim.machine.copy_prices import crowded
 from sim.machine.memory_law import ON, needs_events
 from sim.machine.several import DATA, GPU0, LAYERS, PER_EXPERT, TENSOR, Several, homes_by_layer
-from sim.policy.mistakes import blamed, check_traits
+from sim.policy.mistakes import blamed, check_traits, located
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import without_file
 from sim.policy.registry import find
@@ -145,7 +145,7 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
         if len(set(homes)) < spec.gpus:
             raise BadInput(
                 f"--dense, got 'layers' on {spec.gpus} GPUs: dealt out with the head, the layers of {model.id} "
-                "leave a GPU without experts; take fewer --gpus"
+                "leave a GPU without experts; take fewer --gpus, or --dense gpu0"
             )
     if spec.placement is not None:
         homes = read_placement(Path(spec.placement), model.n_moe_layers, model.n_experts, spec.gpus)
@@ -164,6 +164,15 @@ def _as_its_engine(spec: RunSpec, stack: Stack) -> RunSpec:
                 "of one GPU's memory; leave it out, or add --dense gpu0"
             )
     return msgspec.structs.replace(spec, dense=way)
+
+
+def _keeps_all_if_room(policy: Policy, model: Model) -> bool:
+    """What a policy says of it. Raises IllegalDecision for another answer than yes or no."""
+    answer = policy.keeps_all_if_room(model.n_moe_layers)
+    if not isinstance(answer, bool):
+        wrong = IllegalDecision(f"got {answer!r}: it answers with True or False")
+        raise located(wrong, policy, "keeps_all_if_room", -1)
+    return answer
 
 
 def _check_watts(spec: RunSpec, overrides: Overrides) -> None:
@@ -210,7 +219,7 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
         several = _several_of(_as_its_engine(spec, named.stack), hw, model)
         bound, all_stay = "bound" in policy.traits, policy.keeps_all
         memory = plan(model, hw, spec.precision, least, rule, spec.gpus, bound, all_stay, several)
-        if policy.keeps_all_if_room(model.n_moe_layers):
+        if _keeps_all_if_room(policy, model):
             all_stay = memory.holds_all(model, spec.precision, several)
         if not all_stay and spec.nvme is None:
             check_host(model, hw, spec.precision, spec.host_memory_bytes)
@@ -255,7 +264,8 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all, several)
     host_bytes = 0
     keeps_all = policy.keeps_all
-    if policy.keeps_all_if_room(model.n_moe_layers) and memory.holds_all(model, spec.precision, several):
+    all_kept = _keeps_all_if_room(policy, model) and memory.holds_all(model, spec.precision, several)
+    if all_kept:
         keeps_all, stack = True, named.stack.on(hw, keeps_all=True).of(model.id)
     if keeps_all:
         tier = None
@@ -271,7 +281,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     store = requests_of(trace, "store")
     setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
     setup.clients, setup.labels, setup.kv, setup.tier = load.clients, load.labels, kv, tier
-    setup.homes = several.homes
+    setup.homes, setup.all_kept = several.homes, all_kept
     setup.drafter = drafter
     if drafter is not None:
         setup.labels += tuple(drafter.labels())

@@ -91,6 +91,7 @@ class Setup:
     homes: tuple[int, ...] | None = None  # the GPU of each expert, layer by layer; None: dealt round-robin
     tier: ThirdTier | None = None  # a drive below host memory; None: that holds every expert
     kv: KvPool | None = None  # pages for keys and values; None: as many as are ever needed
+    all_kept: bool = False  # by a policy that keeps every expert where there is room for it
     drafter: Drafter | None = None  # of decode steps that verify drafts
     said: str | None = None  # which requests were taken where nobody said which
     machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
@@ -113,11 +114,11 @@ class Setup:
 
     @property
     def leaves_unread(self) -> bool:
-        """Whether its engine reads no router's choice in layers that the policy keeps on GPUs: they are one graph."""
+        """Whether its engine reads no router's choice in layers that the policy keeps on GPUs for good."""
         stack, loops = self.stack, self.hw.curves_of(self.model.id, self.spec.precision) is not None
-        graphs = stack.resident is not None and stack.reads_routers and not loops  # a measured loop reads them all
+        engine_does = stack.resident is not None and stack.reads_routers and not loops  # a measured loop reads them all
         one_lane = self.spec.gpus == 1 or self.several.in_turn  # what crosses to experts elsewhere waits for the gate
-        return graphs and one_lane and overrides(self.policy, "kept_layers")
+        return engine_does and one_lane and overrides(self.policy, "kept_layers")
 
     @property
     def contends(self) -> bool:
@@ -278,6 +279,7 @@ class Setup:
             "stack_sha256": digests["stack"],
             "trace": self.trace.name,
             "trace_sha256": self.trace.sha256,
+            **({"kept": "all"} if self.all_kept else {"kept": "layers"} if self.leaves_unread else {}),
             **({} if self.spec.placement is None else {"placement_sha256": of_text(str(self.homes))}),
             **({} if self.arrivals_file is None else {"arrivals_sha256": self._log_sha256}),
         }

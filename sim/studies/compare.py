@@ -145,7 +145,7 @@ def _terms(setup: Setup) -> tuple[Any, ...]:
     meant = setup.resolved()
     digests = (meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace"))
     scheduler = setup.scheduler.name, meant.get("scheduler_sha256")
-    return setup.memory.expert_bytes, "cpu" in setup.policy.traits, *scheduler, *digests
+    return setup.memory.expert_bytes, "cpu" in setup.policy.traits, setup.leaves_unread, *scheduler, *digests
 
 
 def by_scheduler(named: str | None) -> list[tuple[str | None, str]]:

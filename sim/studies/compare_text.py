@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
@@ -163,7 +164,8 @@ def _bounds(rows: Sequence[Row]) -> list[str]:
                 for key, value in result.overrides.items()
                 if key.startswith(("hw.", "model.", "stack.")) and key not in common
             )
-            found[bound.lanes, own] = bound.tpot_s
+            at = bound.lanes, own  # the weakest holds for all of them
+            found[at] = min(bound.tpot_s, found.get(at, math.inf))
     return [
         f"lower bound: TPOT {show_seconds(tpot_s)} for any lossless policy {_LANES[lanes]}{own and f', {own}'}\n"
         for (lanes, own), tpot_s in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))

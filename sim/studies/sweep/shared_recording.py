@@ -18,7 +18,7 @@ _KEPT: dict[str, Recording | None] = {}  # by family; None: its decisions are no
 
 def family_terms(setup: Setup) -> dict[str, Any] | None:
     """All that decides a run's decisions where prices and times do not; None where they are known to."""
-    if not tellable(setup):
+    if not tellable(setup) or setup.leaves_unread:
         return None
     spec, meant = setup.spec, setup.resolved()
     return {
