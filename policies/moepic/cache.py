@@ -101,8 +101,8 @@ class Division:
         self._buffer = buffer
         self._mine = mine
         # A layer's share on each GPU that has experts of it.
-        self._shares = [[n * (gpu in here) for gpu, n in enumerate(mine)] for here in map(set, homes(view).tolist())]
-        self._shares = [[n / max(1, sum(shares)) for n in shares] for shares in self._shares]
+        held_by = [[n * (gpu in here) for gpu, n in enumerate(mine)] for here in map(set, homes(view).tolist())]
+        self._shares = [[n / max(1, sum(row)) for n in row] for row in held_by]
         self._apart = any(0.0 in shares for shares in self._shares)  # some layers are not on every GPU
         self.kept_bytes = [0] * view.n_gpus  # of V_e, left by its division
         self.lay_out([self._even(budget, split, view.n_experts) for budget in self.budgets], view)

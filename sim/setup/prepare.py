@@ -168,7 +168,7 @@ def _as_its_engine(spec: RunSpec, stack: Stack) -> RunSpec:
 
 def _keeps_all_if_room(policy: Policy, model: Model) -> bool:
     """What a policy says of it. Raises IllegalDecision for another answer than yes or no."""
-    answer = policy.keeps_all_if_room(model.n_moe_layers)
+    answer: object = policy.keeps_all_if_room(model.n_moe_layers)
     if not isinstance(answer, bool):
         wrong = IllegalDecision(f"got {answer!r}: it answers with True or False")
         raise located(wrong, policy, "keeps_all_if_room", -1)
