@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import by_layer, most_layers
+from policies.common.homes import by_layer, homes, most_layers
 from policies.common.surrogate import PREFIX, Surrogate
 from sim.policy import (
     PREFILL,
@@ -117,7 +117,7 @@ class ProMoe(Policy):
         self.prefetch_depth = self.depth
         n_layers, n_experts = self._shape = (view.n_layers, view.n_experts)
         gpus = range(view.n_gpus)
-        self._home = [[view.piece(layer, expert).gpu for expert in range(n_experts)] for layer in range(n_layers)]
+        self._home = homes(view).tolist()
         self._room = list(zip(*[self._shares(gpu, view) for gpu in gpus], strict=True))  # by layer and GPU
         # Per layer and GPU the experts that have a chunk there or on its way, least recently accessed first.
         self._lru: list[list[dict[int, None]]] = [[{} for _ in gpus] for _ in range(n_layers)]

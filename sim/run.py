@@ -304,10 +304,9 @@ def start_policy(engine: Engine, setup: Setup) -> None:
     for gpu, n_bytes in enumerate(budgets(setup, predictor_bytes)):
         residency.budget_bytes[gpu] = n_bytes
     size = view.expert_bytes
+    least = sound_number(policy, "min_experts", policy.min_experts(view))
     for gpu, budget in enumerate(residency.budget_bytes):
-        need = sound_number(policy, "min_experts", policy.min_experts(view))
-        if setup.homes is not None:
-            need = min(need, setup.homes.count(gpu))  # more than lives there is not needed
+        need = least if setup.homes is None else min(least, setup.homes.count(gpu))  # no more than lives there
         if budget < need * size:
             raise DoesNotFit(
                 f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "

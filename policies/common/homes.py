@@ -19,6 +19,12 @@ def homes(view: View) -> NDArray[np.int64]:
     return np.array([[view.piece(layer, expert).gpu for expert in experts] for layer in range(view.n_layers)])
 
 
+def living(view: View) -> list[int]:
+    """Experts that live on each GPU."""
+    counts: list[int] = np.bincount(homes(view).ravel(), minlength=view.n_gpus).tolist()
+    return counts
+
+
 def layers_on(gpu: int, view: View) -> list[int]:
     """Layers of which a GPU has experts."""
     found: list[int] = np.flatnonzero((homes(view) == gpu).any(axis=1)).tolist()
@@ -42,20 +48,20 @@ def most_of_a_layer(view: View) -> int:
 
 def most_on_a_gpu(view: View) -> int:
     """Experts that live on the GPU that has most."""
-    return int(np.bincount(homes(view).ravel(), minlength=view.n_gpus).max())
+    return max(living(view))
 
 
 def beside(spare: int, gpu: int, view: View) -> int:
     """Experts that fit beside so many; where all that live on a GPU fit, nothing has to be spared."""
     room = view.capacity_of(gpu)
-    return room if room >= int((homes(view) == gpu).sum()) else max(0, room - spare)
+    return room if room >= living(view)[gpu] else max(0, room - spare)
 
 
-def dealt(n: int, living: list[int]) -> list[int]:
+def dealt(n: int, owned: list[int]) -> list[int]:
     """So many experts by GPU, in proportion to those that live there; what is left over goes to whom most is due."""
-    total = max(1, sum(living))
-    whole = [n * one // total for one in living]
-    for gpu in sorted(range(len(living)), key=lambda gpu: -(n * living[gpu] % total))[: n - sum(whole)]:
+    total = max(1, sum(owned))
+    whole = [n * one // total for one in owned]
+    for gpu in sorted(range(len(owned)), key=lambda gpu: -(n * owned[gpu] % total))[: n - sum(whole)]:
         whole[gpu] += 1
     return whole
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
-from policies.common.homes import asked_by_layer, beside, dealt, homes, layers_on
+from policies.common.homes import asked_by_layer, beside, dealt, layers_on, living
 from sim.policy import Decision, DoesNotFit, Gate, Param, Piece, Predict, RunCpu, RunGpu, Ticket, View, Wait
 
 Served = Generator[Decision | Sequence[Decision], Any, tuple[Ticket, ...]]
@@ -79,8 +79,8 @@ def pool_by_gpu(policy: str, param: str, asked: int | None, spare: int, view: Vi
     most = [beside(spare, gpu, view) for gpu in range(view.n_gpus)]
     if asked is None:
         return most
-    living = [int((homes(view) == gpu).sum()) for gpu in range(view.n_gpus)]
-    rooms = dealt(min(asked, sum(living)), living) if view.n_gpus > 1 else [asked]
+    owned = living(view)
+    rooms = dealt(min(asked, sum(owned)), owned) if view.n_gpus > 1 else [asked]
     for gpu, (n, room) in enumerate(zip(rooms, most, strict=True)):
         if n > room:
             raise DoesNotFit(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import beside, homes
+from policies.common.homes import beside, living
 from sim.policy import Piece, StoreSplit, View, no_store
 
 
@@ -55,5 +55,4 @@ def fill(order: Iterable[tuple[int, int]], view: View, spare: int = 0, most: int
 
 def fits_whole(view: View) -> bool:
     """True when every GPU has room for all of its experts, so that nothing has to be spared."""
-    owned = np.bincount(homes(view).ravel(), minlength=view.n_gpus)
-    return all(view.capacity_of(gpu) >= n for gpu, n in enumerate(owned.tolist()))
+    return all(view.capacity_of(gpu) >= n for gpu, n in enumerate(living(view)))

@@ -20,6 +20,7 @@ from random import Random as Draws
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.homes import homes
 from policies.common.priority import Priorities
 from policies.moepic.cache import Division, Tops
 from policies.moepic.config import Statistics, Times, Windows, allocate
@@ -175,7 +176,7 @@ class Moepic(Policy):
         statistics = Statistics(view.n_layers, view.n_experts, view.top_k)
         self._history = History(self._priorities, statistics, self.configure, self.prefetch == "speculative")
         self._windows = Windows(view)
-        self._gpu_of = [[view.piece(layer, e).gpu for e in range(view.n_experts)] for layer in range(view.n_layers)]
+        self._gpu_of = homes(view).tolist()
         self._run_whole = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_joined = [RunGpu(expert, joined=True) for expert in range(view.n_experts)]
         self._buffer = Buffer(view.n_gpus)

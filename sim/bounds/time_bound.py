@@ -88,6 +88,7 @@ class Bounds:
         self.cost = setup.cost()
         self.experts = Experts(self.cost)
         self.n_gpus = setup.spec.gpus
+        self.in_turn, self.read_routers = setup.several.in_turn, not setup.leaves_unread
         self.homes = np.array(setup.several.homes_of(setup.trace.n_layers * setup.trace.n_experts))
         self.together = Together(self.cost) if setup.several.together else None
         size = setup.pieces.whole[0][0].n_bytes
@@ -167,8 +168,7 @@ class Bounds:
     def _path(
         self, iteration: Iteration, counts: list[list[int]], elsewhere: list[int], away_s: Sequence[float] = ()
     ) -> Path:
-        reads = not self.setup.leaves_unread
-        return path_of(self.cost, self.experts, iteration, counts, elsewhere, self.together, away_s, reads)
+        return path_of(self.cost, self.experts, iteration, counts, elsewhere, self.together, away_s, self.read_routers)
 
     def _decode(self, one: Alone) -> Pass:
         """All decode iterations of a request served alone, at once.
@@ -219,7 +219,7 @@ class Bounds:
         if self.n_gpus > 1:
             mines = [home == gpu for gpu in range(self.n_gpus)]
             found = [Uses(ids[mine], sorted(set(np.cumsum(mine)[ends - 1].tolist()) - {0})) for mine in mines]
-        if self.n_gpus == 1 or self.setup.several.in_turn:  # where GPUs take turns, they compute as one
+        if self.n_gpus == 1 or self.in_turn:  # where GPUs take turns, they compute as one
             path = self._path(iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
             return Pass(iteration.index, self._after(drafted_s, path), found, tokens, every)
         homes = [row.tolist() for row in np.split(home, ends[:-1])]
@@ -278,7 +278,7 @@ class Bounds:
         least_s = min(cost.expert_cpu_joined(n).duration_s for n in tokens)
         launch_s, activations_s = cost.launches.expert.all_s, cost.copies.h2d_s(cost.activation_bytes(fewest))
         back_s = activations_s if self.n_gpus == 1 else 0.0
-        n_links = self.n_gpus if self.setup.several.in_turn else 1  # that results take: the first GPU's, or its layer's
+        n_links = self.n_gpus if self.in_turn else 1  # that results take: the first GPU's, or its layer's
         lines = [
             Line(whole_s, -(launch_s + most_s)),
             Line(dense_s, 0.0),
