@@ -34,6 +34,11 @@ CROW = {
     "N1": (30_270, {"24 slots": 9_399, "40 slots": 7_583}),
     "N1-stall": (66_048, {"24 slots": 24_559, "32 slots": 20_882, "40 slots": 18_052}),
 }
+# imp before #1370, counted by its author: launches of a token of Qwen3-30B with the experts of its 48 layers on the
+# host (#1367) and with none there (#1368); of one of Qwen3.6-35B with none (over 514 tokens of
+# tools/roofline/history/raw/cf1b382a_20260711_193211/nvfp4-hybrid_tg256_r0). 20 layers copied for 3.0 ms at 6.5 GB/s.
+IMP_LAUNCHES, IMP_RESIDENT_LAUNCHES, IMP_LAYERS = 3091, 790, 48
+IMP_HYBRID_NODES, IMP_HOST_LAYERS, IMP_COPIED_BYTES = 880, 20, 3.0e-3 * 6.5e9
 CROW_DRIVE = "gen5x4"  # of that repository
 CROW_THREADS, CROW_PARTS = 8, 3  # a thread reads the matrices of an expert
 CROW_UPLOAD_BYTES_PER_S = 17.694e9  # out of pageable memory, 3.2 MB at a time (nibor1896/Crow@1bd8b57)
@@ -73,6 +78,20 @@ def imp_ladder(row: Row, _: Settings) -> dict[str, Figure]:
     first, printed = next(iter(row.published.items()))
     assert isinstance(printed, float)
     return {rung: 1 / (1 / printed + (n - misses[first]) * miss_s) for rung, n in misses.items()}
+
+
+@method
+def imp_added(_row: Row, _: Settings) -> dict[str, Figure]:
+    """A token with some layers' experts on the host, less one with none: without graphs every kernel is launched, host
+    layers launch more of them, the host reads their routers, and what they miss is copied."""
+    cost = cost_of(IMP, "qwen3.6-35b-a3b", "q4_k_m", stack="imp")
+    times, n_bytes = cost.stack.kernel_times, cost.model.expert_bytes("q4_k_m")
+    assert times is not None
+    more = IMP_HOST_LAYERS * (IMP_LAUNCHES - IMP_RESIDENT_LAUNCHES) / IMP_LAYERS
+    kernels_s = (IMP_HYBRID_NODES + more) * times.launched_s.value - IMP_HYBRID_NODES * times.replayed_s.value
+    routers_s = IMP_HOST_LAYERS * (cost.stack.per_layer_s.value + cost.hw.host.sync_s.value)
+    copy_s = max(cost.copies.expert_s(n_bytes), cost.launches.copy_part_s(1.0))
+    return {"added": 1e3 * (kernels_s + routers_s + IMP_COPIED_BYTES / n_bytes * copy_s)}
 
 
 def crow_waits_ms(row: Row) -> dict[str, float]:
