@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from policies.common.homes import layers_on, most_layers
+from policies.common.homes import each_layer, most_layers
 from sim.policy import (
     PREFILL,
     Evict,
@@ -102,9 +102,9 @@ class MixtralOffloading(Policy):
         self._groups: dict[tuple[int, int], Group] = {}
         self._last: dict[int, Ticket] = {}  # GPU -> the last thing on its stream (variant code)
         for gpu in range(view.n_gpus):
-            n_layers = max(1, len(layers_on(gpu, view)))
+            room = view.capacity_of(gpu)
             # Where so few live that a layer would have no place beside the buffer, all of them have their room.
-            fits = max(0, view.capacity_of(gpu) - self.buffer_size) // n_layers or view.capacity_of(gpu) // n_layers
+            fits = each_layer(max(0, room - self.buffer_size), gpu, view) or each_layer(room, gpu, view)
             for layer in range(view.n_layers):
                 pieces = (view.piece(layer, expert) for expert in range(view.n_experts))
                 mine = [piece for piece in pieces if piece.gpu == gpu]

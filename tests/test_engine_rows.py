@@ -58,9 +58,9 @@ class TestData:
 
     def test_engines_have_one_constant_at_most(self) -> None:
         used = {one.id: one.constant for one in MINE.values() if one.constant}
-        assert used == {"M22": "llama-gb10", "M22-122b": "llama-gb10"}
+        assert used == {"M22": "llama-gb10", "M22-122b": "llama-gb10", "N4": "flash-moe-m3max"}
         sources = {name: load_constants()[name].row for name in used.values()}
-        assert sources == {"llama-gb10": "M22f"}
+        assert sources == {"llama-gb10": "M22f", "flash-moe-m3max": "N4f"}
         assert {name for name, one in MINE.items() if one.check == "fit"} == set(sources.values())
 
     def test_what_can_be_answered_from_geometry_is_judged(self) -> None:
@@ -69,10 +69,12 @@ class TestData:
         assert shown == {"B9"}
 
     def test_stacks_run_as_they_ship(self) -> None:
-        """No experiment changes a stack, but for the graphs that a row or its build has off (C1, M18), and pageable
-        memory where that is the default of what is compared (docs/reproduce.md, Baselines)."""
+        """No experiment changes a stack, but for the graphs that a row or its build has off (C1, M18) or the kernels
+        that it launched (I6), and pageable memory where that is the default of what is compared (docs/reproduce.md,
+        Baselines)."""
         named = {"no graphs": ["stack.resident.graphs=false"], "Accelerate": ["stack.pinned=false"]}
         built = {"freetoken-c1": ["stack.graphs=false"], "llama-m18": ["stack.graphs=false"]}
+        built["imp-serial"] = ["stack.kernels.expert=41"]
         for one in MINE.values():
             for system, text in EXPERIMENTS[one.experiment].systems.items() if one.experiment else ():
                 changed = [word for word in text.split() if word.startswith("stack.")]
@@ -159,6 +161,14 @@ class TestForms:
         assert slow == 10.51
         assert isinstance(fast, float)
         assert 1 / slow - 1 / fast == pytest.approx(384 * (0.962 - 0.366) * miss_s)
+
+    def test_what_offloading_adds_is_launches_routers_and_copies(self) -> None:
+        """880 kernels of one graph become 880 and 48 more in each of 20 layers, launched at 9 us; routers are read in
+        31 us; 19.5 MB are copied, an expert in three calls of 20 us and its bytes at 12 GB/s."""
+        n_bytes = cost_of("rtx5090", "qwen3.6-35b-a3b", "q4_k_m").model.expert_bytes("q4_k_m")
+        copy_s = max(3 * 20e-6 + n_bytes / 12e9, 3 * 76.2e-6)
+        by_hand_s = (880 + 20 * (3091 - 790) / 48) * 9e-6 - 880 * 2.31e-6 + 20 * 31e-6 + 19.5e6 / n_bytes * copy_s
+        assert METHODS["imp_added"](ROWS["B5"], {}) == {"added": pytest.approx(1e3 * by_hand_s)}
 
     def test_two_lanes_ask_the_products_law(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a profile in which a pair was measured they are slowed by that pair, as a run there would be."""

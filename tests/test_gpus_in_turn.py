@@ -6,22 +6,27 @@ the next GPU in 2 s, 1 s of it latency. Of three layers the first two are on GPU
 
 from __future__ import annotations
 
+import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import random_worlds
 import several_worlds
 from cli_help import moesim, simulated
 from easy_numbers import TOKEN_BYTES, Run, execute_easy, figure, setup
+from hypothesis import given
+from hypothesis import strategies as st
 from test_timeline_copies import Placed
 from tiny_traces import from_rows, tiny_trace
 
 from policies.belady import Belady
 from policies.lru import Lru
-from sim.base.errors import BadInput
-from sim.machine.several import homes_by_layer, stages
+from sim.base.errors import BadInput, DoesNotFit
+from sim.machine.several import homes_by_layer, stages, way_of
 from sim.policy.pieces import Pieces
 from sim.policy.registry import policies
 from sim.profiles.hardware import Link
@@ -35,12 +40,14 @@ from traces.format.reader import Trace
 ENGINES = ("arithmetic", "simpy")
 
 
-def in_turn(policy: Any, trace: Trace, room: int | list[int], engine: str = "arithmetic", **world: Any) -> Run:
+def in_turn(
+    policy: Any, trace: Trace, room: int | list[int], engine: str = "arithmetic", dense: str = "layers", **world: Any
+) -> Run:
     made = setup(policy, trace, room, gpus=2, **world)
-    made.spec = msgspec.structs.replace(made.spec, engine=engine, dense="layers")
+    made.spec = msgspec.structs.replace(made.spec, engine=engine, dense=dense)
     p2p = Link(latency_s=figure(1.0), bandwidth_bytes_per_s=figure(TOKEN_BYTES))
     made.hw = msgspec.structs.replace(made.hw, p2p=p2p)
-    made.homes = homes_by_layer(made.model, 2)
+    made.homes = homes_by_layer(made.model, stages(made.model.n_layers, way_of(dense).shares or (1, 1)))
     shape = (trace.n_layers, trace.n_experts)
     made.pieces = Pieces(*shape, "bf16", 2, made.model.expert_bytes, made.homes)
     return execute_easy(made)
@@ -52,9 +59,61 @@ def by_hand(tmp_path: Path, there: Any, engine: str, **world: Any) -> Run:
 
 
 def test_layers_are_dealt_out_as_llama_cpp_does():
-    assert stages(48, 2) == [0] * 25 + [1] * 24  # the head counts as a layer
-    assert stages(3, 2) == [0, 0, 1, 1]
-    assert stages(4, 1) == [0] * 5
+    assert stages(48, [1, 1]) == [0] * 25 + [1] * 24  # the head counts as a layer
+    assert stages(3, [1, 1]) == [0, 0, 1, 1]
+    assert stages(4, [1]) == [0] * 5
+    assert stages(48, [3, 1]) == [0] * 37 + [1] * 12
+    assert stages(3, [1, 3]) == [0, 1, 1, 1]
+
+
+@given(st.integers(1, 100), st.lists(st.integers(1, 100), min_size=1, max_size=6))
+def test_shares_are_llama_cpps_tensor_split(n_layers, shares):
+    """`get_layer_buft_list` of llama-model.cpp: the first device whose end lies above the layer's place."""
+    ends = np.cumsum(shares) / sum(shares)
+    places = np.arange(n_layers + 1) / (n_layers + 1)
+    far = np.abs(ends[:, None] - places[None]).min(axis=0) > 1e-9  # where rounding decides nothing
+    found = np.searchsorted(ends, places, side="right")
+    assert np.array_equal(np.array(stages(n_layers, shares))[far], found[far])
+
+
+@pytest.mark.parametrize(
+    ("said", "shares", "written"),
+    [
+        ("layers", (), "layers"),
+        ("layers:2/2", (1, 1), "layers"),
+        ("layers:6/2", (3, 1), "layers:3/1"),
+        ("layers:0.5/1.25", (2, 5), "layers:2/5"),
+        ("tensor", (), "tensor"),
+    ],
+)
+def test_ways_are_written_in_the_fewest_words(said, shares, written):
+    assert way_of(said).shares == shares
+    assert way_of(said).said == written
+    assert way_of(written).said == written
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("tensor:3/1", "only layers come in shares"),
+        ("layers:", "shares of the layers are numbers"),
+        ("layers:3/x", "shares of the layers are numbers"),
+        ("layers:3/-1", "shares of the layers are numbers"),
+        ("layers:3/1e9", "shares of the layers are numbers"),
+        ("layers:3/.", "shares of the layers are numbers"),
+        ("layers:3/\u00b2", "shares of the layers are numbers"),
+        ("layers:3/0", "a GPU without layers has nothing to do"),
+    ],
+)
+def test_shares_that_are_none(said, why):
+    with pytest.raises(BadInput, match=why):
+        way_of(said)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_layer_on_the_first_and_two_on_the_second(tmp_path, engine):
+    seen = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], engine, dense="layers:1/3")
+    assert [step for step in seen.lane("gpu") if step[0].startswith("hand_over")] == [("hand_over 1", 3, 5)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -290,7 +349,9 @@ def test_a_timeline_has_the_arrows_of_one_gpu(capsys, tmp_path):
 def test_tied_embeddings_are_on_the_first_and_the_last_gpu(name):
     model = load_model(name)
     again = model.head_bytes("bf16") if model.tied_embeddings else 0
-    assert sum(dense_bytes_by_gpu(model, "bf16", 3)) == model.dense_bytes("bf16") + again
+    assert (
+        sum(dense_bytes_by_gpu(model, "bf16", stages(model.n_layers, [1, 1, 1]))) == model.dense_bytes("bf16") + again
+    )
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -300,17 +361,38 @@ def test_memory_lies_with_the_layers(tiny_path):
     one = made(tiny_path, gpus=1, dense="gpu0")
     model, whole = one.model, one.memory.parts
     one.close()
-    for gpus in (2, 3):
-        found = made(tiny_path, gpus=gpus)
-        held = dense_bytes_by_gpu(model, "bf16", gpus)
+    for dense, shares in (("layers", [1, 1]), ("layers", [1, 1, 1]), ("layers:3/2/1", [3, 2, 1])):
+        gpus, of_layer = len(shares), stages(32, shares)
+        found = made(tiny_path, gpus=gpus, dense=dense)
+        held = dense_bytes_by_gpu(model, "bf16", of_layer)
         assert sum(held) == model.dense_bytes("bf16") == whole.dense_bytes
         assert found.memory.parts.dense_bytes == held[0]
-        layers = [stages(32, gpus)[:-1].count(gpu) for gpu in range(gpus)]
+        layers = [of_layer[:-1].count(gpu) for gpu in range(gpus)]
         assert found.memory.parts.kv_cache_bytes == -(-whole.kv_cache_bytes * layers[0] // 32)
         rooms = found.memory.expert_bytes
-        assert rooms[0] < rooms[-1]  # more layers, and the embedding
+        if dense == "layers":
+            assert rooms[0] < rooms[-1]  # more layers, and the embedding
+        assert rooms[-1] <= found.homes.count(gpus - 1) * model.expert_bytes("bf16")
         assert sum(held[1:]) > 0
         found.close()
+
+
+def test_a_refusal_says_by_which_shares_it_fits():
+    """Twelve layers of 2.8 GB: all would be on the second of two GPUs that have room for seven each."""
+    spec = RunSpec(policy="llama_cpp", hw="rtx3090", gpus=2, dense="layers", stack="llama_cpp", requests=1)
+    spec = msgspec.structs.replace(spec, set={"placement": "n_cpu_moe", "n_cpu_moe": 20})
+    with pytest.raises(DoesNotFit, match=r"12 layers on the GPU, and 7 fit; .* --dense layers:13/3, or leave") as error:
+        run_of(spec)
+    (advice,) = re.findall(r"--dense (layers:[\d/]+)", str(error.value))
+    assert run_of(msgspec.structs.replace(spec, dense=advice)).token_hit_rates.hit == pytest.approx(12 / 32)
+    too_many = {"placement": "n_cpu_moe", "n_cpu_moe": 10}
+    with pytest.raises(DoesNotFit, match=r"and 7 fit; set it to 25 or more, or leave it out"):
+        run_of(msgspec.structs.replace(spec, set=too_many))
+
+
+def run_of(spec: RunSpec) -> Any:
+    with closing(prepare(spec)) as ready:
+        return execute(ready, bounds=False).result
 
 
 @pytest.mark.parametrize("cap", [{"cache_frac": 1.0}, {"experts": 256}], ids=str)

@@ -31,6 +31,11 @@ def layers_on(gpu: int, view: View) -> list[int]:
     return found
 
 
+def each_layer(n: int, gpu: int, view: View) -> int:
+    """Of so many, what each layer gets that a GPU has experts of: all the same."""
+    return n // max(1, len(layers_on(gpu, view)))
+
+
 def most_layers(view: View) -> int:
     """Layers of which the GPU has experts that has most layers."""
     return max(len(layers_on(gpu, view)) for gpu in range(view.n_gpus))
@@ -44,6 +49,11 @@ def of_a_layer(gpu: int, view: View) -> int:
 def most_of_a_layer(view: View) -> int:
     """The same of the GPU that has most."""
     return max(of_a_layer(gpu, view) for gpu in range(view.n_gpus))
+
+
+def most_sharing(view: View) -> int:
+    """GPUs that have experts of the layer that most have."""
+    return max(len(set(row)) for row in homes(view).tolist())
 
 
 def most_on_a_gpu(view: View) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
-from policies.common.homes import asked_by_layer, beside, dealt, layers_on, living
+from policies.common.homes import asked_by_layer, beside, dealt, each_layer, living
 from sim.policy import Decision, DoesNotFit, Gate, Param, Piece, Predict, RunCpu, RunGpu, Ticket, View, Wait
 
 Served = Generator[Decision | Sequence[Decision], Any, tuple[Ticket, ...]]
@@ -57,7 +57,7 @@ def slots_by_layer(policy: str, asked: int | None, spare: int, view: View) -> li
         DoesNotFit: the number asked for does not.
     """
     gpus = range(view.n_gpus)
-    most = [beside(spare, gpu, view) // max(1, len(layers_on(gpu, view))) for gpu in gpus]
+    most = [each_layer(beside(spare, gpu, view), gpu, view) for gpu in gpus]
     if asked is None:
         return [most] * view.n_layers
     slots = [asked_by_layer(asked, gpu, view) for gpu in gpus]

@@ -27,7 +27,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import beside, layers_on, most_on_a_gpu
+from policies.common.homes import beside, each_layer, most_on_a_gpu
 from policies.common.placement import fits_whole
 from policies.common.surrogate import PREFIX, Surrogate
 from policies.dali.cache import Warc
@@ -128,13 +128,13 @@ class Dali(Policy):
         self._caches: list[list[Warc]] = []
         self._placed: list[Piece] = []
         buffer = self._buffer(view)
-        n_layers = [max(1, len(layers_on(gpu, view))) for gpu in range(view.n_gpus)]
+        sizes = [each_layer(beside(buffer, gpu, view), gpu, view) for gpu in range(view.n_gpus)]
         for layer in range(view.n_layers):
             pieces = [view.piece(layer, expert) for expert in range(view.n_experts)]
             self._caches.append([])
             for gpu in range(view.n_gpus):
                 mine = [piece for piece in pieces if piece.gpu == gpu]
-                stay = mine[: beside(buffer, gpu, view) // n_layers[gpu]] if buffer else mine
+                stay = mine[: sizes[gpu]] if buffer else mine
                 others = [piece.expert for piece in mine[len(stay) :]]
                 self._caches[layer].append(Warc([p.expert for p in stay], others, self.w_size, self.u_size))
                 self._placed += stay

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from policies.common.homes import asked_by_layer, homes, layers_on
+from policies.common.homes import asked_by_layer, each_layer, homes
 from policies.common.surrogate import PREFIX, Surrogate
 from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
 from policies.emoe.predict import (
@@ -227,7 +227,7 @@ class Emoe(Policy):
             told_s = published_s(self.form, view.model_name, view.n_layers)
             self.settings["predict_s"] = told_s if self._is_trained else 0.0
         gpus = range(view.n_gpus)
-        self._quota = [view.capacity_of(gpu) // max(1, len(layers_on(gpu, view))) for gpu in gpus]
+        self._quota = [each_layer(view.capacity_of(gpu), gpu, view) for gpu in gpus]
         room = min(sum(self._quota[gpu] for gpu in {*row}) for row in homes(view).tolist())  # of every layer
         per_layer = self.experts_per_layer or self._share(view) or min(room, view.n_experts)
         self._per_layer = self.settings["experts_per_layer"] = int(per_layer)

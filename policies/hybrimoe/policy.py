@@ -24,7 +24,7 @@ from random import Random as Draws
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import asked_by_layer, homes, layers_on, most_layers, most_of_a_layer, most_on_a_gpu
+from policies.common.homes import asked_by_layer, each_layer, most_layers, most_of_a_layer, most_on_a_gpu, most_sharing
 from policies.common.placement import fits_whole
 from policies.hybrimoe.cache import LayerCaches, MrsScores
 from policies.hybrimoe.copies import Copies, Experts
@@ -167,10 +167,10 @@ class HybriMoe(Policy):
 
     def _size(self, gpu: int, view: View) -> list[int]:
         """Experts by layer on this GPU. Raises DoesNotFit when the one asked for is too large."""
-        most = (view.capacity_of(gpu) - self._buffer(view)) // max(1, len(layers_on(gpu, view)))
+        most = each_layer(view.capacity_of(gpu) - self._buffer(view), gpu, view)
         if self.cache_size is None:
             return [most] * view.n_layers
-        if self.cache_size < (n_sharing := max(len(set(row)) for row in homes(view).tolist())):
+        if self.cache_size < (n_sharing := most_sharing(view)):
             raise BadInput(
                 f"parameter {self.name}.cache_size, got {self.cache_size}: each of {n_sharing} GPUs has a cache of "
                 f"every layer, of one expert at least; give {n_sharing} or more, or leave it out"

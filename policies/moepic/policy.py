@@ -20,7 +20,7 @@ from random import Random as Draws
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import homes
+from policies.common.homes import homes, most_sharing
 from policies.common.priority import Priorities
 from policies.moepic.cache import Division, Tops
 from policies.moepic.config import Statistics, Times, Windows, allocate
@@ -180,7 +180,7 @@ class Moepic(Policy):
         self._run_whole = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_joined = [RunGpu(expert, joined=True) for expert in range(view.n_experts)]
         self._buffer = Buffer(view.n_gpus)
-        self._n_links = max(len(set(row)) for row in self._gpu_of)  # that copy experts of a layer side by side
+        self._n_links = most_sharing(view)  # that copy experts of a layer side by side
         self._ahead: list[Segment] = []
         self._n_hits = self._n_activated = self._n_configured = 0
 

@@ -66,7 +66,8 @@ SPEC_OPTIONS = (
         "--dense",
         metavar="WAY",
         help="Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers "
-        "(whole ones, experts included); default: gpu0, or what the stack's engine does (llama_cpp: layers).",
+        "(whole ones, experts included; layers:3/1: by shares); default: gpu0, or what the stack's engine does "
+        "(llama_cpp: layers).",
     ),
     click.option(
         "--host-links",

@@ -42,7 +42,7 @@ AXES = (
         "--dense",
         "dense",
         _SEVERAL,
-        "All that is no expert: gpu0, tensor, data, layers; default: gpu0, or as the stack's engine.",
+        "All that is no expert: gpu0, tensor, data, layers, layers:3/1; default: gpu0, or as the stack's engine.",
     ),
     _axis("--placement", "placement", "FILE,...", "Which GPU each expert lives on."),
     _axis("--host-links", "host_links", _SEVERAL, "Bandwidth for several links: apart (default), shared, split."),

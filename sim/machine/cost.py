@@ -22,7 +22,7 @@ from sim.machine.measured import SIX_DIGITS, Measured
 from sim.machine.memory_law import Sharing
 from sim.machine.price import Price, kernels_of
 from sim.machine.roofline import Attention
-from sim.machine.several import ALONE, TENSOR, Several, stages
+from sim.machine.several import ALONE, TENSOR, Several
 from sim.profiles.cpu_products import expert_flops_frac
 from sim.profiles.precisions import BITS_PER_PARAM
 
@@ -106,7 +106,7 @@ class Cost:
         moe_layers = self.model.moe_layer_ids
         if not self.several.in_turn:
             return [0] * (len(moe_layers) + 1), [0] * (len(moe_layers) + 1)
-        of_layer = stages(self.model.n_layers, self.several.n_gpus)
+        of_layer = self.several.stages_of(self.model.n_layers)
         gpus = [*[of_layer[layer] for layer in moe_layers], of_layer[-1]]
         return gpus, [gpu - before for before, gpu in pairwise([0, *gpus])]
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from itertools import accumulate
+from math import gcd, lcm
+from typing import TYPE_CHECKING, NamedTuple
+
+from sim.base.errors import BadInput
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
@@ -18,17 +25,55 @@ GPU0, TENSOR, DATA, LAYERS = "gpu0", "tensor", "data", "layers"
 DENSE_WAYS = (GPU0, TENSOR, DATA, LAYERS)
 
 
-def stages(n_layers: int, n_gpus: int) -> list[int]:
-    """The GPU of each layer and, at the end, of the output head where GPUs have whole layers.
+MOST_SHARES, MOST_DIGITS = 4096, 12
 
-    llama.cpp's rule for equal GPUs (`--split-mode layer`): in order, as many on each, the head counted as one.
+
+class Way(NamedTuple):
+    """Who computes what is dense, as `--dense` names it: `layers:3/1` is `layers` by these shares."""
+
+    name: str
+    shares: tuple[int, ...] = ()  # of the layers, by GPU, as whole numbers; none: the same for each
+
+    @property
+    def said(self) -> str:
+        """As it is written, in the fewest words."""
+        return self.name + (f":{'/'.join(map(str, self.shares))}" if len(set(self.shares)) > 1 else "")
+
+
+def way_of(said: str) -> Way:
+    """A way as it is written. Raises BadInput for shares that are no numbers, or of no layers."""
+    name, colon, text = said.partition(":")
+    if not colon:
+        return Way(name)
+    if name != LAYERS:
+        raise BadInput(f"--dense, got {said!r}: only layers come in shares; write e.g. {LAYERS}:3/1")
+    words = text.split("/")
+    if len(words) > MOST_SHARES or any(
+        len(word) > MOST_DIGITS or not word.replace(".", "", 1).isdecimal() for word in words
+    ):
+        raise BadInput(
+            f"--dense, got {said!r}: shares of the layers are numbers, one for each GPU; write e.g. {LAYERS}:3/1"
+        )
+    exact = [Fraction(word) for word in words]
+    if min(exact) == 0:
+        raise BadInput(
+            f"--dense, got {said!r}: a GPU without layers has nothing to do; leave it out, and take fewer --gpus"
+        )
+    whole = [int(share * lcm(*(one.denominator for one in exact))) for share in exact]
+    return Way(name, tuple(share // gcd(*whole) for share in whole))
+
+
+def stages(n_layers: int, shares: Sequence[int]) -> list[int]:
+    """The GPU of each layer and, at the end, of the output head where GPUs have whole layers, so many of them each.
+
+    llama.cpp's rule (`--split-mode layer`, `--tensor-split`): in order, the head counted as one.
     """
-    return [layer * n_gpus // (n_layers + 1) for layer in range(n_layers + 1)]
+    *ends, whole = accumulate(shares)
+    return [bisect_right(ends, Fraction(layer * whole, n_layers + 1)) for layer in range(n_layers + 1)]
 
 
-def homes_by_layer(model: Model, n_gpus: int) -> tuple[int, ...]:
+def homes_by_layer(model: Model, of_layer: Sequence[int]) -> tuple[int, ...]:
     """The GPU of each expert, layer by layer, where each lies with its layer."""
-    of_layer = stages(model.n_layers, n_gpus)
     return tuple(of_layer[layer] for layer in model.moe_layer_ids for _ in range(model.n_experts))
 
 
@@ -40,6 +85,7 @@ class Several:
     peer: str = PER_EXPERT
     host_links: str = APART
     dense: str = GPU0
+    shares: tuple[int, ...] = ()  # of layers, by GPU, where they come in shares; none: the same for each
     homes: tuple[int, ...] | None = None  # the GPU of each expert, layer by layer; None: dealt round-robin
 
     @property
@@ -51,6 +97,10 @@ class Several:
     def in_turn(self) -> bool:
         """Whether each GPU has whole layers, so that one computes at a time."""
         return self.n_gpus > 1 and self.dense == LAYERS
+
+    def stages_of(self, n_layers: int) -> list[int]:
+        """The GPU of each layer, and of the head."""
+        return stages(n_layers, self.shares or [1] * self.n_gpus)
 
     def homes_of(self, n_experts: int) -> list[int]:
         """The GPU of each of all experts, layer by layer."""
@@ -80,7 +130,8 @@ class Several:
         """The options by which it differs from the default, as they are written; none with one GPU."""
         if self.n_gpus == 1:
             return ""
-        return ", ".join(f"{option} {way}" for option, way, ways in self.chosen if way != ways[0])
+        said = {self.dense: Way(self.dense, self.shares).said}
+        return ", ".join(f"{option} {said.get(way, way)}" for option, way, ways in self.chosen if way != ways[0])
 
 
 ALONE = Several()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, DoesNotFit
 from sim.base.units import GIB, show_bytes
 from sim.machine.cost import key_share
-from sim.machine.several import TENSOR, Several, stages
+from sim.machine.several import TENSOR, Several
 
 if TYPE_CHECKING:
     from sim.profiles.hardware import Hardware
@@ -190,9 +191,10 @@ def _dense_parts(model: Model, precision: str, demand: Demand, several: Several,
         whole, kv_bytes, demand.kv_tokens, working_bytes, demand.iteration_tokens, draft_bytes=demand.draft_bytes
     )
     if several.in_turn:
-        of_layers = dense_bytes_by_gpu(model, precision, n_gpus)
-        of_layer = stages(model.n_layers, n_gpus)[:-1]
-        kept = [math.ceil(kv_bytes * of_layer.count(gpu) / model.n_layers) for gpu in range(n_gpus)]
+        of_layer = several.stages_of(model.n_layers)
+        of_layers = dense_bytes_by_gpu(model, precision, of_layer)
+        n_kept = [of_layer[:-1].count(gpu) for gpu in range(n_gpus)]
+        kept = [math.ceil(kv_bytes * n / model.n_layers) for n in n_kept]
         every = [replace(first, dense_bytes=n, kv_cache_bytes=kv) for n, kv in zip(of_layers, kept, strict=True)]
         return [every[0], *[replace(one, draft_bytes=0) for one in every[1:]]]
     if several.dense == TENSOR:
@@ -205,10 +207,14 @@ def _dense_parts(model: Model, precision: str, demand: Demand, several: Several,
     return [first, *[first if several.together else DenseParts(0, 0, 0, 0, 0)] * (n_gpus - 1)]
 
 
-def dense_bytes_by_gpu(model: Model, precision: str, n_gpus: int) -> list[int]:
+def dense_bytes_by_gpu(model: Model, precision: str, of_layer: Sequence[int]) -> list[int]:
     """Everything that is no routed expert by the GPU that has its layer; the first has the input embedding, the last
-    the head (with tied embeddings both have it) and what lies in no layer."""
-    of_layer, moe = stages(model.n_layers, n_gpus), frozenset(model.moe_layer_ids)
+    the head (with tied embeddings both have it) and what lies in no layer.
+
+    Args:
+        of_layer: the GPU of each layer and of the head.
+    """
+    n_gpus, moe = of_layer[-1] + 1, frozenset(model.moe_layer_ids)
     of_moe = model.gate_bytes(precision) + model.shared_expert_bytes(precision)
     found = [0] * n_gpus
     for layer in range(model.n_layers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +12,7 @@ import msgspec
 from sim.base.errors import BadInput, DoesNotFit, IllegalDecision, did_you_mean
 from sim.machine.copy_prices import crowded
 from sim.machine.memory_law import ON, needs_events
-from sim.machine.several import DATA, GPU0, LAYERS, PER_EXPERT, TENSOR, Several, homes_by_layer
+from sim.machine.several import DATA, GPU0, PER_EXPERT, TENSOR, Several, homes_by_layer, way_of
 from sim.policy.mistakes import blamed, check_traits, located
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import without_file
@@ -130,26 +131,28 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
 
 def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
     """How GPUs work together on this model. Raises BadInput where they cannot."""
-    if spec.dense in (TENSOR, DATA) and hw.curves_of(model.id, spec.precision) is not None:
+    way = way_of(spec.dense or GPU0)
+    if way.name in (TENSOR, DATA) and hw.curves_of(model.id, spec.precision) is not None:
         raise BadInput(
             f"--dense, got {spec.dense!r}: {hw.id} has curves of {model.id}, measured on one GPU; take another --hw"
         )
-    if spec.dense == TENSOR and model.n_heads % spec.gpus:
+    if way.name == TENSOR and model.n_heads % spec.gpus:
         raise BadInput(
             f"--dense, got 'tensor' on {spec.gpus} GPUs: {model.id} has {model.n_heads} heads, which must be dealt out "
             "evenly; take another --gpus, or --dense data"
         )
+    several = Several(spec.gpus, spec.peer, spec.host_links, way.name, way.shares)
     homes = None
-    if spec.dense == LAYERS and spec.gpus > 1:
-        homes = homes_by_layer(model, spec.gpus)
+    if several.in_turn:
+        homes = homes_by_layer(model, several.stages_of(model.n_layers))
         if len(set(homes)) < spec.gpus:
             raise BadInput(
-                f"--dense, got 'layers' on {spec.gpus} GPUs: dealt out with the head, the layers of {model.id} "
-                "leave a GPU without experts; take fewer --gpus, or --dense gpu0"
+                f"--dense, got {spec.dense!r} on {spec.gpus} GPUs: dealt out with the head, the layers of {model.id} "
+                "leave a GPU without experts; take fewer --gpus, other shares, or --dense gpu0"
             )
     if spec.placement is not None:
         homes = read_placement(Path(spec.placement), model.n_moe_layers, model.n_experts, spec.gpus)
-    return Several(spec.gpus, spec.peer, spec.host_links, spec.dense or GPU0, homes)
+    return replace(several, homes=homes)
 
 
 def _as_its_engine(spec: RunSpec, stack: Stack) -> RunSpec:
@@ -163,7 +166,7 @@ def _as_its_engine(spec: RunSpec, stack: Stack) -> RunSpec:
                 f"--kv-memory with --gpus {spec.gpus} and stack {stack.id}, which splits a model by {way}: pages are "
                 "of one GPU's memory; leave it out, or add --dense gpu0"
             )
-    return msgspec.structs.replace(spec, dense=way)
+    return msgspec.structs.replace(spec, dense=way_of(way).said)
 
 
 def _keeps_all_if_room(policy: Policy, model: Model) -> bool:

@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
     set: Mapping[str, Value]  # parameters of the policy, and hw.*, model.*, stack.*
     gpus: int
     peer: str  # per-expert or all-to-all
-    dense: str | None  # gpu0, tensor, data or layers
+    dense: str | None  # gpu0, tensor, data, layers or layers:3/1
     placement: Name | None  # a file: the GPU of each expert; None: dealt round-robin
     host_links: str  # apart, shared or split
     host_memory_bytes: int | str | None  # for experts; None: all that the host has

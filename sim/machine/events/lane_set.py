@@ -48,6 +48,10 @@ class Lanes:
         self.cpu = self.add("cpu")
         self.side = self.add("predictor")
 
+    def stream_of(self, gpu: int) -> Stream:
+        """What a GPU computes on: a stream of its own, or the one that all take turns on."""
+        return self.streams[gpu if len(self.streams) > 1 else 0]
+
     def add(self, name: str) -> Serial:
         """One more lane that serves in order of asking; results tell how busy it was."""
         self.serial.append(Serial(name, self._clock, self._spans))
@@ -85,7 +89,7 @@ def couple(lanes: Lanes, sharing: Sharing, reads: bool = False) -> None:
     cpu, back, stated = lanes.cpu.flow, lanes.write_backs.flow, sharing.stated
     terms = {term: stated.get(term, 0.0) for term in (*TERMS, *WAYS)}
     for gpu, link in enumerate(engine.flow for engine in lanes.h2d):
-        stream = lanes.streams[gpu if len(lanes.streams) > 1 else 0].flow
+        stream = lanes.stream_of(gpu).flow
         stream.slowed_by(link, terms["gpu_slowdown_by_h2d"])
         link.slowed_by(stream, terms["h2d_slowdown_by_gpu"])
         cpu.slowed_by(link, terms["cpu_slowdown_by_h2d"])
@@ -101,7 +105,7 @@ def couple(lanes: Lanes, sharing: Sharing, reads: bool = False) -> None:
         if reads:
             pool.add(lanes.drive.flow)
     for gpu, copies in enumerate(lanes.h2d):  # each GPU's memory, of which the one that gives least counts
-        kernels = lanes.streams[gpu if len(lanes.streams) > 1 else 0]
+        kernels = lanes.stream_of(gpu)
         found = [("gpu_slowdown_by_h2d", copies), ("gpu_slowdown_by_d2h", lanes.write_backs)]
         if first := [engine.flow for term, engine in found if term not in stated]:
             Rest(sharing.gpu_bytes_per_s, first, kernels.flow)
