@@ -64,6 +64,21 @@ def test_kernel_times_follow_from_the_scoreboard() -> None:
         assert times.launched_s.value == pytest.approx(launched_s, rel=0.005)
 
 
+def test_launching_on_newer_cards_is_worth_less() -> None:
+    """llama.cpp #18934: tokens/s without graphs and with them, experts of the first 8 layers on the CPU."""
+    llama = load_stack("llama_cpp")
+    times = llama.kernel_times
+    assert times is not None
+    saved = []
+    for name, without, replayed in (("glm-4.5-air", 60.84, 63.12), ("gpt-oss-120b", 95.96, 100.93)):
+        model, kernels = load_model(name), llama.of(name).kernels
+        on_gpu = sum(layer >= 8 for layer in model.moe_layer_ids)
+        n_kernels = model.n_layers * kernels.attention + len(model.dense_layers) * kernels.dense_ffn + kernels.head
+        n_kernels += model.n_moe_layers * (kernels.gate + kernels.shared_expert * bool(model.n_shared_experts))
+        saved.append((1 / without - 1 / replayed) / (n_kernels + on_gpu * kernels.expert))
+    assert times.launched_s.low == pytest.approx(times.replayed_s.value + min(saved), rel=0.02)
+
+
 def test_kernel_times_of_imp_follow_from_its_dense_models() -> None:
     """imp's table: Qwen3-8B at 269.5 and 270 tokens/s, Qwen3-14B at 164 and 159, in 4.5 bits but for the embedding."""
     bandwidth, imp = load_hardware("rtx5090").gpu.memory_bandwidth_bytes_per_s.value, load_stack("imp")
