@@ -230,6 +230,17 @@ def test_a_plan_says_how_many_cards(capsys):
     assert "3 x rtx3090" in found["answer"]
 
 
+def test_a_page_says_whose_time_and_memory_it_shows(capsys, tmp_path, tiny_path):
+    words = ("--policy", "lru", "--hw", "rtx3090", "--gpus", 2, "--trace", tiny_path, "--split", "all")
+    for dense, time, memory in (("layers", "the GPUs in turn", "the fullest GPU"), ("gpu0", "GPU 0", "GPU 0")):
+        folder, page = tmp_path / dense, tmp_path / f"{dense}.html"
+        assert simulated(capsys, *words, "--dense", dense, "--out", folder).code == 0
+        assert moesim(capsys, "report", folder, "--out", page).code == 0
+        text = page.read_text(encoding="utf-8")
+        assert f"Shares of the time of {time}." in text
+        assert f"Memory of {memory} at the peak." in text
+
+
 def test_schedulers_expect_what_one_gpu_would_take():
     """Two GPUs in turn are no quicker at a prompt than one; experts dealt out over both would be."""
     expected = {}

@@ -6,6 +6,7 @@ Files are anybody's: sizes, schemas and types are checked. A file is known by wh
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,11 @@ class Run:
     result: Result
     label: str
     folder: Path | None = None
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether each GPU has whole layers, so that one computes at a time."""
+        return self.result.gpus > 1 and "gpu" in self.result.lane_utilisation
 
     def has(self, table: str) -> bool:
         """Whether that table was written."""
@@ -238,3 +244,8 @@ def _opened(path: Path, read_it: Any) -> Any:
         raise BadInput(f"{path}: {error.strerror or 'not a Parquet file'}; give {ANSWERS}") from None
     except pa.ArrowException:
         raise BadInput(f"{path}: not a Parquet file as this project writes it; give {ANSWERS}") from None
+
+
+def whose(runs: Sequence[Run]) -> str:
+    """On whose time line a page is cut into what was computed and waited for."""
+    return "the GPUs in turn" if all(run.in_turn for run in runs) else "GPU 0"

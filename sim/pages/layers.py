@@ -9,6 +9,7 @@ import msgspec
 
 from sim.base.errors import BadInput
 from sim.engine.counts import CLASSES
+from sim.pages.inputs import whose
 from sim.pages.page import Block, Column, Note, Plot, Section, Table
 from sim.pages.plots import SCALE, Trace, axis, bars, line
 
@@ -44,7 +45,7 @@ def by_layer(runs: Sequence[Run]) -> list[Section]:
     if len(runs) > 1:
         return [_compared(found)]
     run, rows = found[0]
-    return [_found(rows), _experts(run), _waits(rows)]
+    return [_found(rows), _experts(run), _waits(run, rows)]
 
 
 def _rows(run: Run) -> list[Row]:
@@ -161,14 +162,14 @@ def _experts(run: Run) -> Section:
     return Section(name, title, sentence, blocks)
 
 
-def _waits(rows: Sequence[Row]) -> Section:
+def _waits(run: Run, rows: Sequence[Row]) -> Section:
     phase, shown = _phase(rows)
     traces = _stacked(shown, WAITS)
     title, name = "Waiting by layer", "waits"
     if not traces:
-        return Section(name, title, "GPU 0 waited for nothing.", [Note([f"Phase: {phase}."])])
+        return Section(name, title, "Nothing was waited for.", [Note([f"Phase: {phase}."])])
     layout = {"barmode": "stack", "bargap": 0.08, "xaxis": axis("MoE layer"), "yaxis": axis(f"waiting, {phase}", "s")}
-    plot = Plot("waits", f"What GPU 0 waited for in each layer, {phase}.", traces, layout, 340)
+    plot = Plot("waits", f"What {whose([run])} waited for in each layer, {phase}.", traces, layout, 340)
     used = [key for key in WAITS if any(row[key] for row in rows)]
     columns = [Column("layer", "n"), Column("phase"), *(Column(WAITS[key], "s") for key in used)]
     cells = [[row["layer"], str(row.get("phase")), *(row[key] for key in used)] for row in rows]
@@ -178,6 +179,7 @@ def _waits(rows: Sequence[Row]) -> Section:
 
 def _compared(found: Sequence[tuple[Run, list[Row]]]) -> Section:
     """Hit rates and waits of every run by layer."""
+    who = whose([run for run, _ in found])
     hits, waits = [], []
     for at, (run, rows) in enumerate(found):
         _, shown = _phase(rows)
@@ -188,13 +190,13 @@ def _compared(found: Sequence[tuple[Run, list[Row]]]) -> Section:
     layer = axis("MoE layer")
     shares = {"xaxis": layer, "yaxis": axis("hits, share of asked", "frac", rangemode="tozero")}
     seconds = {"xaxis": layer, "yaxis": axis("waiting", "s", rangemode="tozero")}
-    sentence = f"Where in the model the runs part ({phase}): hits of each layer, and what GPU 0 waited in it."
+    sentence = f"Where in the model the runs part ({phase}): hits of each layer, and what {who} waited in it."
     return Section(
         "layers",
         "Hits and waits by layer",
         sentence,
         [
             Plot("layers", "Hits of each layer, run by run.", hits, shares, 360),
-            Plot("waits", "Waiting of GPU 0 in each layer, run by run.", waits, seconds, 360),
+            Plot("waits", f"Waiting of {who} in each layer, run by run.", waits, seconds, 360),
         ],
     )

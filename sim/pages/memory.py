@@ -1,4 +1,4 @@
-"""What GPU 0's memory held."""
+"""What the memory of GPU 0, or of the fullest GPU, held."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ MOST_POINTS = 1_500
 def memory(run: Run) -> Section:
     """The parts of the peak, beside what the card has, and what experts took over time."""
     sizes = run.result.memory
+    which = "the fullest GPU" if run.in_turn else "GPU 0"
     parts = [(title, int(getattr(sizes, key) or 0)) for key, title in ITEMS.items()]
     free = sizes.vram_bytes - sum(n_bytes for _, n_bytes in parts)
     shown = [*((title, n_bytes) for title, n_bytes in parts if n_bytes), *([("free", free)] if free > 0 else [])]
     traces = [
-        bars(title, ["GPU 0"], [n_bytes], at, across=True, **said("", title, "bytes", name=False))
+        bars(title, [which], [n_bytes], at, across=True, **said("", title, "bytes", name=False))
         for at, (title, n_bytes) in enumerate(shown)
     ]
     layout = {
@@ -51,12 +52,12 @@ def memory(run: Run) -> Section:
         ["one expert", run.result.expert_bytes],
         ["experts in host memory", run.result.peak_host_bytes],
     ]
-    table = Table("Bytes of GPU 0, and of the host.", [Column("what"), Column("size", "bytes")], rows)
+    table = Table(f"Bytes of {which}, and of the host.", [Column("what"), Column("size", "bytes")], rows)
     sentence = (
         f"{show_bytes(run.result.peak_vram_bytes)} of {show_bytes(sizes.vram_bytes)} in use at most; "
         "experts take what the rest leaves."
     )
-    plots = [Plot("memory", "GPU 0's memory at the peak.", traces, layout, 170)]
+    plots = [Plot("memory", f"Memory of {which} at the peak.", traces, layout, 170)]
     over_time = held(run)
     if isinstance(over_time, str):
         sentence += f" {over_time}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.units import show_bytes, show_count, show_frac, show_joules, show_seconds
 from sim.engine.counts import CLASSES
 from sim.pages.curves import BACK_TO_BACK, miss_ratio
+from sim.pages.inputs import whose
 from sim.pages.lanes import Window, lanes
 from sim.pages.layers import by_layer
 from sim.pages.memory import memory
@@ -153,7 +154,8 @@ def _predicted(result: Result) -> list[Section]:
 
 
 def where_the_time_goes(runs: list[Run]) -> Section:
-    """What GPU 0 did or waited for, by phase."""
+    """What the GPU did or waited for, by phase."""
+    who = whose(runs)
     rows = [
         (run.label if len(runs) > 1 else phase, phase, parts.by_part())
         for run in runs
@@ -178,12 +180,14 @@ def where_the_time_goes(runs: list[Run]) -> Section:
     ]
     layout = {
         "barmode": "stack",
-        "xaxis": axis("share of GPU 0's time", "frac", range=[0, 1]),
+        "xaxis": axis(f"share of the time of {who}", "frac", range=[0, 1]),
         "yaxis": {"autorange": "reversed", "type": "category", "fixedrange": True},
     }
-    plot = Plot("time", "Shares of GPU 0's time, by what it did or waited for.", traces, layout, 150 + 34 * len(rows))
+    plot = Plot(
+        "time", f"Shares of the time of {who}, by what was done or waited for.", traces, layout, 150 + 34 * len(rows)
+    )
     shares = Table(
-        "Shares of GPU 0's time.",
+        f"Shares of the time of {who}.",
         [Column("run" if len(runs) > 1 else "phase"), *(Column(PARTS[part], "frac") for part in parts)],
         [[name, *(shares.get(part, 0.0) for part in parts)] for name, _, shares in rows],
         folded=True,
@@ -193,11 +197,9 @@ def where_the_time_goes(runs: list[Run]) -> Section:
         busy = runs[0].result.lane_utilisation
         caption = "How busy each lane was, as a share of the simulated time."
         blocks.append(Table(caption, [Column("lane"), Column("busy", "frac")], [list(one) for one in busy.items()]))
-        sentence = (
-            "GPU 0's time line, cut into what it computed and what it waited for; the longest part binds the run."
-        )
+        sentence = f"The time of {who}, cut into what was computed and waited for; the longest part binds the run."
     else:
-        sentence = "GPU 0's time in decode, run by run, cut into what it computed and what it waited for."
+        sentence = f"The time of {who} in decode, run by run, cut into what was computed and waited for."
     return Section("time", "Where the time goes", sentence, [*blocks])
 
 
