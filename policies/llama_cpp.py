@@ -16,7 +16,8 @@ Memory-mapped weights are pageable: choose that with `--set stack.pinned=false`.
 beside the CPU's routed ones, where llama.cpp runs them after.
 
 Several GPUs: llama.cpp splits by layers (`--split-mode layer`; by shares, `--tensor-split`), which is `--dense layers`
-(`layers:3/1`); without it experts are dealt out. A layer counts as placed when all of it fits where it lives.
+(`layers:3/1`); without it experts are dealt out. With `ngl` llama.cpp deals out the layers on GPUs alone, here all.
+A layer counts as placed when all of it fits where it lives.
 """
 
 from __future__ import annotations
@@ -121,19 +122,20 @@ class LlamaCpp(Policy):
             name, got, advice = "n_gpu_layers", self.n_gpu_layers, f"{placed + 1} or less"
         else:
             name, got, advice = "n_cpu_moe", self.n_cpu_moe, f"{view.n_layers - placed} or more"
-        shares = self._shares(asked, view)
+            if shares := self._shares(asked, view):
+                advice += f", give the first GPU more layers (--dense layers:{shares})"
         return DoesNotFit(
             f"parameter {self.name}.{name}, got {got}: it leaves {asked} layers on the GPU, and {placed} fit; "
-            f"set it to {advice}, {f'deal layers out by --dense layers:{shares}, ' if shares else ''}or leave it out"
+            f"set it to {advice}, or leave it out"
         )
 
     def _shares(self, asked: int, view: View) -> str:
-        """Shares of the layers by which each GPU has as many with experts; "" where they would not fit either, or
-        layers are not what GPUs have. What is dense moves, too, so that one more has to fit."""
-        n_gpus, each = view.n_gpus, -(-asked // view.n_gpus)
+        """Shares of the layers by which each GPU has as many with experts on it as another, give or take one; "" where
+        GPUs have no whole layers, or have no room for two more each: what is dense moves with its layer."""
+        n_gpus, most = view.n_gpus, -(-asked // view.n_gpus)
         whole_layers = all(len(set(row)) == 1 for row in homes(view).tolist())
         room = min(beside(self._large.spare(view), gpu, view) for gpu in range(n_gpus))
-        if n_gpus == 1 or not whole_layers or room < (each + 1) * view.n_experts:
+        if n_gpus == 1 or not whole_layers or asked < 2 * n_gpus or room < (most + 2) * view.n_experts:
             return ""
         shares = [(view.n_layers - asked) * n_gpus + asked, *[asked] * (n_gpus - 1)]
         return "/".join(str(share // gcd(*shares)) for share in shares)

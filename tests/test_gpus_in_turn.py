@@ -6,7 +6,6 @@ the next GPU in 2 s, 1 s of it latency. Of three layers the first two are on GPU
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -83,6 +82,7 @@ def test_shares_are_llama_cpps_tensor_split(n_layers, shares):
         ("layers:2/2", (1, 1), "layers"),
         ("layers:6/2", (3, 1), "layers:3/1"),
         ("layers:0.5/1.25", (2, 5), "layers:2/5"),
+        ("layers:999999.999/.001", (999999999, 1), "layers:999999999/1"),
         ("tensor", (), "tensor"),
     ],
 )
@@ -100,6 +100,10 @@ def test_ways_are_written_in_the_fewest_words(said, shares, written):
         ("layers:3/x", "shares of the layers are numbers"),
         ("layers:3/-1", "shares of the layers are numbers"),
         ("layers:3/1e9", "shares of the layers are numbers"),
+        ("layers:3/1.2345", "six and three decimals"),
+        ("layers:3/1234567890", "at most nine digits"),
+        ("layers:3/\u0663", "shares of the layers are numbers"),
+        ("layers:" + "/".join("1" * 2000), "shares of the layers are numbers"),
         ("layers:3/.", "shares of the layers are numbers"),
         ("layers:3/\u00b2", "shares of the layers are numbers"),
         ("layers:3/0", "a GPU without layers has nothing to do"),
@@ -389,16 +393,18 @@ def test_memory_lies_with_the_layers(tiny_path):
 
 
 def test_a_refusal_says_by_which_shares_it_fits():
-    """Twelve layers of 2.8 GB: all would be on the second of two GPUs that have room for seven each."""
+    """Ten layers of 2.8 GB: all would be on the second of two GPUs that have room for seven each."""
     spec = RunSpec(policy="llama_cpp", hw="rtx3090", gpus=2, dense="layers", stack="llama_cpp", requests=1)
-    spec = msgspec.structs.replace(spec, set={"placement": "n_cpu_moe", "n_cpu_moe": 20})
-    with pytest.raises(DoesNotFit, match=r"12 layers on the GPU, and 7 fit; .* --dense layers:13/3, or leave") as error:
-        run_of(spec)
-    (advice,) = re.findall(r"--dense (layers:[\d/]+)", str(error.value))
-    assert run_of(msgspec.structs.replace(spec, dense=advice)).token_hit_rates.hit == pytest.approx(12 / 32)
-    too_many = {"placement": "n_cpu_moe", "n_cpu_moe": 10}
+
+    def with_cpu_layers(n: int, dense: str = "layers") -> RunSpec:
+        return msgspec.structs.replace(spec, dense=dense, set={"placement": "n_cpu_moe", "n_cpu_moe": n})
+
+    says = r"10 layers on the GPU, and 7 fit; .* give the first GPU more layers \(--dense layers:27/5\), or leave"
+    with pytest.raises(DoesNotFit, match=says):
+        run_of(with_cpu_layers(22))
+    assert run_of(with_cpu_layers(22, "layers:27/5")).token_hit_rates.hit == pytest.approx(10 / 32)
     with pytest.raises(DoesNotFit, match=r"and 7 fit; set it to 25 or more, or leave it out"):
-        run_of(msgspec.structs.replace(spec, set=too_many))
+        run_of(with_cpu_layers(20))  # six each, and room for seven: too near to be sure
 
 
 def run_of(spec: RunSpec) -> Any:
@@ -421,6 +427,12 @@ def test_a_cap_is_dealt_out_by_what_lives_where(tiny_path, cap):
     ("given", "said"),
     [
         ({"peer": "all-to-all"}, "--peer, got 'all-to-all' with --dense layers, where experts lie with their layers"),
+        ({"dense": ""}, "--dense, got '': no such way"),
+        ({"dense": "layers:1/1/1"}, "--dense, got 3 shares with --gpus 2: one for each GPU"),
+        (
+            {"dense": "layers:99/1"},
+            "--dense, got 'layers:99/1' on 2 GPUs: dealt out with the head, the layers of mixtral-8x7b leave",
+        ),
         ({"placement": "p.yaml"}, "--placement, got 'p.yaml' with --dense layers: experts lie with their layers"),
         (
             {"gpus": 40},

@@ -32,7 +32,7 @@ def layers_on(gpu: int, view: View) -> list[int]:
 
 
 def each_layer(n: int, gpu: int, view: View) -> int:
-    """Of so many, what each layer gets that a GPU has experts of: all the same."""
+    """So many, divided by the layers that a GPU has experts of."""
     return n // max(1, len(layers_on(gpu, view)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ GPU0, TENSOR, DATA, LAYERS = "gpu0", "tensor", "data", "layers"
 DENSE_WAYS = (GPU0, TENSOR, DATA, LAYERS)
 
 
-MOST_SHARES, MOST_DIGITS = 4096, 12
+# Of a share; written in the fewest words it is a whole number of nine digits at most, and read again.
+SHARE = re.compile(r"[0-9]{1,9}|[0-9]{0,6}\.[0-9]{1,3}")
+MOST_SHARES = 1024
 
 
 class Way(NamedTuple):
@@ -40,33 +43,35 @@ class Way(NamedTuple):
         return self.name + (f":{'/'.join(map(str, self.shares))}" if len(set(self.shares)) > 1 else "")
 
 
-def way_of(said: str) -> Way:
-    """A way as it is written. Raises BadInput for shares that are no numbers, or of no layers."""
+def way_of(said: str | None) -> Way:
+    """A way as it is written, None for the default. Raises BadInput for shares that are no numbers, or of no layers."""
+    if said is None:
+        return Way(GPU0)
     name, colon, text = said.partition(":")
     if not colon:
         return Way(name)
+    got = f"--dense, got {said[:40]!r}"
     if name != LAYERS:
-        raise BadInput(f"--dense, got {said!r}: only layers come in shares; write e.g. {LAYERS}:3/1")
+        raise BadInput(f"{got}: only layers come in shares; write e.g. {LAYERS}:3/1")
     words = text.split("/")
-    if len(words) > MOST_SHARES or any(
-        len(word) > MOST_DIGITS or not word.replace(".", "", 1).isdecimal() for word in words
-    ):
+    if len(words) > MOST_SHARES or not all(SHARE.fullmatch(word) for word in words):
         raise BadInput(
-            f"--dense, got {said!r}: shares of the layers are numbers, one for each GPU; write e.g. {LAYERS}:3/1"
+            f"{got}: shares of the layers are numbers of at most nine digits, or six and three decimals, one for each "
+            f"GPU; write e.g. {LAYERS}:3/1"
         )
     exact = [Fraction(word) for word in words]
     if min(exact) == 0:
-        raise BadInput(
-            f"--dense, got {said!r}: a GPU without layers has nothing to do; leave it out, and take fewer --gpus"
-        )
-    whole = [int(share * lcm(*(one.denominator for one in exact))) for share in exact]
-    return Way(name, tuple(share // gcd(*whole) for share in whole))
+        raise BadInput(f"{got}: a GPU without layers has nothing to do; leave it out, and take fewer --gpus")
+    scale = lcm(*(share.denominator for share in exact))
+    whole = [int(share * scale) for share in exact]
+    common = gcd(*whole)
+    return Way(name, tuple(share // common for share in whole))
 
 
 def stages(n_layers: int, shares: Sequence[int]) -> list[int]:
-    """The GPU of each layer and, at the end, of the output head where GPUs have whole layers, so many of them each.
+    """The GPU of each layer and, at the end, of the output head where GPUs have whole layers, in these shares.
 
-    llama.cpp's rule (`--split-mode layer`, `--tensor-split`): in order, the head counted as one.
+    llama.cpp's rule (`--split-mode layer`, `--tensor-split`): in order, the head counted as a layer.
     """
     *ends, whole = accumulate(shares)
     return [bisect_right(ends, Fraction(layer * whole, n_layers + 1)) for layer in range(n_layers + 1)]

@@ -56,7 +56,7 @@ def check_options(spec: RunSpec) -> None:
 
 def _check_several(spec: RunSpec) -> None:
     """Raises BadInput for a way of sharing work among GPUs that there is not, or with one GPU."""
-    way = way_of(spec.dense or GPU0)
+    way = way_of(spec.dense)
     for option, name, known in Several(spec.gpus, spec.peer, spec.host_links, way.name).chosen:
         if name not in known:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
@@ -64,7 +64,7 @@ def _check_several(spec: RunSpec) -> None:
             raise BadInput(f"{option}, got {name!r} with one GPU: there is no other to share with; add --gpus N")
     if way.shares and len(way.shares) != spec.gpus:
         raise BadInput(
-            f"--dense, got {spec.dense!r} with --gpus {spec.gpus}: there is one for each GPU; give as many shares"
+            f"--dense, got {len(way.shares)} shares with --gpus {spec.gpus}: one for each GPU; give as many of both"
         )
     if spec.placement is not None and spec.gpus == 1:
         raise BadInput(f"--placement, got {spec.placement!r} with one GPU: there is nothing to place; add --gpus N")

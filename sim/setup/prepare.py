@@ -131,7 +131,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
 
 def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
     """How GPUs work together on this model. Raises BadInput where they cannot."""
-    way = way_of(spec.dense or GPU0)
+    way = way_of(spec.dense)
     if way.name in (TENSOR, DATA) and hw.curves_of(model.id, spec.precision) is not None:
         raise BadInput(
             f"--dense, got {spec.dense!r}: {hw.id} has curves of {model.id}, measured on one GPU; take another --hw"

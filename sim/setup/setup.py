@@ -103,7 +103,7 @@ class Setup:
     @property
     def several(self) -> Several:
         """How its GPUs work together."""
-        way = way_of(self.spec.dense or GPU0)
+        way = way_of(self.spec.dense)
         return Several(self.spec.gpus, self.spec.peer, self.spec.host_links, way.name, way.shares, self.homes)
 
     def cost(self) -> Cost:
