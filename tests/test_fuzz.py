@@ -31,7 +31,7 @@ import pytest
 
 DEFAULT_CASES = 2_000
 CASES = int(os.environ.get("MOESIM_FUZZ_CASES", DEFAULT_CASES))
-BATCH = 500  # cases of one process
+BATCH = 300  # cases of one process
 LATER = () if "MOESIM_FUZZ_CASES" in os.environ else pytest.mark.thorough  # all but the first, unless asked for
 ROOM_BYTES = 128 << 20  # address space a process may take beyond what it has before the first case; files are 20 kB
 SLOWEST_S = 20.0  # no case takes longer, on however busy a machine
