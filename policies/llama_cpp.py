@@ -138,7 +138,8 @@ class LlamaCpp(Policy):
         if n_gpus == 1 or not whole_layers or asked < 2 * n_gpus or room < (most + 2) * view.n_experts:
             return ""
         shares = [(view.n_layers - asked) * n_gpus + asked, *[asked] * (n_gpus - 1)]
-        return "/".join(str(share // gcd(*shares)) for share in shares)
+        common = gcd(*shares)
+        return "/".join(str(share // common) for share in shares)
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         if gate.layer in self._on_gpu:

@@ -32,7 +32,7 @@ from untaught import UNTAUGHT
 
 from sim.base.errors import MoesimError
 from sim.base.lanes import NVME
-from sim.machine.several import LAYERS, homes_by_layer, stages, way_of
+from sim.machine.several import LAYERS, homes_by_layer
 from sim.policy.pieces import Pieces
 from sim.policy.registry import find, policies
 from sim.profiles.curves import AGAINST, Curve, Curves
@@ -329,10 +329,8 @@ def setup_of(of: World, trace: Trace) -> Setup:
     trace.require_all(policy.needs, policy.name)
     if getattr(policy, "options", {}).get("split"):
         spec = msgspec.structs.replace(spec, scheduler=str(IN_TURNS))
-    way = way_of(spec.dense)
-    homes = None
-    if way.name == LAYERS:
-        homes = homes_by_layer(model, stages(model.n_layers, way.shares or [1] * spec.gpus))
+    several = spec.several
+    homes = homes_by_layer(model, several.stages_of(model.n_layers)) if several.dense == LAYERS else None
     return Setup(
         **{**of.facts, "spec": spec},
         policy=policy,

@@ -46,7 +46,7 @@ def several(seed: int, folder: Path, policy: str | None = None, **ways: Any) -> 
     spec = msgspec.structs.replace(spec, gpus=gpus, **chosen)
     size, total = model.expert_bytes(spec.precision), model.n_moe_layers * model.n_experts
     shares = [total // gpus + (gpu < total % gpus) for gpu in range(gpus)]
-    if "dense" in chosen and chosen["dense"].startswith(LAYERS):
+    if spec.several.in_turn:
         shares = [lives_with(model, of_layers).count(gpu) for gpu in range(gpus)]
     memory = random_worlds.planned([rng.randint(min(share, model.top_k + 1), share) * size for share in shares])
     of.facts |= {"spec": spec, "memory": memory}

@@ -46,7 +46,7 @@ def in_turn(
     made.spec = msgspec.structs.replace(made.spec, engine=engine, dense=dense)
     p2p = Link(latency_s=figure(1.0), bandwidth_bytes_per_s=figure(TOKEN_BYTES))
     made.hw = msgspec.structs.replace(made.hw, p2p=p2p)
-    made.homes = homes_by_layer(made.model, stages(made.model.n_layers, way_of(dense).shares or (1, 1)))
+    made.homes = homes_by_layer(made.model, made.spec.several.stages_of(made.model.n_layers))
     shape = (trace.n_layers, trace.n_experts)
     made.pieces = Pieces(*shape, "bf16", 2, made.model.expert_bytes, made.homes)
     return execute_easy(made)

@@ -8,6 +8,7 @@ import numpy as np
 
 from reports.reproduce.closed_form import GB, METHODS, Settings, cost_of, method
 from reports.reproduce.rows import Figure, Row
+from sim.machine.cost import Cost
 from sim.machine.drive_prices import DrivePrices
 from sim.machine.figures import Figures
 from sim.profiles.drives import DRIVES
@@ -66,18 +67,21 @@ def host_calls(_row: Row, _: Settings) -> dict[str, Figure]:
     return {"launch": 1e6 * host.launch_s.value, "copy": 1e6 * host.copy_launch_s.value}
 
 
+def _miss_s(cost: Cost) -> float:
+    """The copy of an expert by the stack as it is: whichever takes longer, the link or the host in its calls."""
+    return max(cost.copies.expert_s(cost.model.expert_bytes("q4_k_m")), cost.launches.copy_part_s(1.0))
+
+
 @method
 def imp_ladder(row: Row, _: Settings) -> dict[str, Figure]:
-    """A token is a constant and its misses, each the copy of an expert by the stack as it is: whichever takes longer,
-    the link or the host in its calls."""
+    """A token is a constant and its misses."""
     cost = cost_of(IMP, "qwen3-30b-a3b", "q4_k_m", stack="imp")
     model = cost.model
-    miss_s = max(cost.copies.expert_s(model.expert_bytes("q4_k_m")), cost.launches.copy_part_s(1.0))
     activations = model.n_moe_layers * model.top_k
     misses = {rung: activations * (1 - IMP_HITS[rung]) for rung in row.published}
     first, printed = next(iter(row.published.items()))
     assert isinstance(printed, float)
-    return {rung: 1 / (1 / printed + (n - misses[first]) * miss_s) for rung, n in misses.items()}
+    return {rung: 1 / (1 / printed + (n - misses[first]) * _miss_s(cost)) for rung, n in misses.items()}
 
 
 @method
@@ -85,13 +89,12 @@ def imp_added(_row: Row, _: Settings) -> dict[str, Figure]:
     """A token with some layers' experts on the host, less one with none: without graphs every kernel is launched, host
     layers launch more of them, the host reads their routers, and what they miss is copied."""
     cost = cost_of(IMP, "qwen3.6-35b-a3b", "q4_k_m", stack="imp")
-    times, n_bytes = cost.stack.kernel_times, cost.model.expert_bytes("q4_k_m")
+    times, n_copied = cost.stack.kernel_times, IMP_COPIED_BYTES / cost.model.expert_bytes("q4_k_m")
     assert times is not None
     more = IMP_HOST_LAYERS * (IMP_LAUNCHES - IMP_RESIDENT_LAUNCHES) / IMP_LAYERS
     kernels_s = (IMP_HYBRID_NODES + more) * times.launched_s.value - IMP_HYBRID_NODES * times.replayed_s.value
     routers_s = IMP_HOST_LAYERS * (cost.stack.per_layer_s.value + cost.hw.host.sync_s.value)
-    copy_s = max(cost.copies.expert_s(n_bytes), cost.launches.copy_part_s(1.0))
-    return {"added": 1e3 * (kernels_s + routers_s + IMP_COPIED_BYTES / n_bytes * copy_s)}
+    return {"added": 1e3 * (kernels_s + routers_s + n_copied * _miss_s(cost))}
 
 
 def crow_waits_ms(row: Row) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.machine.memory_law import WAYS as CONTENTIONS
-from sim.machine.several import GPU0, LAYERS, PER_EXPERT, Several, way_of
+from sim.machine.several import GPU0, LAYERS, PER_EXPERT
 from sim.profiles.power import COUNTED
 from sim.setup.replicas import MAX_REPLICAS
 from sim.setup.spec import HIT_DEFINITIONS
@@ -56,26 +56,26 @@ def check_options(spec: RunSpec) -> None:
 
 def _check_several(spec: RunSpec) -> None:
     """Raises BadInput for a way of sharing work among GPUs that there is not, or with one GPU."""
-    way = way_of(spec.dense)
-    for option, name, known in Several(spec.gpus, spec.peer, spec.host_links, way.name).chosen:
+    several = spec.several
+    for option, name, known in several.chosen:
         if name not in known:
             raise BadInput(f"{option}, got {name!r}: no such way; {did_you_mean(name, known)}")
         if spec.gpus == 1 and name not in (known[0], LAYERS):  # one GPU has all layers
             raise BadInput(f"{option}, got {name!r} with one GPU: there is no other to share with; add --gpus N")
-    if way.shares and len(way.shares) != spec.gpus:
+    if several.shares and len(several.shares) != spec.gpus:
         raise BadInput(
-            f"--dense, got {len(way.shares)} shares with --gpus {spec.gpus}: one for each GPU; give as many of both"
+            f"--dense, got {len(several.shares)} shares with --gpus {spec.gpus}: one for each GPU; give as many of both"
         )
     if spec.placement is not None and spec.gpus == 1:
         raise BadInput(f"--placement, got {spec.placement!r} with one GPU: there is nothing to place; add --gpus N")
-    if way.name != GPU0 and spec.peer != PER_EXPERT:
-        instead = "where experts lie with their layers" if way.name == LAYERS else "which has collectives"
+    if several.dense != GPU0 and spec.peer != PER_EXPERT:
+        instead = "where experts lie with their layers" if several.dense == LAYERS else "which has collectives"
         raise BadInput(f"--peer, got {spec.peer!r} with --dense {spec.dense}, {instead}; leave one out")
-    if way.name == LAYERS and spec.placement is not None:
+    if several.dense == LAYERS and spec.placement is not None:
         raise BadInput(
             f"--placement, got {spec.placement!r} with --dense layers: experts lie with their layers; leave one out"
         )
-    if spec.gpus > 1 and way.name != GPU0 and spec.kv_memory_bytes is not None:
+    if spec.gpus > 1 and several.dense != GPU0 and spec.kv_memory_bytes is not None:
         raise BadInput(f"--kv-memory with --dense {spec.dense}: pages are of one GPU's memory; leave one of them out")
 
 

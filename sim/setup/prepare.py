@@ -121,7 +121,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
     stack = load_stack(spec.stack, overrides.stack).on(hw, policy.keeps_all)
     if tier is not None and tier.reads == BUFFERED:
         stack = msgspec.structs.replace(stack, pinned=False)  # the page cache's pages are pageable
-    if spec.engine == ARITHMETIC and crowded(hw, stack, Several(spec.gpus, host_links=spec.host_links)):
+    if spec.engine == ARITHMETIC and crowded(hw, stack, spec.several):
         raise BadInput(
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and "
             f"{spec.gpus} links ask for more than there is; leave it out, or take --host-links split"
@@ -131,17 +131,16 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
 
 def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
     """How GPUs work together on this model. Raises BadInput where they cannot."""
-    way = way_of(spec.dense)
-    if way.name in (TENSOR, DATA) and hw.curves_of(model.id, spec.precision) is not None:
+    several = spec.several
+    if several.dense in (TENSOR, DATA) and hw.curves_of(model.id, spec.precision) is not None:
         raise BadInput(
             f"--dense, got {spec.dense!r}: {hw.id} has curves of {model.id}, measured on one GPU; take another --hw"
         )
-    if way.name == TENSOR and model.n_heads % spec.gpus:
+    if several.dense == TENSOR and model.n_heads % spec.gpus:
         raise BadInput(
             f"--dense, got 'tensor' on {spec.gpus} GPUs: {model.id} has {model.n_heads} heads, which must be dealt out "
             "evenly; take another --gpus, or --dense data"
         )
-    several = Several(spec.gpus, spec.peer, spec.host_links, way.name, way.shares)
     homes = None
     if several.in_turn:
         homes = homes_by_layer(model, several.stages_of(model.n_layers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
 from sim.machine.memory_law import ON, needs_events
-from sim.machine.several import APART, GPU0, PER_EXPERT, Several, way_of
+from sim.machine.several import APART, GPU0, PER_EXPERT, Several
 from sim.policy.api import overrides
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -103,8 +103,7 @@ class Setup:
     @property
     def several(self) -> Several:
         """How its GPUs work together."""
-        way = way_of(self.spec.dense)
-        return Several(self.spec.gpus, self.spec.peer, self.spec.host_links, way.name, way.shares, self.homes)
+        return replace(self.spec.several, homes=self.homes)
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""

@@ -10,6 +10,7 @@ import yaml
 
 from sim.base.errors import BadInput
 from sim.base.files import FLOAT, read_yaml, to_struct
+from sim.machine.several import Several, way_of
 
 # At most one of these caps the expert part.
 CAPS = ("expert_cache_bytes", "experts", "cache_frac")
@@ -75,6 +76,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def together(self) -> int:
         """Neighbours in the order of arrival of which any may share iterations."""
         return self.batch * self.replicas if self.batch > 1 else 1
+
+    @property
+    def several(self) -> Several:
+        """How its GPUs work together, all but where experts live. Raises BadInput for a way that cannot be read."""
+        way = way_of(self.dense)
+        return Several(self.gpus, self.peer, self.host_links, way.name, way.shares)
 
 
 def read_spec(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

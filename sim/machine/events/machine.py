@@ -256,7 +256,7 @@ class EventMachine(Machine):
             if peer_s:
                 self.bill.crosses(crossing_s, peer_s)
             duration_s += peer_s
-        ticket = self.streams[piece.gpu if len(self.streams) > 1 else 0].launch(
+        ticket = self.lanes.stream_of(piece.gpu).launch(
             Work(
                 *(GPU, "expert", piece.layer, piece.expert, n_tokens, first_s, duration_s, after, last_s),
                 price.n_bytes,
