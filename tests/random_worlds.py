@@ -36,6 +36,7 @@ from sim.machine.several import LAYERS, homes_by_layer
 from sim.policy.pieces import Pieces
 from sim.policy.registry import find, policies
 from sim.profiles.curves import AGAINST, Curve, Curves
+from sim.profiles.geometry import Window
 from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import load_stack
 from sim.results.record import plain
@@ -243,6 +244,10 @@ def drawn_curves(rng: Random, unit_s: float) -> Curves:
 
 def drawn_model(rng: Random, n_layers: int, n_experts: int, top_k: int, dense: tuple[int, ...]) -> Model:
     shared = rng.choice((0, 0, 1, 2))
+    apart = Random()
+    apart.setstate(rng.getstate())  # so that what is drawn afterwards stays what it was
+    behind = tuple(layer for layer in range(n_layers + len(dense)) if apart.random() < 0.5)
+    window = Window(tokens=apart.randint(1, 6), layers=behind) if apart.random() < 0.3 else None
     return Model(
         schema=1,
         id="drawn",
@@ -263,6 +268,7 @@ def drawn_model(rng: Random, n_layers: int, n_experts: int, top_k: int, dense: t
         n_kv_heads=1,
         head_dim=1,
         vocab_size=16,
+        window=window,
     )
 
 

@@ -231,6 +231,8 @@ def _geometry(model: Model) -> list[tuple[str, str]]:
     if model.other_attention:
         kinds = " and ".join(str(len(other.layers)) for other in model.other_attention)
         heads += f"; shapes of their own in {kinds} of {model.n_layers} layers"
+    if model.window:
+        heads += f"; {len(model.window.layers)} of {model.n_layers} layers see the last {model.window.tokens} tokens"
     rows = [
         ("layers", f"{model.n_layers}, {model.n_moe_layers} with experts"),
         ("experts", f"{model.n_experts} per layer, top {model.top_k}"),

@@ -219,17 +219,22 @@ class Cost:
     def _attention(self) -> Attention:
         """One attention block by its bytes and FLOPs, as `model.attention_flops` counts them."""
         model, measured = self.model, self.measured.ranges.context_tokens
+        window_bytes = self._key_share * model.window_kv_bytes_per_token_per_layer(self._kv_precision())
+        window_products = self._share * model.window_products_per_key()
         return Attention(
             self.roofline,
             self.stack.kernels.attention,
             self.stack.prompt_kernels,
             self._share * model.attention_bytes(self.precision),
             4 * self.activation_bytes(1),
-            self._key_share * model.kv_bytes_per_token_per_layer(self._kv_precision()),
+            self._key_share * model.kv_bytes_per_token_per_layer(self._kv_precision()) - window_bytes,
             self._share * model.attention_params(),
-            self._share * model.products_per_key(),
+            self._share * model.products_per_key() - window_products,
             math.inf if measured is None else measured[1] * SIX_DIGITS,
             lambda at: self.measured.check("attention", at, "positions attended to", measured),
+            0 if model.window is None else model.window.tokens,
+            window_bytes,
+            window_products,
         )
 
     def _measured_attention(self, iteration: Iteration) -> Price:
@@ -257,8 +262,10 @@ class Cost:
 
     def decode_points(self) -> tuple[float, ...]:
         """Positions attended to at which the price of a decode token's attention need not be convex."""
+        if self.measured.curve("attention") is None:  # priced by its bytes: from a full window on, a token more is less
+            return () if self.model.window is None else (float(self.model.window.tokens),)
         curve = self.measured.curve("attention_decode")
-        return curve.at if curve is not None and self.measured.curve("attention") is not None else ()
+        return () if curve is None else curve.at
 
     def attention_one_s(self, context: int) -> float:
         """One attention block for one token after `context` others: what a policy may compare."""
@@ -268,6 +275,9 @@ class Cost:
         n_bytes = self._share * model.attention_bytes(precision) + 4 * self.activation_bytes(1)
         n_bytes += self._key_share * model.kv_bytes_per_token_per_layer(self._kv_precision()) * (context + 1)
         flops = self._share * model.attention_flops(1, context + 1)
+        if model.window is not None and (unseen := context + 1 - model.window.tokens) > 0:
+            n_bytes -= self._key_share * model.window_kv_bytes_per_token_per_layer(self._kv_precision()) * unseen
+            flops -= self._share * 2 * model.window_products_per_key() * unseen
         return self.roofline.price(self.stack.kernels.attention, n_bytes, flops).duration_s
 
     def _kv_precision(self) -> str:

@@ -14,6 +14,8 @@ cdef class Roofline:
 cdef class Attention:
     cdef readonly Roofline roofline
     cdef readonly double n_kernels, prompt_kernels, n_bytes, token_bytes, key_bytes, params, key_flops, most_context
+    cdef readonly double window_key_bytes, window_key_flops
+    cdef readonly int window
     cdef readonly object beyond
-    @cython.locals(n_bytes=double, flops=double, n_kernels=double, n_tokens=int, r=Range)
+    @cython.locals(n_bytes=double, flops=double, n_kernels=double, seen=double, n_tokens=int, n_early=int, r=Range)
     cpdef Price price(self, Iteration iteration)

@@ -56,12 +56,15 @@ class Roofline:
 
 
 class Attention:
-    """The price of one attention block: projections for all tokens, then each range against its own context.
+    """The price of one attention block, the mean of all layers: projections for all tokens, then each range against its
+    own context, or what a window shows of it.
 
     Args:
         prompt_kernels: besides, where a prompt runs.
         n_bytes: of its weights. token_bytes: moved for each token besides. key_bytes: of one position of the KV cache.
         params: multiplied with each token. key_flops: half of what one token against one position takes.
+        window: positions that a token of layers with a window attends to, 0 where no layer has one. window_key_bytes,
+            window_key_flops: of these layers, by position, and not in `key_bytes` and `key_flops`.
         most_context: positions up to which the figures were measured. beyond: told of more than that.
     """
 
@@ -76,6 +79,9 @@ class Attention:
         "prompt_kernels",
         "roofline",
         "token_bytes",
+        "window",
+        "window_key_bytes",
+        "window_key_flops",
     )
 
     def __init__(
@@ -90,6 +96,9 @@ class Attention:
         key_flops: float,
         most_context: float,
         beyond: Callable[[int], None],
+        window: int = 0,
+        window_key_bytes: float = 0.0,
+        window_key_flops: float = 0.0,
     ) -> None:
         self.roofline = roofline
         self.n_kernels = n_kernels
@@ -101,6 +110,9 @@ class Attention:
         self.key_flops = key_flops
         self.most_context = most_context
         self.beyond = beyond
+        self.window = window
+        self.window_key_bytes = window_key_bytes
+        self.window_key_flops = window_key_flops
 
     def price(self, iteration: Iteration) -> Price:
         """Of one layer."""
@@ -114,6 +126,12 @@ class Attention:
             n_bytes += self.key_bytes * (r.context + n_tokens)
             # A prefill token sees on average the context before it plus half of its own prompt.
             flops += 2 * n_tokens * (self.params + self.key_flops * (r.context + (n_tokens + 1) / 2.0))
+            if self.window:
+                n_bytes += self.window_key_bytes * min(r.context + n_tokens, self.window + n_tokens - 1)
+                # So many of the tokens see all that is before them, the others a full window.
+                n_early = min(max(self.window - r.context, 0), n_tokens)
+                seen = n_early * (r.context + (n_early + 1) / 2.0) + (n_tokens - n_early) * self.window
+                flops += 2 * self.window_key_flops * seen
             if r.context + n_tokens > self.most_context:
                 self.beyond(r.context + n_tokens)
         return self.roofline.price(n_kernels, n_bytes, flops)

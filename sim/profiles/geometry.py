@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -41,6 +41,13 @@ class OtherAttention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def params(self) -> int:
         """Parameters of one such layer."""
         return sum(rows * columns for _, rows, columns in self.matrices) + self.small_params
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers whose tokens attend to the last `tokens` positions alone, their own among them, and cache no more."""
+
+    tokens: Positive
+    layers: tuple[Count, ...]
 
 
 class Encoder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +91,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     relative_position_buckets: Count = 0  # T5: a (buckets x heads) table in the first block of each stack
     encoder: Encoder | None = None
     other_attention: tuple[OtherAttention, ...] = ()
+    window: Window | None = None
     extra_params: Count = 0  # of parts that no other field describes, e.g. hyper-connections; used in every step
     host_params: Count = 0  # of tables that stay in host memory and are read by the row, e.g. n-gram embeddings
     formats: tuple[StoredAs, ...] = ()
@@ -306,18 +314,32 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return bytes_of(-(-self._kv_values() // self.n_layers), precision)
 
     def kv_bytes_per_token(self, precision: str = "bf16") -> int:
-        """The same for all decode layers. Sliding windows are not modelled: an upper bound for models that have one."""
+        """The same for all decode layers, until a window is full (`kv_bytes`)."""
         if self.other_attention:
             return bytes_of(self._kv_values(), precision)
         return self.n_layers * self.kv_bytes_per_token_per_layer(precision)
 
-    def _kv_values(self) -> int:
-        """Values one token adds to the caches of all decode layers."""
+    def kv_bytes(self, contexts: Iterable[int], precision: str = "bf16") -> int:
+        """Bytes of the caches of requests of so many tokens each: layers with a window keep no more than it has."""
+        every = self.kv_bytes_per_token(precision)
+        if self.window is None:
+            return every * sum(contexts)
+        windowed = bytes_of(self._kv_values(self.window.layers), precision)
+        return sum(every * n - windowed * max(0, n - self.window.tokens) for n in contexts)
+
+    def window_kv_bytes_per_token_per_layer(self, precision: str = "bf16") -> int:
+        """What of `kv_bytes_per_token_per_layer` lies in layers with a window; the mean over all layers, rounded up."""
+        if self.window is None:
+            return 0
+        return bytes_of(-(-self._kv_values(self.window.layers) // self.n_layers), precision)
+
+    def _kv_values(self, layers: Iterable[int] | None = None) -> int:
+        """Values one token adds to the caches of these decode layers; of all, if none are named."""
         own = 2 * self.n_kv_heads * self.head_dim
         if self.mla is not None:
             own = self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
-        others = sum(len(other.layers) * (other.kv_values_per_token - own) for other in self.other_attention)
-        return self.n_layers * own + others
+        of_layer = {layer: other.kv_values_per_token for other in self.other_attention for layer in other.layers}
+        return sum(of_layer.get(layer, own) for layer in (range(self.n_layers) if layers is None else layers))
 
     def all_miss_bytes_per_token(self, precision: str = "bf16") -> int:
         """Bytes copied for one token of decode when no expert is resident."""
@@ -350,7 +372,8 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Operations of one decode layer's attention: projections and scores.
 
         Args:
-            context_tokens: keys each of the tokens attends to, on average; (n + 1) / 2 for a causal prompt of n.
+            context_tokens: keys each of the tokens attends to, on average; (n + 1) / 2 for a causal prompt of n. Of
+                a window's layers, too: what they do not attend to is left to the caller.
 
         MLA is counted in its absorbed form, which reads the cached latent directly. Cross-attention counts its
         projections only, because the encoder's length is not an argument.
@@ -359,9 +382,16 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def products_per_key(self) -> int:
         """Products of one token with one key and its value, all heads; the mean over layers, rounded up."""
+        return -(self._products(range(self.n_layers)) // -self.n_layers)
+
+    def window_products_per_key(self) -> int:
+        """What of `products_per_key` layers with a window do; the mean over all layers, rounded up."""
+        return 0 if self.window is None else -(self._products(self.window.layers) // -self.n_layers)
+
+    def _products(self, layers: Iterable[int]) -> int:
         own = self.n_heads * self.width_per_key()
-        others = sum(len(other.layers) * (other.products_per_key - own) for other in self.other_attention)
-        return own + -(others // -self.n_layers)
+        of_layer = {layer: other.products_per_key for other in self.other_attention for layer in other.layers}
+        return sum(of_layer.get(layer, own) for layer in layers)
 
     def width_per_key(self) -> int:
         """Products of one head of one token with one key and its value."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.profiles.hf_config import Config
-from sim.profiles.model_hf_hybrid import gated_delta_nets, gemma4
+from sim.profiles.model_hf_hybrid import gated_delta_nets, gemma4, layer_types, window
 from sim.profiles.precisions import bytes_of
 
 Fields = dict[str, Any]
@@ -157,8 +157,12 @@ def _mxfp4_experts(config: Config) -> Fields:
 def _gpt_oss(config: Config) -> Fields:
     quantised = config.get("quantization_config", default={})
     packed = isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4"
+    n_layers = config.layer_count("num_hidden_layers")
+    by_turns = [("sliding_attention", "full_attention")[layer % 2] for layer in range(n_layers)]  # as its class has it
+    kinds = by_turns if config.get("layer_types", default=None) is None else layer_types(config)
     return _common(config) | {
         "formats": [_mxfp4_experts(config)] if packed else [],
+        "window": window(config, kinds, 128),
         "n_experts": config.count("num_local_experts"),
         "top_k": config.count("num_experts_per_tok", "experts_per_token"),
         "expert_intermediate_size": config.count("intermediate_size"),

@@ -26,6 +26,12 @@ def layer_types(config: Config) -> list[str]:
     return given
 
 
+def window(config: Config, kinds: list[str], default: int) -> Fields | None:
+    """The layers that attend to a sliding window; None where none does. default: tokens, as its class has them."""
+    layers = [at for at, kind in enumerate(kinds) if kind == "sliding_attention"]
+    return {"tokens": config.count("sliding_window", default=default), "layers": layers} if layers else None
+
+
 def _other(layers: list[int], matrices: list[Matrix], small: int, kv_values: int, products: int) -> Fields:
     return {
         "layers": layers,
@@ -88,7 +94,8 @@ def gemma4(config: Config, common: Fields) -> Fields:
             f"{config.where}: hidden_size_per_layer_input: embeddings per layer; describe it in a model file"
         )
     hidden, heads = common["hidden_size"], common["n_heads"]
-    layers = [at for at, kind in enumerate(layer_types(config)) if kind == "full_attention"]
+    kinds = layer_types(config)
+    layers = [at for at, kind in enumerate(kinds) if kind == "full_attention"]
     by_layer = config.get("per_layer_config", default={})  # transformers writes it in place of `global_*`
     own = by_layer.get(str(layers[0]), {}) if isinstance(by_layer, dict) and layers else {}
     own = own if isinstance(own, dict) else {}
@@ -114,5 +121,6 @@ def gemma4(config: Config, common: Fields) -> Fields:
         "activation": str(config.get("hidden_activation", default="gelu_pytorch_tanh")),
         "tied_embeddings": config.flag("tie_word_embeddings", default=True),
         "other_attention": [other] if layers else [],
+        "window": window(config, kinds, 512),
         "gate": {"score": "softmax", "renormalised": True},
     }

@@ -72,7 +72,7 @@ class Model(Geometry, frozen=True, kw_only=True, forbid_unknown_fields=True):
         decide nothing: a run keeps its `run_id`.
         """
         fields: dict[str, Any] = msgspec.to_builtins(self)
-        for name in ("other_attention", "extra_params", "host_params", "formats"):
+        for name in ("other_attention", "window", "extra_params", "host_params", "formats"):
             if not getattr(self, name):
                 del fields[name]
         del fields["published"]["files"]
@@ -165,6 +165,8 @@ def _check(model: Model, where: str) -> None:
         require(precision in BITS_PER_PARAM, f"{field}, got {precision!r}", "known: " + ", ".join(BITS_PER_PARAM))
     others = tuple(layer for other in model.other_attention for layer in other.layers)
     _check_layers(others, model.n_layers, "other_attention.layers", require)
+    if model.window is not None:
+        _check_layers(model.window.layers, model.n_layers, "window.layers", require)
 
 
 def _check_layers(dense: tuple[int, ...], n_layers: int, field: str, require: Any) -> None:

@@ -10,7 +10,7 @@ from sim.base import digests
 from sim.base.errors import BadInput
 from sim.machine.cost import Cost
 from sim.profiles.models import load_model
-from sim.setup.memory import Demand, kv_token_bytes
+from sim.setup.memory import Demand
 from sim.setup.request_estimates import experts_s
 from sim.workload.draft_options import REJECTED, Draft, parse_draft, read_accepted
 from sim.workload.draft_steps import Drafts
@@ -50,18 +50,18 @@ class Drafter:
             )
         return cls(draft, model, [] if draft.accepted is None else read_accepted(Path(draft.accepted)))
 
-    def bytes(self, precision: str, kv_tokens: int) -> int:
+    def bytes(self, precision: str, without: Demand) -> int:
         """GPU memory of the draft model: all its weights, and its own keys and values of as many tokens."""
         if self.model is None:
             return 0
         weights = self.model.dense_bytes(precision) + self.model.routed_bytes(precision)
-        return weights + kv_tokens * kv_token_bytes(self.model, precision)
+        return weights + without.kv_cache_bytes(self.model, precision)
 
     def demand(self, without: Demand, precision: str) -> Demand:
         """What the workload asks of memory with drafts."""
         step_tokens = self.draft.k + 1
         widest = max(without.iteration_tokens, without.batch * step_tokens)
-        n_bytes = self.bytes(precision, without.kv_tokens)
+        n_bytes = self.bytes(precision, without)
         return replace(without, iteration_tokens=widest, step_tokens=step_tokens, draft_bytes=n_bytes)
 
     def drafts(self, spec: RunSpec, hw: Hardware, stack: Stack) -> Drafts:

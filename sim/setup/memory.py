@@ -29,6 +29,13 @@ class Demand:
     kv_bytes: int | None = None  # of a pool that was given; it may hold part of a page more than so many tokens
     step_tokens: int = 1  # that a request decodes at once: more than one with drafts
     draft_bytes: int = 0  # of a model that drafts
+    contexts: tuple[int, ...] = ()  # of which `kv_tokens` is the sum; a pool's pages have none
+
+    def kv_cache_bytes(self, model: Model, precision: str) -> int:
+        """Keys and values of all of it; a page of a pool has room for every layer's."""
+        if self.kv_bytes is not None:
+            return self.kv_bytes
+        return model.kv_bytes(self.contexts or (self.kv_tokens,), _kept_in(precision))
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,11 @@ def activation_bytes(model: Model, n_tokens: int, batch: int, precision: str) ->
 
 def kv_token_bytes(model: Model, precision: str) -> int:
     """Keys and values of one token in all layers."""
-    return model.kv_bytes_per_token("fp32" if precision == "fp32" else "bf16")
+    return model.kv_bytes_per_token(_kept_in(precision))
+
+
+def _kept_in(precision: str) -> str:
+    return "fp32" if precision == "fp32" else "bf16"
 
 
 def plan(
@@ -140,8 +151,7 @@ def plan(
     size = model.expert_bytes(precision)
     n_total = model.n_moe_layers * model.n_experts
     several = several or Several(n_gpus)
-    kv_bytes = demand.kv_tokens * kv_token_bytes(model, precision) if demand.kv_bytes is None else demand.kv_bytes
-    every = _dense_parts(model, precision, demand, several, kv_bytes)
+    every = _dense_parts(model, precision, demand, several, demand.kv_cache_bytes(model, precision))
     parts = every[0]
     vram_bytes = int(hw.vram_bytes.value) if rule.vram_bytes is None else rule.vram_bytes
     if rule.vram_bytes is not None and rule.vram_bytes > hw.vram_bytes.value and not hypothetical:

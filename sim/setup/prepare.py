@@ -255,7 +255,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     if several.dense == DATA:
         longest = longest[: -(-together // spec.gpus)]  # of the GPU that serves most
     drafter = Drafter.of(spec)
-    demand = Demand(kv_tokens=sum(longest), iteration_tokens=widest, batch=together)
+    demand = Demand(sum(longest), widest, together, contexts=tuple(longest))
     if drafter is not None:
         demand = drafter.demand(demand, spec.precision)
     kv = kv_pool(spec, model, requests)

@@ -182,8 +182,21 @@ class Cost(Rates):
             n_bytes += kv_bytes * (r.context + n_tokens)
             # A prefill token sees on average the context before it plus half of its own prompt.
             flops += attention_flops(n_tokens, r.context + (n_tokens + 1) / 2)
+            unseen_bytes, unseen_flops = self._unseen(r.context, n_tokens)
+            n_bytes, flops = n_bytes - unseen_bytes, flops - unseen_flops
             self._check("attention", r.context + n_tokens, "positions attended to", self._ranges.context_tokens)
         return self._roofline(self.stack.kernels.attention, n_bytes, flops)
+
+    def _unseen(self, context: int, n_tokens: int) -> tuple[float, float]:
+        """(bytes, FLOPs) that layers with a window save, position by position."""
+        if self.model.window is None:
+            return 0.0, 0.0
+        tokens = self.model.window.tokens
+        last = context + n_tokens
+        first_seen = max(0, context + 1 - tokens)  # by the first of these tokens
+        skipped = sum(max(0, at - tokens) for at in range(context + 1, last + 1))
+        n_bytes = self.model.window_kv_bytes_per_token_per_layer(self._kv_precision()) * first_seen
+        return float(n_bytes), 2.0 * self.model.window_products_per_key() * skipped
 
     def _measured_attention(self, iteration: Iteration) -> Price:
         """Each range on its curve: prompts against their tokens, decode against positions."""
@@ -198,8 +211,10 @@ class Cost(Rates):
 
     def decode_points(self) -> tuple[float, ...]:
         """Positions attended to at which the price of a decode token's attention need not be convex."""
+        if "attention" not in self._curves:
+            return () if self.model.window is None else (float(self.model.window.tokens),)
         curve = self._curves.get("attention_decode")
-        return curve[0].at if curve is not None and "attention" in self._curves else ()
+        return () if curve is None else curve[0].at
 
     def attention_one_s(self, context: int) -> float:
         """One attention block for one token after `context` others: what a policy may compare."""
@@ -209,6 +224,8 @@ class Cost(Rates):
         n_bytes = model.attention_bytes(precision) + 4 * self.activation_bytes(1)
         n_bytes += model.kv_bytes_per_token_per_layer(self._kv_precision()) * (context + 1)
         flops = model.attention_flops(1, context + 1)
+        unseen_bytes, unseen_flops = self._unseen(context, 1)
+        n_bytes, flops = n_bytes - unseen_bytes, flops - unseen_flops
         return self._roofline(self.stack.kernels.attention, n_bytes, flops).duration_s
 
     def _kv_precision(self) -> str:
