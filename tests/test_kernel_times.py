@@ -64,6 +64,49 @@ def test_kernel_times_follow_from_the_scoreboard() -> None:
         assert times.launched_s.value == pytest.approx(launched_s, rel=0.005)
 
 
+DENSE = {  # of that file's bytes, kernels: as llama_cpp counts them, 27 a layer with delta nets and 22 of Gemma
+    "Ministral 3 3B": (1.8e9, 26 * 20 + 4),
+    "Qwen3.5 9B": (5.5e9 - 248320 * 4096 * 0.5625, 32 * 27 + 4),
+    "Qwen3.6 27B": (16.8e9 - 248320 * 5120 * 0.5625, 64 * 27 + 4),
+    "Gemma 4 31B": (18.3e9, 60 * 22 + 8),
+}
+KHMEL = {  # pavlokhmel.com, 7 June 2026: tokens/s of these, one request
+    "rtx4090": (271, 137, 47, 35),
+    "v100-32g-pcie": (151, 85, 31, 28),
+    "a100-40g-pcie": (184, 113, 41, 37),
+    "a100-80g-sxm": (211, 123, 46, 43),
+    "h100-sxm": (305, 190, 74, 68),
+    "h200-sxm": (312, 197, 76, 71),
+}
+
+
+def test_kernels_on_cards_of_data_centres_follow_from_dense_models() -> None:
+    def rests_s(card: str) -> list[float]:
+        bandwidth = load_hardware(card).gpu.memory_bandwidth_bytes_per_s.value
+        return [(1 / rate - n / bandwidth) / k for rate, (n, k) in zip(KHMEL[card], DENSE.values(), strict=True)]
+
+    times = load_stack("llama_cpp").kernel_times
+    assert times is not None
+    known = {card: own for card, own in times.replayed_s_on.items() if card in KHMEL}
+    assert sorted(known) == sorted(card for card in KHMEL if card != "rtx4090")
+    for card, own in known.items():
+        more = [a - b + times.replayed_s.value for a, b in zip(rests_s(card), rests_s("rtx4090"), strict=True)]
+        assert own.value == pytest.approx(statistics.median(more), rel=0.002)
+        assert (own.low, own.high) == pytest.approx((min(more), max(more)), rel=0.002)
+
+
+def test_a_card_s_own_kernels_go_before_the_stack_s_and_what_is_asked_for_before_both() -> None:
+    for settings, replayed_s in (({}, 5.2e-6), ({"kernel_times.replayed_s": 1e-6}, 1e-6)):
+        times = load_stack("llama_cpp", settings).on(load_hardware("a100-80g-sxm"), keeps_all=True).kernel_times
+        assert times is not None
+        assert times.replayed_s.value == replayed_s
+        assert times.launched_s.value == pytest.approx(3.7e-6 + (5.2e-6 - 1.72e-6) * (not settings))
+        assert not times.replayed_s_on
+    same = load_stack("llama_cpp").on(load_hardware("rtx4090"), keeps_all=True).kernel_times
+    assert same is not None
+    assert same.replayed_s.value == 1.72e-6
+
+
 def test_launching_on_newer_cards_is_worth_less() -> None:
     """llama.cpp #18934: tokens/s without graphs and with them, experts of the first 8 layers on the CPU."""
     llama = load_stack("llama_cpp")
@@ -198,7 +241,9 @@ def test_what_a_stack_is_on_a_gpu() -> None:
     pascal, turing = load_hardware("gtx1080ti"), load_hardware("quadro-rtx-4000")
     assert not llama.on(pascal, keeps_all=False).graphs
     assert not llama.on(pascal, keeps_all=True).graphs
-    assert llama.on(turing, keeps_all=False) == llama
+    assert llama.kernel_times is not None
+    as_elsewhere = msgspec.structs.replace(llama, kernel_times=llama.kernel_times.on("elsewhere"))
+    assert llama.on(turing, keeps_all=False) == as_elsewhere
     assert imp.on(turing, keeps_all=False) == imp
     assert not imp.graphs
     assert imp.on(turing, keeps_all=True).graphs

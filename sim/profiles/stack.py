@@ -38,12 +38,22 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dense_ffn: Count  # one dense layer's FFN, its norm included
 
 
-class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Device seconds that each kernel takes beside what it reads and multiplies: to start, to drain, to wait for the
     one before. An operation then takes kernels x these + bytes / bandwidth + FLOPs / rate."""
 
     launched_s: Quantity  # launched one by one
     replayed_s: Quantity  # as a node of a replayed graph
+    replayed_s_on: dict[str, Quantity] = {}  # by id, GPUs where it takes another time; a launched one as much more
+
+    def on(self, gpu: str) -> KernelTimes:
+        """What they are on the GPU of this profile."""
+        own = self.replayed_s_on.get(gpu)
+        if own is None:
+            return KernelTimes(launched_s=self.launched_s, replayed_s=self.replayed_s)
+        launched_s = self.launched_s.value + own.value - self.replayed_s.value
+        note = "as on other cards, and what a replayed kernel takes more here"
+        return KernelTimes(launched_s=Quantity(value=launched_s, source="assumed", note=note), replayed_s=own)
 
 
 class Quantised(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,9 +141,11 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def on(self, hw: Hardware, keeps_all: bool) -> Stack:
         """What it is on this GPU, where every expert lies there for good or not."""
         stack, resident = self, self.resident
+        if stack.kernel_times is not None:
+            stack = msgspec.structs.replace(stack, kernel_times=stack.kernel_times.on(hw.id))
         if keeps_all and resident is not None:
             stack = msgspec.structs.replace(
-                self,
+                stack,
                 graphs=resident.graphs,
                 kernels=resident.kernels,
                 prompt_kernels=resident.prompt_kernels,
@@ -188,6 +200,8 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     check_quantities(stack, stack.sources, where)
     if any(field.startswith("kernels.") for field in overrides or {}):  # what is asked for goes before a model's own
         stack = msgspec.structs.replace(stack, kernels_of={})
+    if "kernel_times.replayed_s" in (overrides or {}) and stack.kernel_times is not None:
+        stack = msgspec.structs.replace(stack, kernel_times=stack.kernel_times.on(""))
     return stack
 
 
