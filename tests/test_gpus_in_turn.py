@@ -279,7 +279,7 @@ def test_llama_cpp_with_room_for_all_is_gpu_only():
     """Nobody reads a router, no expert is in host memory; one layer on the CPU, and it is a hybrid again."""
 
     def result(policy: str, **settings: Any) -> Any:
-        spec = {"hw": "a100-80g-sxm", "model": "qwen3-30b-a3b", "precision": "q4_k_m", "stack": "llama_cpp"}
+        spec = {"hw": "a100-80g-sxm", "model": "olmoe-1b-7b", "precision": "q4_k_m", "stack": "llama_cpp"}
         found = prepare(RunSpec(policy=policy, **spec, requests=1, set=settings))
         one = execute(found).result
         found.close()

@@ -30,7 +30,7 @@ DEFECT = "a defect of the program:"
 MISSES_PER_ACTIVATION = "misses_per_activation"
 PREFILL_RATE = "prefill_tokens_per_s"
 # What a system may say about its run, beside its policy's parameters.
-OF_RUN = ("batch", "prefill_chunk", "scheduler", "experts", "cache_frac", "precision", "stack", "draft")
+OF_RUN = ("batch", "prefill_chunk", "scheduler", "experts", "cache_frac", "precision", "stack", "draft", "hw")
 Progress = Callable[[int, int], None]
 Result = dict[str, Any]
 
