@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cli_help import simulated
 from click.testing import CliRunner
 
 from sim.base.errors import BadInput
@@ -87,8 +88,32 @@ def test_every_gpu_is_there() -> None:
         "l40",
         "v100-32g-pcie",
         "b200-sxm",
+        "gb10",
         *TOGETHER,
     }
+
+
+def test_within_one_memory_nothing_is_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    """What keeps every expert runs on a DGX Spark; what would copy is refused, before a trace is drawn for it."""
+    told = "CPU and GPU have one memory there, so that no expert is copied; take gpu_only, or llama_cpp where every"
+    for policy, model in (("lru", "mixtral-8x7b"), ("fiddler", "qwen3-235b-a22b"), ("belady", "mixtral-8x7b")):
+        said = simulated(capsys, "--policy", policy, "--hw", "dgx-spark", "--model", model, "--precision", "q4_k_m")
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith(f"error: policy {policy} on gb10: {told}")
+        assert "drawing" not in said.err
+    every = [
+        simulated(capsys, "--policy", name, "--hw", "gb10", "--requests", 1, "--json")
+        for name in ("gpu_only", "llama_cpp")
+    ]
+    assert [one.code for one in every] == [0, 0]
+    kept, fit = (json.loads(one.out) for one in every)
+    assert kept["tpot_s"] == fit["tpot_s"]
+    assert kept["h2d_bytes"] == fit["peak_host_bytes"] == 0
+    all_of_it = simulated(
+        capsys, "--policy", "llama_cpp", "--hw", "gb10", "--model", "qwen3-235b-a22b", "--precision", "q8_0"
+    )
+    assert all_of_it.code == 2
+    assert "policy llama_cpp on gb10" in all_of_it.err
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -96,11 +121,15 @@ def test_profile_is_sound(name: str) -> None:
     hw = load_hardware(name)
     assert hw.id == name
     bus = hw.gpu.link
-    theory = {3: 0.985, 4: 1.969, 5: 3.938}[bus.generation] * bus.lanes * 1e9
-    assert bus.theoretical_bytes_per_s == pytest.approx(theory, rel=2e-3)
-    assert 0.7 * theory < hw.h2d.bandwidth_bytes_per_s.value < theory
+    if hw.one_memory is True:
+        assert (bus, hw.cpu.memory_bytes.value) == (None, hw.vram_bytes.value)
+        assert hw.gpu.memory_bandwidth_bytes_per_s.value > 2 * hw.h2d.bandwidth_bytes_per_s.value
+    else:
+        theory = {3: 0.985, 4: 1.969, 5: 3.938}[bus.generation] * bus.lanes * 1e9
+        assert bus.theoretical_bytes_per_s == pytest.approx(theory, rel=2e-3)
+        assert 0.7 * theory < hw.h2d.bandwidth_bytes_per_s.value < theory
+        assert hw.gpu.memory_bandwidth_bytes_per_s.value > 5 * hw.h2d.bandwidth_bytes_per_s.value
     assert hw.h2d_pageable.bandwidth_bytes_per_s.value < hw.h2d.bandwidth_bytes_per_s.value
-    assert hw.gpu.memory_bandwidth_bytes_per_s.value > 5 * hw.h2d.bandwidth_bytes_per_s.value
     assert {"bf16", "fp16", "fp32"} <= set(hw.gpu.flops_per_s)
     assert set(hw.sources) >= {key for _, figure in quantities(hw) for key in figure.refs}
     for path, figure in quantities(hw):

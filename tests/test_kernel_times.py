@@ -95,6 +95,22 @@ def test_kernels_on_cards_of_data_centres_follow_from_dense_models() -> None:
         assert (own.low, own.high) == pytest.approx((min(more), max(more)), rel=0.002)
 
 
+def test_a_dgx_spark_follows_from_dense_models() -> None:
+    """llama.cpp's benches/dgx-spark, build 6989: tokens/s of Qwen2.5 7B in Q8_0 and Gemma 3 4B in Q4_0."""
+    models = ((7.54 * 2**30 - 152064 * 3584 * 1.0625, 28 * 20 + 4, 30.66), (2.35 * 2**30, 34 * 22 + 8, 84.54))
+    (bytes_1, kernels_1, rate_1), (bytes_2, kernels_2, rate_2) = models
+    kernel_s = (1 / rate_2 - bytes_2 / bytes_1 / rate_1) / (kernels_2 - bytes_2 / bytes_1 * kernels_1)
+    bandwidth = bytes_1 / (1 / rate_1 - kernels_1 * kernel_s)
+    gpu = load_hardware("gb10").gpu
+    assert kernel_s == pytest.approx(1.56e-6, rel=0.01)
+    assert bandwidth == pytest.approx(gpu.memory_bandwidth_bytes_per_s.high, rel=0.005)
+    measured = gpu.memory_bandwidth_bytes_per_s.value
+    products_s = 2048 / 2272.74 - kernels_1 * 1.72e-6 - bytes_1 / measured
+    assert isinstance(gpu.quantised_flops_per_s, Quantity)
+    n_params = 7.6156e9 - 2 * 152064 * 3584
+    assert gpu.quantised_flops_per_s.value == pytest.approx(2 * 2048 * n_params / products_s, rel=0.005)
+
+
 def test_a_card_s_own_kernels_go_before_the_stack_s_and_what_is_asked_for_before_both() -> None:
     for settings, replayed_s in (({}, 5.2e-6), ({"kernel_times.replayed_s": 1e-6}, 1e-6)):
         times = load_stack("llama_cpp", settings).on(load_hardware("a100-80g-sxm"), keeps_all=True).kernel_times

@@ -23,7 +23,7 @@ from sim.results.by_layer import WAITS_S
 from sim.run import assemble, execute, prepare
 from sim.setup.spec import RunSpec
 
-N_QUICK, N_THOROUGH, SLICES = 160, 4000, 8
+N_QUICK, N_THOROUGH, SLICES = 96, 4000, 8
 ACTIVE = {"hw.contention.h2d_slowdown_by_gpu": 0.1}
 
 

@@ -15,7 +15,7 @@ import random_worlds
 
 from sim.policy.registry import policies
 
-N_QUICK, N_THOROUGH, SLICES = 160, 4000, 8
+N_QUICK, N_THOROUGH, SLICES = 96, 4000, 8
 
 
 def disagreements(first: int, n: int, folder: Path) -> list[str]:

@@ -146,6 +146,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     more_curves: tuple[Curves, ...] = ()  # and for others
     ranges: Ranges = Ranges()  # of fits; curves have their own
     drive: Drive | msgspec.UnsetType = msgspec.UNSET  # for experts that host memory does not hold
+    one_memory: bool | msgspec.UnsetType = msgspec.UNSET  # of CPU and GPU: no expert is copied
     sources: dict[str, str] = {}
 
     def curves_of(self, model: str, precision: str) -> Curves | None:

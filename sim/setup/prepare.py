@@ -223,11 +223,22 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
         memory = plan(model, hw, spec.precision, least, rule, spec.gpus, bound, all_stay, several)
         if _keeps_all_if_room(policy, model):
             all_stay = memory.holds_all(model, spec.precision, several)
+        if not all_stay:
+            _check_copies(hw, policy)
         if not all_stay and spec.nvme is None:
             check_host(model, hw, spec.precision, spec.host_memory_bytes)
     except DoesNotFit as error:
         told = f"{error}; counted for one token, before the trace {trace} is drawn"
         raise DoesNotFit(told, error.sizes) from None
+
+
+def _check_copies(hw: Hardware, policy: Policy) -> None:
+    """Raises BadInput where a policy would copy experts within one memory."""
+    if hw.one_memory is True:
+        raise BadInput(
+            f"policy {policy.name} on {hw.id}: CPU and GPU have one memory there, so that no expert is copied; take "
+            "gpu_only, or llama_cpp where every expert fits"
+        )
 
 
 def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
@@ -272,6 +283,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     if keeps_all:
         tier = None
     else:
+        _check_copies(hw, policy)
         host_bytes = model.routed_bytes(spec.precision) + model.host_bytes(spec.precision)
         if tier is None:
             check_host(model, hw, spec.precision, spec.host_memory_bytes)
