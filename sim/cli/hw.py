@@ -81,13 +81,12 @@ def _tally(hw: Hardware) -> dict[str, int]:
 def _list(found: list[Hardware]) -> str:
     rows = table("id", "VRAM", "PCIe", "H2D pinned", "", "GPU memory", "", "bf16", "", "CPU")
     for hw in found:
-        bus, bf16 = hw.gpu.link, hw.gpu.flops_per_s.get("bf16")
+        bf16, up = hw.gpu.flops_per_s.get("bf16"), hw.h2d.bandwidth_bytes_per_s
+        link = (_bus(hw.gpu.link), show_rate(up.value), up.source)
         rows.add_row(
             hw.id,
             show_bytes(hw.vram_bytes.value),
-            _bus(bus),
-            show_rate(hw.h2d.bandwidth_bytes_per_s.value),
-            hw.h2d.bandwidth_bytes_per_s.source,
+            *(("one memory", "-", "") if hw.one_memory is True else link),
             show_rate(hw.gpu.memory_bandwidth_bytes_per_s.value),
             hw.gpu.memory_bandwidth_bytes_per_s.source,
             _show("flops_per_s", bf16.value) if bf16 else "-",
@@ -115,12 +114,15 @@ def _links() -> str:
 
 def _page(hw: Hardware) -> str:
     counts = ", ".join(f"{count} {source}" for source, count in _tally(hw).items())
-    bus = hw.gpu.link
+    bus, up = hw.gpu.link, hw.h2d.bandwidth_bytes_per_s
+    copies = f"{show_rate(up.value)} host to device ({up.source}), {show_bytes(hw.vram_bytes.value)} of memory"
+    pcie = f"PCIe {_bus(bus)}{f' ({show_rate(bus.theoretical_bytes_per_s)} in theory)' if bus else ''}"
+    if hw.one_memory is True:
+        copies, pcie = f"{show_bytes(hw.vram_bytes.value)} of memory for CPU and GPU", "no link"
     head = [
-        f"{hw.name} ({hw.id}): {show_rate(hw.h2d.bandwidth_bytes_per_s.value)} host to device "
-        f"({hw.h2d.bandwidth_bytes_per_s.source}), {show_bytes(hw.vram_bytes.value)} of memory; figures: {counts}",
-        f"PCIe {_bus(bus)}{f' ({show_rate(bus.theoretical_bytes_per_s)} in theory)' if bus else ''}, "
-        f"{show_count(hw.gpu.n_sms, 'SM')}, {show_bytes(hw.gpu.l2_bytes)} L2; {hw.cpu.name}, {hw.cpu.n_cores} cores",
+        f"{hw.name} ({hw.id}): {copies}; figures: {counts}",
+        f"{pcie}, {show_count(hw.gpu.n_sms, 'SM')}, {show_bytes(hw.gpu.l2_bytes)} L2; {hw.cpu.name}, "
+        f"{hw.cpu.n_cores} cores",
         *([f"aliases: {', '.join(hw.aliases)}"] if hw.aliases else []),
         *(f"note: {note}" for note in (hw.note, hw.cpu.note) if note),
         "",
