@@ -95,7 +95,7 @@ def test_every_gpu_is_there() -> None:
 
 def test_within_one_memory_nothing_is_copied(capsys: pytest.CaptureFixture[str]) -> None:
     """What keeps every expert runs on a DGX Spark; what would copy is refused, before a trace is drawn for it."""
-    told = "CPU and GPU have one memory there, so that no expert is copied; take gpu_only, or llama_cpp where every"
+    told = "CPU and GPU have one memory there, so that no expert is copied or left to the CPU; take gpu_only or"
     for policy, model in (("lru", "mixtral-8x7b"), ("fiddler", "qwen3-235b-a22b"), ("belady", "mixtral-8x7b")):
         said = simulated(capsys, "--policy", policy, "--hw", "dgx-spark", "--model", model, "--precision", "q4_k_m")
         assert (said.code, said.out) == (2, "")
@@ -114,6 +114,25 @@ def test_within_one_memory_nothing_is_copied(capsys: pytest.CaptureFixture[str])
     )
     assert all_of_it.code == 2
     assert "policy llama_cpp on gb10" in all_of_it.err
+    assert "with room for every expert (a lower --precision, no --vram, no cap)" in all_of_it.err
+    beside = simulated(
+        capsys, "--policy", "llama_cpp", "--hw", "gb10", "--model", "qwen3.8-flash-next", "--precision", "q6_k"
+    )
+    assert beside.code == 2
+    assert re.search(
+        r"of tables beside it needs 1\d\d GB of 130 GB, which is all of its memory; take a lower", beside.err
+    )
+    swap = ("--batch", 2, "--kv-memory", "500MB", "--preempt", "swap")
+    assert (
+        "--preempt, got 'swap' on gb10: within one memory it frees nothing"
+        in simulated(capsys, "--policy", "gpu_only", "--hw", "gb10", *swap).err
+    )
+
+
+def test_one_memory_and_a_link_contradict_each_other(tmp_path: Path) -> None:
+    path = write(tmp_path, lambda data: data.update(one_memory=True))
+    with pytest.raises(BadInput, match=r"gpu\.link, got one: CPU and GPU have one memory"):
+        load_hardware(path)
 
 
 @pytest.mark.parametrize("name", IDS)

@@ -18,11 +18,12 @@ from tiny_traces import from_rows
 
 from policies.lru import Lru
 from sim.base.errors import IllegalDecision
+from sim.base.files import bundled
 from sim.base.quantities import Quantity
 from sim.bounds.time_bound import Bounds
 from sim.machine.cost import Cost
 from sim.policy import Evict, RunCpu, View
-from sim.profiles.hardware import load_hardware
+from sim.profiles.hardware import GPUS, load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import Kernels, KernelTimes, Resident, Stack, load_stack
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
@@ -88,10 +89,13 @@ def test_kernels_on_cards_of_data_centres_follow_from_dense_models() -> None:
 
     times = load_stack("llama_cpp").kernel_times
     assert times is not None
-    known = {card: own for card, own in times.replayed_s_on.items() if card in KHMEL}
-    assert sorted(known) == sorted(card for card in KHMEL if card != "rtx4090")
+    assert times.of_card
+    cards = {name: load_hardware(name).gpu.replayed_kernel_s for name in bundled(GPUS, ".yaml")}
+    known = {name: own for name, own in cards.items() if isinstance(own, Quantity)}
+    assert set(KHMEL) - {"rtx4090"} == {name for name, own in known.items() if not own.note.startswith("as ")}
     for card, own in known.items():
-        more = [a - b + times.replayed_s.value for a, b in zip(rests_s(card), rests_s("rtx4090"), strict=True)]
+        like = own.note.split(":")[0].removeprefix("as ") if own.note.startswith("as ") else card
+        more = [a - b + times.replayed_s.value for a, b in zip(rests_s(like), rests_s("rtx4090"), strict=True)]
         assert own.value == pytest.approx(statistics.median(more), rel=0.002)
         assert (own.low, own.high) == pytest.approx((min(more), max(more)), rel=0.002)
 
@@ -112,16 +116,34 @@ def test_a_dgx_spark_follows_from_dense_models() -> None:
     assert gpu.quantised_flops_per_s.value == pytest.approx(2 * 2048 * n_params / products_s, rel=0.005)
 
 
-def test_a_card_s_own_kernels_go_before_the_stack_s_and_what_is_asked_for_before_both() -> None:
-    for settings, replayed_s in (({}, 5.23e-6), ({"kernel_times.replayed_s": 1e-6}, 1e-6)):
-        times = load_stack("llama_cpp", settings).on(load_hardware("a100-80g-sxm"), keeps_all=True).kernel_times
+A100 = load_hardware("a100-80g-sxm")
+
+
+@pytest.mark.parametrize(
+    ("settings", "launched_s", "replayed_s"),
+    [
+        ({}, 3.7e-6 + 5.23e-6 - 1.72e-6, 5.23e-6),
+        ({"kernel_times.replayed_s": 1e-6}, 3.7e-6, 1e-6),
+        ({"kernel_times.replayed_s.value": 1e-6}, 3.7e-6, 1e-6),
+        ({"kernel_times.launched_s": 1e-6}, 1e-6, 1.72e-6),
+    ],
+)
+def test_a_card_s_own_kernels_go_before_the_stack_s_and_what_is_asked_for_before_both(
+    settings: dict[str, object], launched_s: float, replayed_s: float
+) -> None:
+    times = load_stack("llama_cpp", settings).on(A100, keeps_all=True).kernel_times
+    assert times is not None
+    assert (times.launched_s.value, times.replayed_s.value) == pytest.approx((launched_s, replayed_s))
+    assert not times.of_card
+
+
+def test_other_cards_and_other_stacks_are_as_they_were() -> None:
+    for stack, card in (("llama_cpp", "rtx4090"), ("freetoken", "a100-80g-sxm")):
+        times = load_stack(stack).on(load_hardware(card), keeps_all=True).kernel_times
         assert times is not None
-        assert times.replayed_s.value == replayed_s
-        assert times.launched_s.value == pytest.approx(3.7e-6 + (5.23e-6 - 1.72e-6) * (not settings))
-        assert not times.replayed_s_on
-    same = load_stack("llama_cpp").on(load_hardware("rtx4090"), keeps_all=True).kernel_times
-    assert same is not None
-    assert same.replayed_s.value == 1.72e-6
+        assert times.replayed_s.value == 1.72e-6
+    assert A100.without_engines.gpu.replayed_kernel_s is msgspec.UNSET
+    assert "khmel" not in A100.without_engines.sources
 
 
 def test_launching_on_newer_cards_is_worth_less() -> None:
@@ -259,7 +281,7 @@ def test_what_a_stack_is_on_a_gpu() -> None:
     assert not llama.on(pascal, keeps_all=False).graphs
     assert not llama.on(pascal, keeps_all=True).graphs
     assert llama.kernel_times is not None
-    as_elsewhere = msgspec.structs.replace(llama, kernel_times=llama.kernel_times.on("elsewhere"))
+    as_elsewhere = msgspec.structs.replace(llama, kernel_times=llama.kernel_times.on(turing.gpu))
     assert llama.on(turing, keeps_all=False) == as_elsewhere
     assert imp.on(turing, keeps_all=False) == imp
     assert not imp.graphs

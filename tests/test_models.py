@@ -681,6 +681,14 @@ def test_the_catalogue_is_what_the_published_configuration_gives(tmp_path: Path,
     assert differ <= {"id", "name", "hf_id", "aliases", "source", "note", "gate", "published", "formats"}
 
 
+def test_layers_of_a_configuration_without_a_list_are_as_its_class_has_them(tmp_path: Path) -> None:
+    for changes, tokens in (({"layer_types": None}, 1024), ({"layer_types": None, "sliding_window": None}, None)):
+        (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gemma-4-26b-a4b"] | changes))
+        read = load_model(tmp_path)
+        assert read.other_attention[0].layers == (5, 11, 17, 23, 29)
+        assert (None if read.window is None else read.window.tokens) == tokens
+
+
 def test_gpt_oss_read_from_its_configuration_is_as_released(tmp_path: Path) -> None:
     data = {"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
     data |= {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32}
@@ -697,6 +705,12 @@ def test_gpt_oss_read_from_its_configuration_is_as_released(tmp_path: Path) -> N
         ({"enable_moe_block": False}, r"enable_moe_block, got false: a model without experts"),
         ({"hidden_size_per_layer_input": 64}, r"hidden_size_per_layer_input: embeddings per layer"),
         ({"layer_types": ["full_attention"]}, r"layer_types, got .*: a word for each of 30 layers"),
+        (
+            {"layer_types": ["chunked_attention"] * 30},
+            r"layer_types, got 'chunked_attention': full_attention or sliding",
+        ),
+        ({"sliding_window": 0}, r"sliding_window, got 0: 1 to 1073741824 tokens; correct the field"),
+        ({"sliding_window": 2**40}, r"sliding_window, got 1099511627776: 1 to 1073741824 tokens"),
     ],
 )
 def test_configurations_that_no_reader_covers(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

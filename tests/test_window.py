@@ -109,9 +109,21 @@ def test_keys_of_three_models_are_read_at_one_rate_on_one_machine() -> None:
     assert (min(rates.values()), max(rates.values())) == pytest.approx((1.798e11, 1.841e11), rel=1e-3)
 
 
+def test_each_gpu_keeps_what_its_own_layers_do() -> None:
+    """Gemma 4 over two GPUs: 14 of 16 layers of the first and 11 of 14 of the second have a window."""
+    contexts = (32768,) * 4
+    first, second = (GEMMA.kv_bytes(contexts, layers=part) for part in (range(16), range(16, 30)))
+    wide, deep = 2 * 8 * 256 * 2 * 1024, 2048 * 2 * 32768
+    assert (first, second) == (4 * (14 * wide + 2 * deep), 4 * (11 * wide + 3 * deep))
+    assert first + second == GEMMA.kv_bytes(contexts)
+
+
 def test_a_window_of_layers_that_are_not_there_is_refused() -> None:
     with pytest.raises(BadInput, match=r"window\.layers, got \[0, 24\]: distinct layer numbers below 24"):
         load_model("gpt-oss-20b", {"window.layers": [0, 24]})
+    for field, value in (("window.layers", []), ("window.tokens", 0), ("window.tokens", 2**31)):
+        with pytest.raises(BadInput, match=field.replace(".", r"\.")):
+            load_model("gpt-oss-20b", {field: value})
 
 
 def test_the_page_of_a_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:

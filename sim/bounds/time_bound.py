@@ -84,7 +84,8 @@ class Bounds:
     """
 
     def __init__(self, setup: Setup, cpu: bool) -> None:
-        self.setup, self.cpu = setup, cpu
+        self.setup = setup
+        self.cpu = cpu and setup.hw.one_memory is not True  # within one memory no expert is left to it
         self.cost = setup.cost()
         self.experts = Experts(self.cost)
         self.n_gpus = setup.spec.gpus
@@ -347,4 +348,5 @@ def lower_bound(setup: Setup, cpu: bool | None = None) -> LowerBound | None:
         return None
     if cpu is None:
         cpu = "cpu" in setup.policy.traits
-    return LowerBound(*Bounds(setup, cpu).means(), "copy + cpu" if cpu else "copy")
+    bounds = Bounds(setup, cpu)
+    return LowerBound(*bounds.means(), "copy + cpu" if bounds.cpu else "copy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,6 +13,8 @@ from sim.profiles.precisions import bytes_of as bytes_of
 from sim.profiles.stored import StoredAs, parts_of
 
 MAX_LAYERS = 4096  # layers get listed, so a number that no model has would be a list that no memory holds
+
+MAX_TOKENS = 2**30  # of a window: more than any context has, and so few that sums of them stay whole numbers in C
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Layers = Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
@@ -46,8 +48,8 @@ class OtherAttention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Layers whose tokens attend to the last `tokens` positions alone, their own among them, and cache no more."""
 
-    tokens: Positive
-    layers: tuple[Count, ...]
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    layers: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 
 
 class Encoder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -319,12 +321,17 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return bytes_of(self._kv_values(), precision)
         return self.n_layers * self.kv_bytes_per_token_per_layer(precision)
 
-    def kv_bytes(self, contexts: Iterable[int], precision: str = "bf16") -> int:
-        """Bytes of the caches of requests of so many tokens each: layers with a window keep no more than it has."""
-        every = self.kv_bytes_per_token(precision)
+    def kv_bytes(self, contexts: Iterable[int], precision: str = "bf16", layers: Sequence[int] | None = None) -> int:
+        """Bytes of the caches of requests of so many tokens each: layers with a window keep no more than it has.
+
+        Args:
+            layers: of these alone.
+        """
+        every = self.kv_bytes_per_token(precision) if layers is None else bytes_of(self._kv_values(layers), precision)
         if self.window is None:
             return every * sum(contexts)
-        windowed = bytes_of(self._kv_values(self.window.layers), precision)
+        those = self.window.layers if layers is None else set(self.window.layers).intersection(layers)
+        windowed = bytes_of(self._kv_values(those), precision)
         return sum(every * n - windowed * max(0, n - self.window.tokens) for n in contexts)
 
     def window_kv_bytes_per_token_per_layer(self, precision: str = "bf16") -> int:

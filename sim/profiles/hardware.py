@@ -50,6 +50,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     n_sms: Positive
     l2_bytes: Positive
     link: Bus | None = None  # shown, never computed with; None where there is no bus, or none was read
+    replayed_kernel_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # in a graph, beside its bytes and products
     quantised_flops_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # products over blocks of quantised weights
     compute_capability: float | msgspec.UnsetType = msgspec.UNSET  # where a stack asks for one
     power: GpuPower | msgspec.UnsetType = msgspec.UNSET
@@ -166,9 +167,10 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def without_engines(self) -> Hardware:
         """The same without what only stacks of engines ask for."""
-        gpu = msgspec.structs.replace(self.gpu, quantised_flops_per_s=msgspec.UNSET, compute_capability=msgspec.UNSET)
-        figure, rest = self.gpu.quantised_flops_per_s, msgspec.structs.replace(self, gpu=gpu)
-        return rest._without_sources_of([figure]) if isinstance(figure, Quantity) else rest
+        asked_for = ("quantised_flops_per_s", "replayed_kernel_s", "compute_capability")
+        gpu = msgspec.structs.replace(self.gpu, **dict.fromkeys(asked_for, msgspec.UNSET))
+        figures = [figure for name in asked_for if isinstance(figure := getattr(self.gpu, name), Quantity)]
+        return msgspec.structs.replace(self, gpu=gpu)._without_sources_of(figures)
 
     @property
     def without_power(self) -> Hardware:
@@ -234,6 +236,10 @@ def load_hardware(
     hardware = _with_more_channels(hardware, before, overrides, where)
     check_quantities(hardware, hardware.sources, where)
     check_power(hardware, where)
+    if hardware.one_memory is True and hardware.gpu.link is not None:
+        raise BadInput(
+            f"{where}: gpu.link, got one: CPU and GPU have one memory (one_memory), and no link; leave one out"
+        )
     for curves in (hardware.curves, *hardware.more_curves):
         if curves is not None:
             curves.check(where)

@@ -157,9 +157,7 @@ def _mxfp4_experts(config: Config) -> Fields:
 def _gpt_oss(config: Config) -> Fields:
     quantised = config.get("quantization_config", default={})
     packed = isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4"
-    n_layers = config.layer_count("num_hidden_layers")
-    by_turns = [("sliding_attention", "full_attention")[layer % 2] for layer in range(n_layers)]  # as its class has it
-    kinds = by_turns if config.get("layer_types", default=None) is None else layer_types(config)
+    kinds = layer_types(config, "sliding_attention", 2)
     return _common(config) | {
         "formats": [_mxfp4_experts(config)] if packed else [],
         "window": window(config, kinds, 128),

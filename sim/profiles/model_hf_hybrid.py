@@ -8,28 +8,36 @@ from __future__ import annotations
 from typing import Any
 
 from sim.base.errors import BadInput
+from sim.profiles.geometry import MAX_TOKENS
 from sim.profiles.hf_config import Config
 
 Fields = dict[str, Any]
 Matrix = tuple[str, int, int]
 
 
-def layer_types(config: Config) -> list[str]:
-    """What each layer attends with; by `full_attention_interval` where the list is missing."""
+def layer_types(config: Config, other: str, every: int) -> list[str]:
+    """What each layer attends with: `full_attention`, or the `other` word. Where the list is missing each `every`-th
+    layer is full, as the model's class has it."""
     n_layers = config.layer_count("num_hidden_layers")
     given = config.get("layer_types", default=None)
     if given is None:
-        every = max(config.count("full_attention_interval", default=4), 1)
-        return ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(n_layers)]
+        return ["full_attention" if (layer + 1) % every == 0 else other for layer in range(n_layers)]
     if not isinstance(given, list) or len(given) != n_layers or not all(isinstance(kind, str) for kind in given):
         raise BadInput(f"{config.where}: layer_types, got {given!r}: a word for each of {n_layers} layers; correct it")
+    for kind in sorted(set(given) - {"full_attention", other}):
+        raise BadInput(f"{config.where}: layer_types, got {kind!r}: full_attention or {other}; use a model file")
     return given
 
 
 def window(config: Config, kinds: list[str], default: int) -> Fields | None:
     """The layers that attend to a sliding window; None where none does. default: tokens, as its class has them."""
     layers = [at for at, kind in enumerate(kinds) if kind == "sliding_attention"]
-    return {"tokens": config.count("sliding_window", default=default), "layers": layers} if layers else None
+    if not layers or config.data.get("sliding_window", default) is None:
+        return None
+    tokens = config.count("sliding_window", default=default)
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise BadInput(f"{config.where}: sliding_window, got {tokens}: 1 to {MAX_TOKENS} tokens; correct the field")
+    return {"tokens": tokens, "layers": layers}
 
 
 def _other(layers: list[int], matrices: list[Matrix], small: int, kv_values: int, products: int) -> Fields:
@@ -64,7 +72,7 @@ def gated_delta_nets(config: Config, common: Fields) -> Fields:
     ]
     states = mixed * config.count("linear_conv_kernel_dim") + 2 * n_values + config.count("linear_value_head_dim")
     shared = config.count("shared_expert_intermediate_size")
-    kinds = layer_types(config)
+    kinds = layer_types(config, "linear_attention", max(config.count("full_attention_interval", default=4), 1))
     nets = [at for at, kind in enumerate(kinds) if kind == "linear_attention"]
     others = [
         _other(
@@ -94,7 +102,7 @@ def gemma4(config: Config, common: Fields) -> Fields:
             f"{config.where}: hidden_size_per_layer_input: embeddings per layer; describe it in a model file"
         )
     hidden, heads = common["hidden_size"], common["n_heads"]
-    kinds = layer_types(config)
+    kinds = [*layer_types(config, "sliding_attention", 6)[:-1], "full_attention"]  # the last one whatever it is called
     layers = [at for at, kind in enumerate(kinds) if kind == "full_attention"]
     by_layer = config.get("per_layer_config", default={})  # transformers writes it in place of `global_*`
     own = by_layer.get(str(layers[0]), {}) if isinstance(by_layer, dict) and layers else {}

@@ -17,7 +17,7 @@ from sim.profiles import find as profiles
 from sim.profiles import overrides as sets
 
 if TYPE_CHECKING:
-    from sim.profiles.hardware import Hardware
+    from sim.profiles.hardware import Gpu, Hardware
 
 PACKAGE = "hwprofiles.stacks"
 
@@ -44,14 +44,16 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     launched_s: Quantity  # launched one by one
     replayed_s: Quantity  # as a node of a replayed graph
-    replayed_s_on: dict[str, Quantity] = {}  # by id, GPUs where it takes another time; a launched one as much more
+    of_card: bool = (
+        False  # `gpu.replayed_kernel_s` goes before, where a profile has it; a launched one takes as much more
+    )
 
-    def on(self, gpu: str) -> KernelTimes:
-        """What they are on the GPU of this profile."""
-        own = self.replayed_s_on.get(gpu)
-        if own is None:
+    def on(self, gpu: Gpu) -> KernelTimes:
+        """What they are on this GPU."""
+        own = gpu.replayed_kernel_s
+        if not self.of_card or not isinstance(own, Quantity):
             return KernelTimes(launched_s=self.launched_s, replayed_s=self.replayed_s)
-        launched_s = self.launched_s.value + own.value - self.replayed_s.value
+        launched_s = own.value + max(0.0, self.launched_s.value - self.replayed_s.value)
         note = "as on other cards, and what a replayed kernel takes more here"
         return KernelTimes(launched_s=Quantity(value=launched_s, source="assumed", note=note), replayed_s=own)
 
@@ -142,7 +144,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """What it is on this GPU, where every expert lies there for good or not."""
         stack, resident = self, self.resident
         if stack.kernel_times is not None:
-            stack = msgspec.structs.replace(stack, kernel_times=stack.kernel_times.on(hw.id))
+            stack = msgspec.structs.replace(stack, kernel_times=stack.kernel_times.on(hw.gpu))
         if keeps_all and resident is not None:
             stack = msgspec.structs.replace(
                 stack,
@@ -200,8 +202,11 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     check_quantities(stack, stack.sources, where)
     if any(field.startswith("kernels.") for field in overrides or {}):  # what is asked for goes before a model's own
         stack = msgspec.structs.replace(stack, kernels_of={})
-    if "kernel_times.replayed_s" in (overrides or {}) and stack.kernel_times is not None:
-        stack = msgspec.structs.replace(stack, kernel_times=stack.kernel_times.on(""))
+    if (
+        any(field.startswith("kernel_times.") for field in overrides or {}) and stack.kernel_times is not None
+    ):  # as well
+        times = msgspec.structs.replace(stack.kernel_times, of_card=False)
+        stack = msgspec.structs.replace(stack, kernel_times=times)
     return stack
 
 

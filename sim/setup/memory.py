@@ -31,11 +31,11 @@ class Demand:
     draft_bytes: int = 0  # of a model that drafts
     contexts: tuple[int, ...] = ()  # of which `kv_tokens` is the sum; a pool's pages have none
 
-    def kv_cache_bytes(self, model: Model, precision: str) -> int:
-        """Keys and values of all of it; a page of a pool has room for every layer's."""
+    def kv_cache_bytes(self, model: Model, precision: str, layers: Sequence[int] | None = None) -> int:
+        """Keys and values of all of it, or of these layers; a page of a pool has as much room for each."""
         if self.kv_bytes is not None:
-            return self.kv_bytes
-        return model.kv_bytes(self.contexts or (self.kv_tokens,), _kept_in(precision))
+            return self.kv_bytes if layers is None else math.ceil(self.kv_bytes * len(layers) / model.n_layers)
+        return model.kv_bytes(self.contexts or (self.kv_tokens,), _kept_in(precision), layers)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def plan(
     size = model.expert_bytes(precision)
     n_total = model.n_moe_layers * model.n_experts
     several = several or Several(n_gpus)
-    every = _dense_parts(model, precision, demand, several, demand.kv_cache_bytes(model, precision))
+    every = _dense_parts(model, precision, demand, several)
     parts = every[0]
     vram_bytes = int(hw.vram_bytes.value) if rule.vram_bytes is None else rule.vram_bytes
     if rule.vram_bytes is not None and rule.vram_bytes > hw.vram_bytes.value and not hypothetical:
@@ -193,9 +193,9 @@ def plan(
     return MemoryPlan(parts, vram_bytes, tuple(wanted), needs_bytes > vram_bytes, needs_bytes, tuple(every))
 
 
-def _dense_parts(model: Model, precision: str, demand: Demand, several: Several, kv_bytes: int) -> list[DenseParts]:
+def _dense_parts(model: Model, precision: str, demand: Demand, several: Several) -> list[DenseParts]:
     """What each GPU holds besides experts; of those that hold nothing else the reserve alone."""
-    n_gpus, whole = several.n_gpus, model.dense_bytes(precision)
+    n_gpus, whole, kv_bytes = several.n_gpus, model.dense_bytes(precision), demand.kv_cache_bytes(model, precision)
     working_bytes = activation_bytes(model, demand.iteration_tokens, demand.batch * demand.step_tokens, precision)
     first = DenseParts(
         whole, kv_bytes, demand.kv_tokens, working_bytes, demand.iteration_tokens, draft_bytes=demand.draft_bytes
@@ -203,8 +203,8 @@ def _dense_parts(model: Model, precision: str, demand: Demand, several: Several,
     if several.in_turn:
         of_layer = several.stages_of(model.n_layers)
         of_layers = dense_bytes_by_gpu(model, precision, of_layer)
-        n_kept = [of_layer[:-1].count(gpu) for gpu in range(n_gpus)]
-        kept = [math.ceil(kv_bytes * n / model.n_layers) for n in n_kept]
+        on_gpu = [[layer for layer in range(model.n_layers) if of_layer[layer] == gpu] for gpu in range(n_gpus)]
+        kept = [demand.kv_cache_bytes(model, precision, layers) for layers in on_gpu]
         every = [replace(first, dense_bytes=n, kv_cache_bytes=kv) for n, kv in zip(of_layers, kept, strict=True)]
         return [every[0], *[replace(one, draft_bytes=0) for one in every[1:]]]
     if several.dense == TENSOR:

@@ -187,7 +187,8 @@ def machines_table(planned: Planned) -> str:
         if one.state == DEARER:
             continue  # `dearer_line` names it
         cells = [machine.name, *([_price(machine)] if priced else [])]
-        cells += [show_bytes(machine.n_cards * machine.vram_bytes), show_rate(machine.h2d_bytes_per_s), machine.cpu]
+        link = show_rate(machine.h2d_bytes_per_s) if machine.h2d_bytes_per_s else "-"  # one memory has none
+        cells += [show_bytes(machine.n_cards * machine.vram_bytes), link, machine.cpu]
         cells += [verdict(one), one.label if one.found or one.few else "-"]
         cells += [budget_text(one.spec) or "all"] if budgets else []
         for goal in goals:
