@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from cli_help import simulated
+from cli_help import moesim, simulated
 from click.testing import CliRunner
 
 from sim.base.errors import BadInput
@@ -127,6 +127,20 @@ def test_within_one_memory_nothing_is_copied(capsys: pytest.CaptureFixture[str])
         "--preempt, got 'swap' on gb10: within one memory it frees nothing"
         in simulated(capsys, "--policy", "gpu_only", "--hw", "gb10", *swap).err
     )
+
+
+def test_within_one_memory_neither_bound_nor_plan_leaves_anything_to_a_link_or_the_cpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fit = simulated(capsys, "--policy", "llama_cpp", "--hw", "gb10", "--requests", 1, "--json").json
+    assert fit["bound"]["lanes"] == "copy"
+    assert fit["bound"]["tpot_s"] == pytest.approx(fit["tpot_s"]["mean"], rel=1e-3)
+    goal = ("--goal", "tpot_s.mean <= 50ms", "--policy", "llama_cpp", "--requests", 1)
+    said = moesim(capsys, "plan", "--hw", "gb10", *goal)
+    assert re.search(r"^gb10 +130 GB +- +gb10-cpu +ruled out", said.out, re.MULTILINE)
+    assert "precision" in said.out
+    assert "link bandwidth" not in said.out
+    assert "CPU memory" not in said.out
 
 
 def test_one_memory_and_a_link_contradict_each_other(tmp_path: Path) -> None:
