@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from sim.base.errors import BadInput, DoesNotFit, IllegalDecision, did_you_mean
-from sim.base.units import show_bytes
 from sim.machine.copy_prices import crowded
 from sim.machine.memory_law import ON, needs_events
 from sim.machine.several import DATA, GPU0, PER_EXPERT, TENSOR, Several, homes_by_layer, way_of
@@ -25,6 +24,7 @@ from sim.profiles.stack import load_stack
 from sim.setup.drafting import Drafter
 from sim.setup.kv_pool import check_host_room, demand_of, kv_pool
 from sim.setup.memory import BudgetRule, Demand, check_host, plan
+from sim.setup.one_memory import check_beside, check_copies
 from sim.setup.options import ARITHMETIC, check_options
 from sim.setup.pairing import (
     check_shape,
@@ -225,36 +225,12 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
         if _keeps_all_if_room(policy, model):
             all_stay = memory.holds_all(model, spec.precision, several)
         if not all_stay:
-            _check_copies(hw, policy)
+            check_copies(hw, policy)
         if not all_stay and spec.nvme is None:
             check_host(model, hw, spec.precision, spec.host_memory_bytes)
     except DoesNotFit as error:
         told = f"{error}; counted for one token, before the trace {trace} is drawn"
         raise DoesNotFit(told, error.sizes) from None
-
-
-def _check_copies(hw: Hardware, policy: Policy) -> None:
-    """Raises BadInput where a policy would copy experts within one memory."""
-    if hw.one_memory is True:
-        raise BadInput(
-            f"policy {policy.name} on {hw.id}: CPU and GPU have one memory there, so that no expert is copied or left "
-            "to the CPU; take gpu_only or llama_cpp with room for every expert (a lower --precision, no --vram, no cap)"
-        )
-
-
-def _check_one_memory(setup: Setup) -> None:
-    """Raises where what lies in host memory finds no room beside the rest, or would only move within one memory."""
-    spec, hw, host_bytes = setup.spec, setup.hw, setup.model.host_bytes(setup.spec.precision)
-    needs_bytes = setup.memory.needs_bytes + host_bytes
-    if host_bytes and needs_bytes > setup.memory.vram_bytes and not setup.memory.hypothetical:
-        raise DoesNotFit(
-            f"{setup.model.id} in {spec.precision} on {hw.id}: with {show_bytes(host_bytes)} of tables beside it needs "
-            f"{show_bytes(needs_bytes)} of {show_bytes(setup.memory.vram_bytes)}, which is all of its memory; take a "
-            "lower precision or a smaller model",
-            {**setup.memory.sizes(), "host_tables_bytes": host_bytes, "vram_bytes": setup.memory.vram_bytes},
-        )
-    if setup.kv is not None and setup.kv.swaps:
-        raise BadInput(f"--preempt, got 'swap' on {hw.id}: within one memory it frees nothing; leave it out")
 
 
 def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
@@ -299,7 +275,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     if keeps_all:
         tier = None
     else:
-        _check_copies(hw, policy)
+        check_copies(hw, policy)
         host_bytes = model.routed_bytes(spec.precision) + model.host_bytes(spec.precision)
         if tier is None:
             check_host(model, hw, spec.precision, spec.host_memory_bytes)
@@ -324,7 +300,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     if named.tier is not None and tier is None:
         setup.labels += ("drive not used: every expert is on the GPU",)
     if hw.one_memory is True:
-        _check_one_memory(setup)
+        check_beside(setup)
     _check_scheduler(setup)
     check_replicas(setup)
     if not setup.timeless and "oracle" in policy.traits:
