@@ -142,7 +142,7 @@ def wild_run(rng, kind, world):
         model,
         made.hw,
         "bf16",
-        Demand(kv_tokens=64 * batch, iteration_tokens=64, batch=batch),
+        Demand(contexts=(64 * batch,), iteration_tokens=64, batch=batch),
         BudgetRule(expert_cache_bytes=room),
         gpus,
         True,

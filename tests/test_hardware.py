@@ -154,7 +154,7 @@ def test_profile_is_sound(name: str) -> None:
     hw = load_hardware(name)
     assert hw.id == name
     bus = hw.gpu.link
-    if hw.one_memory is True:
+    if hw.one_memory:
         assert (bus, hw.cpu.memory_bytes.value) == (None, hw.vram_bytes.value)
         assert hw.gpu.memory_bandwidth_bytes_per_s.value > 2 * hw.h2d.bandwidth_bytes_per_s.value
     else:

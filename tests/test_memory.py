@@ -13,7 +13,7 @@ from sim.results.text import memory_lines
 from sim.setup.memory import RESERVE_BYTES, BudgetRule, Demand, activation_bytes, check_host, plan
 
 MODEL = model(3, 4, 2)  # 12 experts
-DEMAND = Demand(kv_tokens=10, iteration_tokens=4, batch=1)
+DEMAND = Demand(contexts=(10,), iteration_tokens=4, batch=1)
 
 
 def gpu(extra_bytes: int):

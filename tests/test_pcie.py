@@ -30,7 +30,7 @@ def test_theory_by_hand() -> None:
     assert theory["pcie6x4"] == pytest.approx(4 * 64e9 / 8 * 236 / 256)
     for path in bundled(GPUS, ".yaml").values():
         hw = load_hardware(path)
-        if hw.one_memory is True:
+        if hw.one_memory:
             with pytest.raises(BadInput, match=r"--link, got 'pcie5x16' on gb10: CPU and GPU have one memory there"):
                 load_hardware(path, link="pcie5x16")
             continue

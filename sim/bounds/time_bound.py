@@ -85,7 +85,7 @@ class Bounds:
 
     def __init__(self, setup: Setup, cpu: bool) -> None:
         self.setup = setup
-        self.cpu = cpu and setup.hw.one_memory is not True  # within one memory no expert is left to it
+        self.cpu = cpu and not setup.hw.one_memory  # within one memory no expert is left to it
         self.cost = setup.cost()
         self.experts = Experts(self.cost)
         self.n_gpus = setup.spec.gpus

@@ -86,7 +86,7 @@ def _list(found: list[Hardware]) -> str:
         rows.add_row(
             hw.id,
             show_bytes(hw.vram_bytes.value),
-            *(("one memory", "-", "") if hw.one_memory is True else link),
+            *(("one memory", "-", "") if hw.one_memory else link),
             show_rate(hw.gpu.memory_bandwidth_bytes_per_s.value),
             hw.gpu.memory_bandwidth_bytes_per_s.source,
             _show("flops_per_s", bf16.value) if bf16 else "-",
@@ -117,7 +117,7 @@ def _page(hw: Hardware) -> str:
     bus, up = hw.gpu.link, hw.h2d.bandwidth_bytes_per_s
     copies = f"{show_rate(up.value)} host to device ({up.source}), {show_bytes(hw.vram_bytes.value)} of memory"
     pcie = f"PCIe {_bus(bus)}{f' ({show_rate(bus.theoretical_bytes_per_s)} in theory)' if bus else ''}"
-    if hw.one_memory is True:
+    if hw.one_memory:
         copies, pcie = f"{show_bytes(hw.vram_bytes.value)} of memory for CPU and GPU", "no link"
     head = [
         f"{hw.name} ({hw.id}): {copies}; figures: {counts}",

@@ -183,7 +183,7 @@ class World:
         trace = trace or self.trace(self.kind.needs | policy.needs)
         trace.require_all(policy.needs, f"policy {policy.name}")
         requests = requests_of(trace, "test")
-        demand = Demand(kv_tokens=64 * batch, iteration_tokens=64, batch=batch)
+        demand = Demand(contexts=(64 * batch,), iteration_tokens=64, batch=batch)
         bound = "bound" in policy.traits
         memory = plan(MODEL, self.hw, "bf16", demand, BudgetRule(n_experts=experts), gpus, bound, policy.keeps_all)
         return Setup(

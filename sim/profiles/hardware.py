@@ -236,7 +236,7 @@ def load_hardware(
     hardware = _with_more_channels(hardware, before, overrides, where)
     check_quantities(hardware, hardware.sources, where)
     check_power(hardware, where)
-    if hardware.one_memory is True and hardware.gpu.link is not None:
+    if hardware.one_memory and hardware.gpu.link is not None:
         raise BadInput(
             f"{where}: gpu.link, got one: CPU and GPU have one memory (one_memory), and no link; leave one out"
         )

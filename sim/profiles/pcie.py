@@ -111,7 +111,7 @@ def relinked(hw: Hardware, word: str, given: set[str]) -> Hardware:
         BadInput: no such link, or a machine that has none.
     """
     bus = bus_of(word)
-    if hw.one_memory is True:
+    if hw.one_memory:
         raise BadInput(f"--link, got {word!r} on {hw.id}: CPU and GPU have one memory there, and no link; leave it out")
     own = hw.gpu.link
     if own is not None and (own.generation, own.lanes) == (bus.generation, bus.lanes):

@@ -44,9 +44,7 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     launched_s: Quantity  # launched one by one
     replayed_s: Quantity  # as a node of a replayed graph
-    of_card: bool = (
-        False  # `gpu.replayed_kernel_s` goes before, where a profile has it; a launched one takes as much more
-    )
+    of_card: bool = False  # a GPU's own `replayed_kernel_s` goes before; a launched one takes as much more
 
     def on(self, gpu: Gpu) -> KernelTimes:
         """What they are on this GPU."""
@@ -202,11 +200,9 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     check_quantities(stack, stack.sources, where)
     if any(field.startswith("kernels.") for field in overrides or {}):  # what is asked for goes before a model's own
         stack = msgspec.structs.replace(stack, kernels_of={})
-    if (
-        any(field.startswith("kernel_times.") for field in overrides or {}) and stack.kernel_times is not None
-    ):  # as well
-        times = msgspec.structs.replace(stack.kernel_times, of_card=False)
-        stack = msgspec.structs.replace(stack, kernel_times=times)
+    times = stack.kernel_times
+    if times is not None and any(field.startswith("kernel_times.") for field in overrides or {}):  # likewise
+        stack = msgspec.structs.replace(stack, kernel_times=msgspec.structs.replace(times, of_card=False))
     return stack
 
 

@@ -47,7 +47,7 @@ def demand_of(pool: KvPool, spec: RunSpec, requests: Sequence[RequestInfo], with
         # Who made room is prefilled with all that it has put out.
         widest = max(widest, *(r.prompt_len + r.outputs - 1 for r in requests))
     n_tokens = pool.n_pages * pool.page_tokens
-    return replace(without, kv_tokens=n_tokens, iteration_tokens=widest, kv_bytes=spec.kv_memory_bytes)
+    return replace(without, contexts=(n_tokens,), iteration_tokens=widest, kv_bytes=spec.kv_memory_bytes)
 
 
 def check_host_room(

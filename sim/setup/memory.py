@@ -23,19 +23,22 @@ RESERVE_BYTES = GIB  # assumed: CUDA context, library workspaces, fragmentation
 class Demand:
     """What the workload asks of memory: the longest contexts alive together, and the widest iteration."""
 
-    kv_tokens: int
+    contexts: tuple[int, ...]  # tokens of each; of a pool those that it has pages for, as one
     iteration_tokens: int
     batch: int
     kv_bytes: int | None = None  # of a pool that was given; it may hold part of a page more than so many tokens
     step_tokens: int = 1  # that a request decodes at once: more than one with drafts
     draft_bytes: int = 0  # of a model that drafts
-    contexts: tuple[int, ...] = ()  # of which `kv_tokens` is the sum; a pool's pages have none
+
+    @property
+    def kv_tokens(self) -> int:
+        return sum(self.contexts)
 
     def kv_cache_bytes(self, model: Model, precision: str, layers: Sequence[int] | None = None) -> int:
         """Keys and values of all of it, or of these layers; a page of a pool has as much room for each."""
         if self.kv_bytes is not None:
             return self.kv_bytes if layers is None else math.ceil(self.kv_bytes * len(layers) / model.n_layers)
-        return model.kv_bytes(self.contexts or (self.kv_tokens,), _kept_in(precision), layers)
+        return model.kv_bytes(self.contexts, _kept_in(precision), layers)
 
 
 @dataclass(frozen=True)

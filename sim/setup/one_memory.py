@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def check_copies(hw: Hardware, policy: Policy) -> None:
     """Raises BadInput where a policy would copy experts within one memory."""
-    if hw.one_memory is True:
+    if hw.one_memory:
         raise BadInput(
             f"policy {policy.name} on {hw.id}: CPU and GPU have one memory there, so that no expert is copied or left "
             "to the CPU; take gpu_only or llama_cpp with room for every expert (a lower --precision, no --vram, no cap)"

@@ -217,7 +217,7 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
         return  # `prepare` says so
     model = load_model(name, named.overrides.model)
     rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
-    least = Demand(kv_tokens=1, iteration_tokens=1, batch=1)
+    least = Demand(contexts=(1,), iteration_tokens=1, batch=1)
     try:
         several = _several_of(_as_its_engine(spec, named.stack), hw, model)
         bound, all_stay = "bound" in policy.traits, policy.keeps_all
@@ -226,8 +226,8 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
             all_stay = memory.holds_all(model, spec.precision, several)
         if not all_stay:
             check_copies(hw, policy)
-        if not all_stay and spec.nvme is None:
-            check_host(model, hw, spec.precision, spec.host_memory_bytes)
+            if spec.nvme is None:
+                check_host(model, hw, spec.precision, spec.host_memory_bytes)
     except DoesNotFit as error:
         told = f"{error}; counted for one token, before the trace {trace} is drawn"
         raise DoesNotFit(told, error.sizes) from None
@@ -258,7 +258,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     if several.dense == DATA:
         longest = longest[: -(-together // spec.gpus)]  # of the GPU that serves most
     drafter = Drafter.of(spec)
-    demand = Demand(sum(longest), widest, together, contexts=tuple(longest))
+    demand = Demand(tuple(longest), widest, together)
     if drafter is not None:
         demand = drafter.demand(demand, spec.precision)
     kv = kv_pool(spec, model, requests)
@@ -299,7 +299,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
         setup.labels += (f"several GPUs work together by {ways}",)
     if named.tier is not None and tier is None:
         setup.labels += ("drive not used: every expert is on the GPU",)
-    if hw.one_memory is True:
+    if hw.one_memory:
         check_beside(setup)
     _check_scheduler(setup)
     check_replicas(setup)

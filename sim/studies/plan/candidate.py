@@ -74,7 +74,7 @@ def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
         hw.id,
         spec.gpus,
         hw.vram_bytes.value,
-        0.0 if hw.one_memory is True else hw.h2d.bandwidth_bytes_per_s.value,
+        0.0 if hw.one_memory else hw.h2d.bandwidth_bytes_per_s.value,
         hw.gpu.memory_bandwidth_bytes_per_s.value,
         hw.cpu.id,
         None if price is None else price.price * spec.gpus * spec.replicas,

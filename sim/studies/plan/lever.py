@@ -162,7 +162,7 @@ def search(lever: Lever, probe: Probe, low: float, high: float) -> Found:
 def levers_of(setup: Setup, spec: RunSpec, cpu: bool) -> list[Lever]:
     """Those of a run: the link, up to what host memory gives; the room for experts; the CPU's memory; and above a drive
     that, and host memory up to room for every expert. Within one memory there are none."""
-    if setup.hw.one_memory is True:
+    if setup.hw.one_memory:
         return []
     hw, n_all = setup.hw, setup.model.n_moe_layers * setup.model.n_experts
     link, host = hw.h2d.bandwidth_bytes_per_s.value, hw.cpu.memory_bandwidth_bytes_per_s.value
