@@ -37,6 +37,7 @@ class StaticCache(Policy):
     title = "Static expert cache: pinned by a profile of counts"
     source = "thecodacus/llama.cpp pull request 5, README"
     traits = frozenset({"cpu"})
+    copies_mapped = True
     params = (
         SLOTS,
         Param(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def rates(hw: Hardware, stack: Stack) -> tuple[float, float]:
     """Bytes per second of one link, to the device and back."""
-    ways = (hw.h2d, hw.d2h) if stack.pinned else (hw.h2d_pageable, hw.d2h_pageable)
+    ways = hw.h2d if stack.copies_pinned else hw.h2d_pageable, hw.d2h if stack.pinned else hw.d2h_pageable
     up, down = (way.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value for way in ways)
     return up, down
 
@@ -33,6 +33,7 @@ def crowded(hw: Hardware, stack: Stack, several: Several) -> bool:
 class CopyPrices:
     """Prices of copies on one (hardware, stack): page-locked or pageable, at the bandwidth that the stack reaches.
 
+    `h2d_*`: of experts, which may lie in a mapped file where hidden states go through page-locked buffers.
     `shared_bytes_per_s`: what all links together draw from host memory at most, where they share it; else infinite.
     `q_*`: indices of the figures behind them.
     """
@@ -41,8 +42,8 @@ class CopyPrices:
         self._measured = measured
         self._calls = stack.copy_calls
         self._measured_bytes = measured.ranges.copy_bytes
-        kind, back = ("h2d", "d2h") if stack.pinned else ("h2d_pageable", "d2h_pageable")
-        h2d, d2h = (hw.h2d, hw.d2h) if stack.pinned else (hw.h2d_pageable, hw.d2h_pageable)
+        kind, h2d = ("h2d", hw.h2d) if stack.copies_pinned else ("h2d_pageable", hw.h2d_pageable)
+        back, d2h = ("d2h", hw.d2h) if stack.pinned else ("d2h_pageable", hw.d2h_pageable)
         self.h2d_latency_s = h2d.latency_s.value
         self.call_latency_s = self.h2d_latency_s if stack.copy_calls else 0.0  # of a copy of an expert, at least
         self.d2h_latency_s = d2h.latency_s.value
@@ -58,18 +59,22 @@ class CopyPrices:
             self.h2d_bytes_per_s = self.shared_bytes_per_s / several.n_gpus
             name = "copies" if isinstance(hw.cpu.copies_bandwidth_bytes_per_s, Quantity) else "memory"
             self.q_h2d_bandwidth = figures.enter(f"cpu.{name}_bandwidth_bytes_per_s", hw.cpu.shared_by_copies)
+        self._move_latency_s, self._moves_bytes_per_s = self.h2d_latency_s, self.h2d_bytes_per_s
+        if stack.copies_pinned is not stack.pinned:  # hidden states lie in the engine's own buffers
+            self._move_latency_s = hw.h2d.latency_s.value
+            self._moves_bytes_per_s = hw.h2d.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
         self.q_p2p_latency = figures.enter("p2p.latency_s", hw.p2p.latency_s)
         self.q_p2p_bandwidth = figures.enter("p2p.bandwidth_bytes_per_s", hw.p2p.bandwidth_bytes_per_s)
 
     def h2d_s(self, n_bytes: int) -> float:
-        """Host-to-device seconds of one copy."""
-        if self._measured_bytes is not None:
-            self._measured.check("copy", n_bytes, "bytes", self._measured_bytes)
-        return self.h2d_latency_s + n_bytes / self.h2d_bytes_per_s
+        """Host-to-device seconds of one copy of hidden states, or of keys and values."""
+        self._check(n_bytes)
+        return self._move_latency_s + n_bytes / self._moves_bytes_per_s
 
     def expert_s(self, n_bytes: int, frac: float = 1.0) -> float:
         """Host-to-device seconds of an expert, or of the `frac` of it that a piece holds: its calls one by one."""
-        whole_s = self.h2d_s(n_bytes)
+        self._check(n_bytes)
+        whole_s = self.h2d_latency_s + n_bytes / self.h2d_bytes_per_s
         return whole_s + (calls_of(self._calls, frac) - 1) * self.h2d_latency_s if self._calls != 1 else whole_s
 
     def expert_back_s(self, n_bytes: int, frac: float = 1.0) -> float:
@@ -79,10 +84,13 @@ class CopyPrices:
 
     def d2h_s(self, n_bytes: int) -> float:
         """Device-to-host seconds of one copy."""
-        if self._measured_bytes is not None:
-            self._measured.check("copy", n_bytes, "bytes", self._measured_bytes)
+        self._check(n_bytes)
         return self.d2h_latency_s + n_bytes / self.d2h_bytes_per_s
 
     def p2p_s(self, n_bytes: int) -> float:
         """GPU-to-GPU seconds of one copy."""
         return self.p2p_latency_s + n_bytes / self.p2p_bytes_per_s
+
+    def _check(self, n_bytes: int) -> None:
+        if self._measured_bytes is not None:
+            self._measured.check("copy", n_bytes, "bytes", self._measured_bytes)

@@ -121,6 +121,7 @@ class Policy:
         ranks_by_trace: what its `Rank` says of experts that the running layer does not ask for rests on the trace
             alone, so that one replay tells the hits of every budget (`moesim sweep --hits-only`). one_size: why not.
         known_ahead: layers by which its own, fine-tuned model names experts earlier.
+        copies_mapped: it copies straight out of the file that its engine maps, through no page-locked buffer.
     """
 
     name: ClassVar[str] = ""
@@ -135,6 +136,7 @@ class Policy:
     # Layers by which its own, fine-tuned model names a layer's experts earlier (Pre-gated MoE); label such results.
     known_ahead: int = 0
     keeps_all: ClassVar[bool] = False  # wants room for every expert, whatever the budget (gpu_only)
+    copies_mapped: ClassVar[bool] = False  # pageable where the stack maps its weights
     # Speculative copies handed to each GPU's copy engine at once: of two GPUs, each may have so many. What waits for a
     # full link holds up nothing that another could carry. None: all of them, room taken when asked (no timing).
     prefetch_depth: int | None = None

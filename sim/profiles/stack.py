@@ -100,7 +100,10 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str
     aliases: tuple[str, ...] = ()
     note: str = ""
-    pinned: bool  # experts lie in page-locked host memory
+    pinned: bool  # experts lie in page-locked host memory, or are copied through it
+    maps_weights: bool = (
+        False  # they lie in a mapped file, and a policy that copies straight out of it has them pageable
+    )
     copy_efficiency_frac: Quantity  # of the profile's bandwidth
     per_layer_s: Quantity
     per_expert_s: Quantity  # per routed expert run on the GPU
@@ -123,6 +126,11 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prompt_kernels: Count = 0
     splits_by: Literal["layers"] | None = None
     sources: dict[str, str] = {}
+
+    @property
+    def copies_pinned(self) -> bool:
+        """Whether experts are copied out of page-locked memory, or through it."""
+        return self.pinned and not self.maps_weights
 
     @property
     def without_newer(self) -> dict[str, Any]:
@@ -159,6 +167,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 NEWER = (
+    "maps_weights",
     "hybrid_layer_s",
     "copy_calls",
     "cpu_region",

@@ -120,6 +120,8 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
             "another coefficient of hw.contention is active; leave it out, or take simpy"
         )
     stack = load_stack(spec.stack, overrides.stack).on(hw, policy.keeps_all)
+    if stack.maps_weights and (not policy.copies_mapped or "pinned" in overrides.stack):
+        stack = msgspec.structs.replace(stack, maps_weights=False)
     if tier is not None and tier.reads == BUFFERED:
         stack = msgspec.structs.replace(stack, pinned=False)  # the page cache's pages are pageable
     if spec.engine == ARITHMETIC and crowded(hw, stack, spec.several):
