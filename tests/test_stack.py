@@ -97,8 +97,8 @@ def test_tinyserve_adds_up_to_its_profile() -> None:
     assert model.n_layers * layer_s + experts_s == pytest.approx(2.029 / 40, rel=0.01)
 
 
-def test_llama_cpp_adds_up_to_the_runs_it_is_derived_from() -> None:
-    """ik_llama.cpp #357, the rule of docs/engine_stacks.md: tokens/s on the CPU alone, and with some layers on it.
+def test_how_far_builds_of_2025_lie_apart_in_what_a_hybrid_layer_costs() -> None:
+    """ik_llama.cpp #357, whose layers on the CPU were not varied: tokens/s on the CPU alone, and with some on it.
 
     Qwen3-30B-A3B in IQ4_XS (attention Q5_K, head Q6_K) on an RTX 4080, Qwen3-235B-A22B in Q6_K on one and two RTX 3090.
     """
@@ -121,7 +121,7 @@ def test_llama_cpp_adds_up_to_the_runs_it_is_derived_from() -> None:
         cpu_s = on_cpu * experts / (read * alone)
         found.append((1 / hybrid - gpu_s - cpu_s) / on_cpu - moves_s - hw.cpu.expert_overhead_s.value)
     assert found == pytest.approx([142e-6, 235e-6, 8e-6], abs=1e-6)
-    assert stack.hybrid_layer_s.value == pytest.approx(sorted(found)[1], rel=0.005)
+    assert stack.hybrid_layer_s.low == pytest.approx(min(found), abs=1e-6)
 
 
 def test_every_figure_has_a_reason() -> None:
