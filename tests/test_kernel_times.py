@@ -116,6 +116,32 @@ def test_a_dgx_spark_follows_from_dense_models() -> None:
     assert gpu.quantised_flops_per_s.value == pytest.approx(2 * 2048 * n_params / products_s, rel=0.005)
 
 
+# llmfit #774, #775, #778: layers, weights of one, of the head, -ngl (which counts the head as one), tokens/s.
+PARTLY_ON_THE_CPU = {
+    "Mistral Small 24B": (40, 5120 * (2 * 4096 + 2 * 1024 + 3 * 32768), 131072 * 5120, 16, 5.2),
+    "Qwen3 14B": (40, 5120 * (2 * 5120 + 2 * 1024 + 3 * 17408), 151936 * 5120, 32, 16.9),
+    "phi-4": (40, 5120 * (2 * 5120 + 2 * 1280 + 3 * 17920), 100352 * 5120, 32, 16.7),
+    "Gemma 3 12B": (48, 3840 * (2 * 4096 + 2 * 2048 + 3 * 15360), 262208 * 3840, 44, 26.1),
+    "Qwen2.5 14B": (48, 5120 * (2 * 5120 + 2 * 1024 + 3 * 13824), 152064 * 5120, 42, 20.8),
+}
+
+
+def test_what_a_10900x_reads_follows_from_dense_models_that_it_computes_layers_of() -> None:
+    """Q4_K_M, 4.8 bits a weight and 6.5625 of the head, beside an RTX 2080."""
+    hw, times = load_hardware("rtx2080"), load_stack("llama_cpp").kernel_times
+    assert times is not None
+    assert hw.cpu.id == "core-i9-10900x"
+    found = []
+    for n_layers, weights, head, ngl, rate in PARTLY_ON_THE_CPU.values():
+        on_gpu = ngl - 1
+        gpu_s = (on_gpu * weights * 0.6 + head * 0.8203125) / hw.gpu.memory_bandwidth_bytes_per_s.value
+        gpu_s += on_gpu * 20 * times.replayed_s.value
+        found.append((n_layers - on_gpu) * weights * 0.6 / (1 / rate - gpu_s))
+    own = hw.cpu.memory_bandwidth_bytes_per_s
+    assert own.value == pytest.approx(statistics.median(found), rel=0.005)
+    assert own.low == pytest.approx(min(found), rel=0.005)
+
+
 A100 = load_hardware("a100-80g-sxm")
 
 
