@@ -12,7 +12,7 @@ the GPU`). Dense layers of a model count as being in front. Without a number it 
 Not modelled: the one layer that automatic placement may split by matrix; files whose layers differ in size, of which
 one layer more or fewer may fit (docs/formats.md); the merging of neighbouring used experts into one copy (some
 microseconds each).
-Copies are pageable, as out of the mapped file that its stack has; `--set stack.pinned=true` is `--no-mmap`, whose host
+With its own stack copies are pageable, as out of a mapped file; `--set stack.pinned=true` is `--no-mmap`, whose host
 memory is page-locked (src/llama-model-loader.cpp@0c1e570, make_cpu_buft_list). A model's shared experts run on the GPU
 beside the CPU's routed ones, where llama.cpp runs them after.
 

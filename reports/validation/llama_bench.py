@@ -3,7 +3,7 @@
 `h200-llama-bench.jsonl` has one line per test of llama-bench (ggml-org/llama.cpp@0c1e570, 27 November 2026; a virtual
 machine of 16 cores, driver 580, CUDA 13.0): model, layers (12: the model cut), experts used per token where the file
 said another number than the model, threads, layers whose experts are on the CPU, tokens of a prompt, generated, and
-before either (depth), and nanoseconds of each repeat. `on: cpu` had no GPU. Weights were random, so that routers choose
+before either (depth), and nanoseconds of each repeat. Weights were random, so that routers choose
 experts nearly evenly; here they are drawn evenly.
 """
 
@@ -76,7 +76,7 @@ def seconds(line: dict[str, Any]) -> float:
 
 def measured(**asked: Any) -> Measured:
     """The test on a GPU and 16 threads, with graphs, that is this one."""
-    wanted = {"on": "gpu", "threads": 16, "graphs": True, "n_cpu_moe": 0, "depth": 0, "experts_used": None, **asked}
+    wanted = {"threads": 16, "graphs": True, "n_cpu_moe": 0, "depth": 0, "experts_used": None, **asked}
     found = [line for line in lines() if all(line.get(key) == value for key, value in wanted.items())]
     one = found[0]
     fields = (one["model"], one["layers"], one.get("experts_used"), one["n_cpu_moe"], one["prompt"], one["depth"])

@@ -61,8 +61,9 @@ class CopyPrices:
             self.q_h2d_bandwidth = figures.enter(f"cpu.{name}_bandwidth_bytes_per_s", hw.cpu.shared_by_copies)
         self._move_latency_s, self._moves_bytes_per_s = self.h2d_latency_s, self.h2d_bytes_per_s
         if stack.copies_pinned is not stack.pinned:  # hidden states lie in the engine's own buffers
-            self._move_latency_s = hw.h2d.latency_s.value
-            self._moves_bytes_per_s = hw.h2d.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
+            fastest = hw.h2d.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
+            share = self.shared_bytes_per_s / several.n_gpus if several.host_links == SPLIT else fastest
+            self._move_latency_s, self._moves_bytes_per_s = hw.h2d.latency_s.value, min(fastest, share)
         self.q_p2p_latency = figures.enter("p2p.latency_s", hw.p2p.latency_s)
         self.q_p2p_bandwidth = figures.enter("p2p.bandwidth_bytes_per_s", hw.p2p.bandwidth_bytes_per_s)
 

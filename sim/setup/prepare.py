@@ -46,6 +46,8 @@ from sim.workload.scheduler import Scheduler
 from traces.format.catalogue import open_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sim.policy.api import Policy
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
@@ -119,9 +121,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
             "--engine, got 'arithmetic': it slows kernels and experts on the CPU by copies and copies by the CPU, and "
             "another coefficient of hw.contention is active; leave it out, or take simpy"
         )
-    stack = load_stack(spec.stack, overrides.stack).on(hw, policy.keeps_all)
-    if stack.maps_weights and (not policy.copies_mapped or "pinned" in overrides.stack):
-        stack = msgspec.structs.replace(stack, maps_weights=False)
+    stack = _copied_by(policy, load_stack(spec.stack, overrides.stack).on(hw, policy.keeps_all), overrides.stack)
     if tier is not None and tier.reads == BUFFERED:
         stack = msgspec.structs.replace(stack, pinned=False)  # the page cache's pages are pageable
     if spec.engine == ARITHMETIC and crowded(hw, stack, spec.several):
@@ -130,6 +130,20 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
             f"{spec.gpus} links ask for more than there is; leave it out, or take --host-links split"
         )
     return _Named(policy, hw, stack, overrides, tier)
+
+
+def _copied_by(policy: Policy, stack: Stack, asked: Mapping[str, object]) -> Stack:
+    """The stack with mapped weights where this policy copies straight out of them. Raises BadInput."""
+    if "maps_weights" in asked and "pinned" in asked:
+        raise BadInput("--set stack.maps_weights, got it with stack.pinned: both say what copies are; leave one out")
+    if not stack.maps_weights or (policy.copies_mapped and "pinned" not in asked):
+        return stack
+    if "maps_weights" in asked:
+        raise BadInput(
+            f"--set stack.maps_weights, got true: {policy.name} copies through buffers of its own; leave it out, or "
+            "take stack.pinned=false"
+        )
+    return msgspec.structs.replace(stack, maps_weights=False)
 
 
 def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
