@@ -2,7 +2,8 @@
 
 Source: thecodacus/llama.cpp pull request 5 and README: from a profile that `llama-moe-trace` records, the `slots` most
 routed experts of every layer are pinned on the GPU and never leave (`--moe-cache-profile`, `--moe-cache-slots`). The
-hot and the cold chain of a layer overlap (asynchronous CPU splits, on by default), and their results are merged.
+hot and the cold chain of a layer overlap (asynchronous CPU splits, pull request 9, on by default), and their results
+are merged; a worker thread computes the cold one and is joined (`overlap_layer_s` of the stack).
 
 The profile is the trace's store split, or a file: `llama-moe-trace` CSV, a llama-imatrix GGUF (tokens by expert over
 some text: the same counts, from a tool that everybody has), what `moesim traces convert` made of either, or a trace,
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from policies.common.hot_cold import OVERLAP, SLOTS, hot_and_cold, slots_by_layer
 from policies.common.op_offload import PARAMS, OpOffload
 from policies.common.placement import uses
-from sim.policy import Gate, Param, Piece, Policy, Steps, StoreSplit, View, routed_counts
+from sim.policy import Gate, Param, Piece, Policy, Predict, Steps, StoreSplit, View, routed_counts
 
 STORE = "store"
 
@@ -90,6 +91,8 @@ class StaticCache(Policy):
             yield from self._large.steps(gate, view)
             return
         hot = [expert for expert in gate.needs if view.resident(gate.layer, expert)]
+        if self.overlap and view.prices.overlap_layer_s():  # the graph has both chains, whatever a token asks for
+            yield Predict(view.prices.overlap_layer_s(), "host", basis="overlap")
         yield from hot_and_cold(gate, view, hot, self.overlap)
 
     def stats(self) -> dict[str, float]:

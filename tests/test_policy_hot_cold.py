@@ -24,9 +24,10 @@ from policies.heat import Heat
 from policies.llama_cpp_lru import LlamaCppLru
 from policies.moe_cache import MoeCache
 from policies.static_cache import StaticCache
+from reports.reproduce.inputs import Drawn, synthesise
 from sim.base.errors import BadInput, DoesNotFit
 from sim.policy.api import Policy
-from sim.run import Setup, prepare
+from sim.run import Setup, execute, prepare
 from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
 from traces.stats import counts
@@ -223,6 +224,42 @@ def test_static_cache_pins_the_most_routed_of_each_layer_and_computes_the_rest_o
     assert resident(seen) == [(0, 3), (1, 1)]
     assert seen.log == [("gpu", 0, 3), ("cpu", 1, 2), ("cpu", 0, 0), ("gpu", 1, 1)]
     assert seen.outcome.setup.policy.stats() == {"profile_covered_frac": 4 / 6}
+
+
+def test_static_cache_pays_a_worker_thread_in_each_layer_where_both_chains_run_at_once(tmp_path):
+    # The host's 3 s: attention 0 to 1, the host to 4, expert 0 on the GPU 4 to 6, head to 7; next attention 7 to 8, the
+    # host to 11, expert 1 on the CPU 11 to 16, its result to 17, head to 18. In turns no thread is handed anything.
+    hosts, path = {}, taught(tmp_path, [[[0]], [[0]]], [[[0]], [[1]]], 2)
+    for overlap in (True, False):
+        with Trace(path) as trace:
+            made = setup(StaticCache(slots=1, overlap=overlap, **ROOMY), trace, 1)
+            seen = execute_easy(replace(made, stack=msgspec.structs.replace(made.stack, overlap_layer_s=figure(3.0))))
+        hosts[overlap] = [(begun_s, end_s) for what, begun_s, end_s in seen.lane("host") if what == "predict"]
+        shares = {f.figure: f.share for f in seen.result.provenance.figures}
+        assert ("stack.overlap_layer_s" in shares) is overlap
+    assert hosts == {True: [(1, 4), (8, 11)], False: []}
+    assert shares.keys().isdisjoint({"stack.hybrid_layer_s"})
+
+
+def test_overlapping_is_worth_what_one_fork_measured(tmp_path):
+    """thecodacus/llama.cpp #9: 59.9 tokens/s in turns, 61.0 at once; 88 slots of Qwen3.6-35B-A3B on an RTX 3060."""
+    drawn = synthesise(Drawn("qwen3.6-35b-a3b", 6, 64, 96, "qwen3-30b-a3b"), str(tmp_path))
+    took_s = []
+    for overlap in (True, False):
+        settings = {"slots": 88, "overlap": overlap}
+        spec = RunSpec(
+            policy="static_cache",
+            hw="rtx3060",
+            stack="llama_cpp",
+            model="qwen3.6-35b-a3b",
+            precision="q4_k_m",
+            trace=str(drawn),
+            split="all",
+            requests=2,
+            set=settings,
+        )
+        took_s.append(execute(prepare(spec)).result.tpot_s.mean)
+    assert took_s[1] / took_s[0] == pytest.approx(61.0 / 59.9, abs=0.002)
 
 
 def test_static_cache_gives_ties_to_the_lowest_id(tmp_path):

@@ -20,7 +20,8 @@ _BARE_NUMBER = re.compile(
 )
 
 Source = Literal["measured", "datasheet", "assumed"]
-Basis = Source | Literal["stack"]  # of seconds that a policy asks for: the stack's, for a layer shared with the CPU
+# Of seconds that a policy asks for; the last two are the stack's, for a layer that the CPU shares.
+Basis = Source | Literal["stack", "overlap"]
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -70,7 +70,7 @@ class Cost:
         self._q_cpu_bandwidth = figures.enter("cpu.memory_bandwidth_bytes_per_s", hw.cpu.memory_bandwidth_bytes_per_s)
         self._q_cpu_flops = figures.enter("cpu.flops_per_s", hw.cpu.flops_per_s)
         self._q_cpu_overhead = figures.enter("cpu.expert_overhead_s", hw.cpu.expert_overhead_s)
-        self.q_predictor = figures.enter_predictors(self.launches.q_stack_hybrid)
+        self.q_predictor = figures.enter_predictors(self.launches.q_stack_hybrid, self.launches.q_stack_overlap)
         measured.enter(figures)
         self.sharing = Sharing(hw, self.copies, several, figures, shares)
         self.has_shared = model.shared_expert_bytes(precision) > 0

@@ -31,13 +31,13 @@ class Figures:
         self.entries.append((name, quantity))
         return len(self.entries) - 1
 
-    def enter_predictors(self, hybrid_layer: int) -> dict[Basis, int]:
-        """Predictor time rests on whatever the policy says its figure rests on; `hybrid_layer`: on the stack's."""
+    def enter_predictors(self, hybrid_layer: int, overlap_layer: int) -> dict[Basis, int]:
+        """Predictor time rests on whatever the policy says its figure rests on; the two others: on the stack's."""
         entered: dict[Basis, int] = {
             source: self.enter(f"predictor time ({source})", Quantity(value=1.0, source=source, ref="policy's file"))
             for source in SOURCES
         }
-        return entered | {"stack": hybrid_layer}
+        return entered | {"stack": hybrid_layer, "overlap": overlap_layer}
 
 
 def unpacked_type(flops_per_s: dict[Dtype, Quantity]) -> Dtype:

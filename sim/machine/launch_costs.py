@@ -22,15 +22,15 @@ class Launches:
     `grouped`: experts of a layer share kernels. `member`: launching an expert that joins a group. `parts`: launching
     slices of an expert's matrices, by their share of its kernels and whether they come first. `kernel_s`: host seconds
     of one kernel. `enqueue_s`: of handing a copy to its engine. `cpu_s`: of handing an expert to the CPU.
-    `hybrid_layer_s`: of a layer in which there is one. `begin_s`: before an iteration's first operation. `q_*`: indices
-    of the figures behind them.
+    `hybrid_layer_s`: of a layer in which there is one. `overlap_layer_s`: besides, where both compute at once.
+    `begin_s`: before an iteration's first operation. `q_*`: indices of the figures behind them.
     """
 
     def __init__(self, hw: Hardware, model: Model, stack: Stack, measured: Measured, figures: Figures) -> None:
         self.enqueue_s = hw.host.copy_launch_s.value
         self._per_copy_s = stack.per_copy_s.value
         self._copy_calls = stack.copy_calls
-        self.hybrid_layer_s = stack.hybrid_layer_s.value
+        self.hybrid_layer_s, self.overlap_layer_s = stack.hybrid_layer_s.value, stack.overlap_layer_s.value
         # Curves were measured on a loop that runs experts one by one and launches kernel by kernel.
         self.grouped = stack.grouped and measured.found is None
         self._graphs = stack.graphs and measured.found is None
@@ -51,6 +51,7 @@ class Launches:
         self.q_stack_copy = figures.enter("stack.per_copy_s", stack.per_copy_s)
         self.q_stack_iteration = figures.enter("stack.per_iteration_s", stack.per_iteration_s)
         self.q_stack_hybrid = figures.enter("stack.hybrid_layer_s", stack.hybrid_layer_s)
+        self.q_stack_overlap = figures.enter("stack.overlap_layer_s", stack.overlap_layer_s)
         kernels, per_layer_s = stack.kernels, stack.per_layer_s.value
         self.attention = self._launch(kernels.attention, per_layer_s)
         self.dense = self._launch(kernels.attention + kernels.dense_ffn, per_layer_s)

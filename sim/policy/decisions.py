@@ -257,7 +257,8 @@ class Predict(Record):
     """Spend predictor time on a lane (`side`: does not occupy the compute stream; `gpu`; `host`).
 
     The engine sends the ticket back into the generator: `ticket = yield Predict(...)`.
-    `basis` says what the figure rests on: measured, datasheet or assumed; or stack, of `view.prices.hybrid_layer_s()`.
+    `basis` says what the figure rests on: measured, datasheet or assumed; or stack, of `view.prices.hybrid_layer_s()`,
+    and overlap, of `view.prices.overlap_layer_s()`.
     """
 
     _fields = ("duration_s", "lane", "blocking", "basis")

@@ -78,6 +78,10 @@ class Prices:
         """Host seconds of a layer of which the CPU computes a part: submit, synchronise, merge."""
         return self._cost.launches.hybrid_layer_s
 
+    def overlap_layer_s(self) -> float:
+        """Host seconds of a layer that GPU and CPU compute at once: hand the CPU's part to a thread, and join it."""
+        return self._cost.launches.overlap_layer_s
+
     def head_s(self) -> float:
         """Seconds of the output head for one token."""
         return max(self._cost.head(1).duration_s, self._cost.launches.head.all_s)

@@ -110,6 +110,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     per_copy_s: Quantity  # per whole expert copied; a part of one takes its share
     per_iteration_s: Quantity
     hybrid_layer_s: Quantity = NOTHING  # per layer in which the CPU computes an expert: submit, synchronise, merge
+    overlap_layer_s: Quantity = NOTHING  # per layer that GPU and CPU compute at once: a worker thread, and joining it
     copy_calls: Calls = (
         1  # that copy a whole expert: each is enqueued, and waits for the link's latency; 0: a kernel reads it
     )
@@ -169,6 +170,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 NEWER = (
     "maps_weights",
     "hybrid_layer_s",
+    "overlap_layer_s",
     "copy_calls",
     "cpu_region",
     "kernel_times",

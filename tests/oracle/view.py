@@ -71,6 +71,10 @@ class Prices:
         """Nothing: stacks with such a figure are younger than this."""
         return 0.0
 
+    def overlap_layer_s(self) -> float:
+        """Nothing, likewise."""
+        return 0.0
+
     def head_s(self) -> float:
         """Seconds of the output head for one token."""
         return max(self._cost.head(1).duration_s, self._cost.launch_head.all_s)
