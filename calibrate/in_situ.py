@@ -39,28 +39,13 @@ copies beside write-backs, whose times serve for what both ways cost each other 
 
 def script(path: Path, model: Model, seed: int, prompts: Iterable[int] = PROMPTS) -> Path:
     """A seeded uniform trace of the model's routing shape: one request per prompt length, `OUTPUTS` tokens each."""
-    from traces.format.header import GateRule, Header
-    from traces.format.requests import Request
-    from traces.format.writer import write_trace
+    from traces.synth.bare import bare_trace
 
-    rng = np.random.default_rng(seed)
-    made, first = [], 0
-    for index, prompt in enumerate(prompts):
-        made.append(Request(index, first, prompt, prompt + OUTPUTS - 1, "", None, "test"))
-        first += prompt + OUTPUTS - 1
-    experts = np.argsort(rng.random((first, model.n_moe_layers, model.n_experts)), axis=-1)[..., : model.top_k]
-    header = Header(
-        n_layers=model.n_moe_layers,
-        n_experts=model.n_experts,
-        top_k=model.top_k,
-        model=model.id,
-        model_source="calibrate/in_situ.py",
-        gate=GateRule(),
-        labels=("synthetic",),
-        created_by="calibrate",
-        text_licence="none",
-    )
-    return write_trace(path, header, made, None, experts=experts)
+    lengths = list(prompts)
+    n_rows = sum(prompt + OUTPUTS - 1 for prompt in lengths)
+    drawn = np.random.default_rng(seed).random((n_rows, model.n_moe_layers, model.n_experts))
+    experts = np.argsort(drawn, axis=-1)[..., : model.top_k]
+    return bare_trace(path, model.id, model.n_experts, experts, lengths, OUTPUTS, "calibrate/in_situ.py", "calibrate")
 
 
 def run(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +63,7 @@ class Measured(NamedTuple):
         return f"prompt of {self.prompt}" if self.prompt else f"token behind {self.depth}" if self.depth else "token"
 
 
+@cache
 def lines() -> list[dict[str, Any]]:
     """Every test, as it was kept."""
     return [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
@@ -103,26 +105,13 @@ def cut(model: str, layers: int, experts_used: int | None, folder: Path) -> str:
 
 def drawn(model: Model, prompt: int, folder: Path) -> str:
     """A trace of one request whose experts are drawn evenly."""
-    from traces.format.header import GateRule, Header
-    from traces.format.requests import Request
-    from traces.format.writer import write_trace
+    from traces.synth.bare import bare_trace
 
-    n_rows, n_layers = prompt + OUTPUTS - 1, model.n_moe_layers
-    scores = np.random.default_rng(0).random((n_rows, n_layers, model.n_experts), dtype=np.float32)
+    n_rows = prompt + OUTPUTS - 1
+    scores = np.random.default_rng(0).random((n_rows, model.n_moe_layers, model.n_experts), dtype=np.float32)
     ids = np.argpartition(-scores, model.top_k - 1, axis=-1)[..., : model.top_k]
-    header = Header(
-        n_layers=n_layers,
-        n_experts=model.n_experts,
-        top_k=model.top_k,
-        model=model.id,
-        model_source="drawn evenly",
-        gate=GateRule(),
-        labels=("synthetic",),
-        created_by="reports.validation.llama_bench",
-        text_licence="CC0-1.0",
-    )
-    path = folder / f"{model.id}-{prompt}.safetensors"
-    return str(write_trace(path, header, [Request(0, 0, prompt, n_rows, "", None, "test")], None, experts=ids))
+    path, made_by = folder / f"{model.id}-{prompt}.safetensors", "reports.validation.llama_bench"
+    return str(bare_trace(path, model.id, model.n_experts, ids, [prompt], OUTPUTS, "drawn evenly", made_by))
 
 
 def simulated_s(test: Measured, folder: Path) -> float:
