@@ -55,15 +55,14 @@ class CopyPrices:
         self.q_d2h_latency = figures.enter(f"{back}.latency_s", d2h.latency_s)
         self.q_d2h_bandwidth = figures.enter(f"{back}.bandwidth_bytes_per_s", d2h.bandwidth_bytes_per_s)
         self.shared_bytes_per_s = math.inf if several.host_links == APART else hw.cpu.shared_by_copies.value
-        if several.host_links == SPLIT and self.h2d_bytes_per_s > self.shared_bytes_per_s / several.n_gpus:
-            self.h2d_bytes_per_s = self.shared_bytes_per_s / several.n_gpus
+        share = self.shared_bytes_per_s / several.n_gpus if several.host_links == SPLIT else math.inf
+        if self.h2d_bytes_per_s > share:
+            self.h2d_bytes_per_s = share
             name = "copies" if isinstance(hw.cpu.copies_bandwidth_bytes_per_s, Quantity) else "memory"
             self.q_h2d_bandwidth = figures.enter(f"cpu.{name}_bandwidth_bytes_per_s", hw.cpu.shared_by_copies)
-        self._move_latency_s, self._moves_bytes_per_s = self.h2d_latency_s, self.h2d_bytes_per_s
-        if stack.copies_pinned is not stack.pinned:  # hidden states lie in the engine's own buffers
-            fastest = hw.h2d.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value
-            share = self.shared_bytes_per_s / several.n_gpus if several.host_links == SPLIT else fastest
-            self._move_latency_s, self._moves_bytes_per_s = hw.h2d.latency_s.value, min(fastest, share)
+        moves = hw.h2d if stack.pinned else hw.h2d_pageable  # hidden states lie in the engine's own buffers
+        self._move_latency_s = moves.latency_s.value
+        self._moves_bytes_per_s = min(moves.bandwidth_bytes_per_s.value * stack.copy_efficiency_frac.value, share)
         self.q_p2p_latency = figures.enter("p2p.latency_s", hw.p2p.latency_s)
         self.q_p2p_bandwidth = figures.enter("p2p.bandwidth_bytes_per_s", hw.p2p.bandwidth_bytes_per_s)
 
