@@ -207,6 +207,14 @@ def test_a_file_measured_as_a_whole_is_shared_out() -> None:
     following = load_model("qwen3.8-flash-next")
     parts = following.routed_bytes, following.dense_bytes, following.host_bytes
     assert sum(part("ud-q4_k_xl") for part in parts) / 2**30 == pytest.approx(103.7, abs=0.05)
+    gemma = load_model("gemma-4-26b")  # gate and up 144 bytes per 256; down 24 per 32, in the last of 30 layers 34
+    routed = 128 * 704 * 2816 * (30 * 2 * 144 / 256 + (29 * 24 + 34) / 32)
+    assert gemma.routed_bytes("ud-q4_k_m") == pytest.approx(routed, rel=1e-6)
+    assert gemma.dense_bytes("ud-q4_k_m") == gemma.dense_bytes("gguf-q8_0")
+    thinking = load_model("qwen3.6-35b")
+    assert thinking.expert_bytes("ud-q4_k_m") == 512 * 2048 * (2 * 144 + 176) // 256
+    assert thinking.routed_bytes("ud-q4_k_m") + thinking.dense_bytes("ud-q4_k_m") == 22_123_538_944
+    assert thinking.dense_bytes("ud-q4_k_m") == pytest.approx(thinking.dense_bytes("gguf-q8_0"), rel=2e-3)
     with pytest.raises(BadInput, match="got 'ud-q4_k_xl': no rule gives its bytes, and none are known; take 'q4_k_m'"):
         load_model("qwen3-30b").expert_bytes("ud-q4_k_xl")
 

@@ -25,7 +25,9 @@ BITS_PER_PARAM: dict[str, float] = {
     **PLAIN,
     **{name: bits_of_block(name) for name in BLOCKS if name not in PLAIN},
     **{name: bits_of_mix(name) for name in MIXES},
-    "ud-q4_k_xl": 4.875,  # its maker (Unsloth) chose matrix by matrix: known of the models that list it in `formats`
+    # Whose maker (Unsloth) chose matrix by matrix: known of the models that list them in `formats`.
+    "ud-q4_k_xl": 4.875,
+    "ud-q4_k_m": 4.8125,
 }
 """Every precision. Of a mix, the bits of an expert where half of the layers are given more; its bytes are exact."""
 
