@@ -28,18 +28,17 @@ ALONE = {"C1": (84.5, 63.8, 24.9), "C2": (31.75, 29.97, 13.09), "C3": (71.5 + 14
 IMP_HITS = {"8 of 128": 0.366, "24 of 128": 0.741, "49 of 128": 0.894, "81 of 128": 0.962}
 COLD_TOKENS, COLD_EXPERTS, COLD_TOP_K, COLD_DRAWS = 300, 512, 10, 8
 FIT, FIT_EXPERTS, FIT_TOKENS = "qwen3-30b-a3b", 128, 4096
-# Row -> look-ups and, by slots of a layer, misses. N1 prints both. N1-stall prints 22,545 misses of 70,541 look-ups
-# with 40 slots, 256 tokens of 43 layers, and what each hit more saved (1.291 and 1.227 ms); 70,541 - 66,048 are its
-# prompt's, which a cold cache misses.
+# Row -> look-ups of decoding and, by slots of a layer, misses. N1 prints 30,270 look-ups and misses of them, 113 tokens
+# of 43 layers and 6 experts: 30,270 - 29,154 are its prompt's, which a cold cache misses. N1-stall prints 22,545 misses
+# of 70,541 look-ups with 40 slots, 256 tokens, and what each hit more saved (1.291 and 1.227 ms); its prompt has 4,493.
 CROW = {
-    "N1": (30_270, {"24 slots": 9_399, "40 slots": 7_583}),
+    "N1": (29_154, {"24 slots": 8_283, "32 slots": 6_963, "40 slots": 6_467}),
     "N1-stall": (66_048, {"24 slots": 24_559, "32 slots": 20_882, "40 slots": 18_052}),
 }
 # imp before #1370, counted by its author: launches of a token of Qwen3-30B with the experts of its 48 layers on the
-# host (#1367) and with none there (#1368); of one of Qwen3.6-35B with none (over 514 tokens of
-# tools/roofline/history/raw/cf1b382a_20260711_193211/nvfp4-hybrid_tg256_r0). 20 layers copied for 3.0 ms at 6.5 GB/s.
+# host (#1367) and with none there (#1368). B5: 20 layers copied for 3.0 ms at 6.5 GB/s.
 IMP_LAUNCHES, IMP_RESIDENT_LAUNCHES, IMP_LAYERS = 3091, 790, 48
-IMP_HYBRID_NODES, IMP_HOST_LAYERS, IMP_COPIED_BYTES = 880, 20, 3.0e-3 * 6.5e9
+IMP_HOST_LAYERS, IMP_COPIED_BYTES = 20, 3.0e-3 * 6.5e9
 CROW_DRIVE = "gen5x4"  # of that repository
 CROW_THREADS, CROW_PARTS = 8, 3  # a thread reads the matrices of an expert
 CROW_UPLOAD_BYTES_PER_S = 17.694e9  # out of pageable memory, 3.2 MB at a time (nibor1896/Crow@1bd8b57)
@@ -86,15 +85,14 @@ def imp_ladder(row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def imp_added(_row: Row, _: Settings) -> dict[str, Figure]:
-    """A token with some layers' experts on the host, less one with none: without graphs every kernel is launched, host
-    layers launch more of them, the host reads their routers, and what they miss is copied."""
+    """What layers with their experts on the host add to a token without graphs: they launch more kernels, the host
+    reads their routers, and what they miss is copied."""
     cost = cost_of(IMP, "qwen3.6-35b-a3b", "q4_k_m", stack="imp")
     times, n_copied = cost.stack.kernel_times, IMP_COPIED_BYTES / cost.model.expert_bytes("q4_k_m")
     assert times is not None
-    more = IMP_HOST_LAYERS * (IMP_LAUNCHES - IMP_RESIDENT_LAUNCHES) / IMP_LAYERS
-    kernels_s = (IMP_HYBRID_NODES + more) * times.launched_s.value - IMP_HYBRID_NODES * times.replayed_s.value
-    routers_s = IMP_HOST_LAYERS * (cost.stack.per_layer_s.value + cost.hw.host.sync_s.value)
-    return {"added": 1e3 * (kernels_s + routers_s + n_copied * _miss_s(cost))}
+    kernels_s = (IMP_LAUNCHES - IMP_RESIDENT_LAUNCHES) / IMP_LAYERS * times.launched_s.value
+    router_s = cost.stack.per_layer_s.value + cost.hw.host.sync_s.value
+    return {"added": 1e3 * (IMP_HOST_LAYERS * (kernels_s + router_s) + n_copied * _miss_s(cost))}
 
 
 def crow_waits_ms(row: Row) -> dict[str, float]:
