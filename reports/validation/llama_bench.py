@@ -86,19 +86,19 @@ def measured(**asked: Any) -> Measured:
 
 
 def cut(model: str, layers: int, experts_used: int | None, folder: Path) -> str:
-    """The model of this name with its first layers alone, and another number of experts used: a name or a file."""
+    """The model of this name with its first layers alone, and another number of experts used: a name or a file. Its id
+    stays, by which the stack knows how many kernels a layer has."""
     whole = load_model(model)
     if layers == whole.n_layers and experts_used is None:
         return model
     data = yaml.safe_load(bundled(PACKAGE, ".yaml")[whole.id].read_text(encoding="utf-8"))
     for key in ("published", "formats", "aliases", "note"):
         data.pop(key, None)
-    data |= {"id": f"{whole.id}-{layers}-{experts_used or whole.top_k}", "n_layers": layers}
-    data["top_k"] = experts_used or whole.top_k
+    data |= {"n_layers": layers, "top_k": experts_used or whole.top_k}
     for part in (data.get("window"), *data.get("other_attention", ())):
         if part:
             part["layers"] = [layer for layer in part["layers"] if layer < layers]
-    path = folder / f"{data['id']}.yaml"
+    path = folder / f"{whole.id}-{layers}-{data['top_k']}.yaml"
     path.write_text(yaml.safe_dump(data), encoding="utf-8")
     return str(path)
 
@@ -110,7 +110,8 @@ def drawn(model: Model, prompt: int, folder: Path) -> str:
     n_rows = prompt + OUTPUTS - 1
     scores = np.random.default_rng(0).random((n_rows, model.n_moe_layers, model.n_experts), dtype=np.float32)
     ids = np.argpartition(-scores, model.top_k - 1, axis=-1)[..., : model.top_k]
-    path, made_by = folder / f"{model.id}-{prompt}.safetensors", "reports.validation.llama_bench"
+    name, made_by = f"{model.id}-{model.n_layers}-{model.top_k}-{prompt}", "reports.validation.llama_bench"
+    path = folder / f"{name}.safetensors"
     return str(bare_trace(path, model.id, model.n_experts, ids, [prompt], OUTPUTS, "drawn evenly", made_by))
 
 
