@@ -88,8 +88,8 @@ class TestData:
                 changed = [word for word in text.split() if word.startswith("stack.")]
                 assert changed == built.get(one.experiment, []) + named.get(system, []), (one.id, system)
 
-    def test_kernels_of_the_build_of_may_are_those_that_its_source_has(self) -> None:
-        """docs/engine_kernels.md counts them: 15 a layer of Qwen3-Coder and 5 about them, 44 and 9 of Gemma 4."""
+    def test_kernels_of_the_build_of_may_add_up_to_what_the_docs_count(self) -> None:
+        """docs/engine_kernels.md: 15 a layer of Qwen3-Coder and 5 about them, 44 and 9 of Gemma 4."""
         stack = load_stack("imp").resident
         assert stack is not None
         shipped = msgspec.structs.asdict(stack.kernels)
@@ -210,17 +210,23 @@ class TestForms:
 
         found = METHODS["drive_ladder"](ROWS["N1"], {})
         assert found["24 slots"] == 184.0
-        n_look_ups = 113 * 43 * 6
-        n_prompt = 30_270 - n_look_ups
-        at_first, at_last = (waits_ms((n_misses - n_prompt) / n_look_ups) for n_misses in (9399, 7583))
-        assert found["40 slots"] == pytest.approx(184.0 + at_last - at_first)
+        misses = {"24 slots": 9399, "32 slots": 8079, "40 slots": 7583}
+        rates = {rung: (n - (30_270 - 113 * 258)) / (113 * 258) for rung, n in misses.items()}
+        waits = {rung: waits_ms(rate) for rung, rate in rates.items()}
+        assert found == {rung: pytest.approx(184.0 + wait - waits["24 slots"]) for rung, wait in waits.items()}
+        steps = [(found[rung] - 184.0, ROWS["N1"].published[rung] - 184.0) for rung in ("32 slots", "40 slots")]
+        assert sum(a * b for a, b in steps) / sum(b * b for _, b in steps) == pytest.approx(0.507, abs=0.001)
+
+        # 113 tokens and one prompt of 43 calls each; a token's waits are its calls'.
+        by_call = METHODS["drive_calls"](ROWS["N1-calls"], {})
+        assert by_call == {rung: pytest.approx(wait * 113 / (114 * 43)) for rung, wait in waits.items()}
 
         found = METHODS["drive_stall"](ROWS["N1-stall"], {})
-        n_look_ups = 256 * 43 * 6
-        n_misses = {"40 slots": 22_545 - (22_545 / (1 - 0.6804) - n_look_ups)}
-        n_misses["32 slots"] = n_misses["40 slots"] + (53_773 - 50_300) / 1.227
-        n_misses["24 slots"] = n_misses["32 slots"] + (58_520 - 53_773) / 1.291
-        assert found == {rung: pytest.approx(waits_ms(n / n_look_ups), rel=1e-3) for rung, n in n_misses.items()}
+        misses = {"24 slots": 29_053, "32 slots": 25_375, "40 slots": 22_545}
+        rates = {rung: (n - (70_540 - 255 * 258)) / (255 * 258) for rung, n in misses.items()}
+        assert found == {rung: pytest.approx(waits_ms(rate)) for rung, rate in rates.items()}
+        stalls_ms = {"24 slots": 52_726, "32 slots": 47_733, "40 slots": 44_533}
+        assert ROWS["N1-stall"].published == {rung: round(n / 255, 1) for rung, n in stalls_ms.items()}
 
     def test_a_cold_cache_by_another_replay(self) -> None:
         """Hits of LRU from a cold start over the same draws, counted with an ordered dictionary."""

@@ -241,7 +241,7 @@ def test_a_resident_layer_by_hand() -> None:
     """imp, one token of Qwen3-30B-A3B in 4.5 bits on an RTX 5090, in microseconds.
 
     Attention: 9 kernels of 2.31, 10.6 MB at 1674.5 GB/s, 37.7 MFLOP at 203 TFLOPS; eight experts: 4 kernels, 21.3 MB,
-    75.5 MFLOP at 0.195 of that.
+    75.5 MFLOP at 0.196 of that.
     """
     hw, model = load_hardware("rtx5090"), load_model("qwen3-30b-a3b")
     stack = load_stack("imp").on(hw, keeps_all=True)

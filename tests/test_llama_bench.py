@@ -80,6 +80,7 @@ def test_a_cut_model_keeps_what_its_layers_have(tmp_path: Path) -> None:
     assert cut("gpt-oss-20b", 24, None, tmp_path) == "gpt-oss-20b"
     whole, part = load_model("qwen3.6-35b-a3b"), load_model(cut("qwen3.6-35b-a3b", 12, None, tmp_path))
     assert (part.n_layers, part.top_k, part.hidden_size) == (12, whole.top_k, whole.hidden_size)
+    assert STACK.of(part.id).kernels == STACK.of(whole.id).kernels != STACK.kernels
     assert load_model(cut("qwen3-30b-a3b", 12, 2, tmp_path)).top_k == 2
     assert Path(drawn(part, 3, tmp_path)).is_file()
 

@@ -28,13 +28,14 @@ ALONE = {"C1": (84.5, 63.8, 24.9), "C2": (31.75, 29.97, 13.09), "C3": (71.5 + 14
 IMP_HITS = {"8 of 128": 0.366, "24 of 128": 0.741, "49 of 128": 0.894, "81 of 128": 0.962}
 COLD_TOKENS, COLD_EXPERTS, COLD_TOP_K, COLD_DRAWS = 300, 512, 10, 8
 FIT, FIT_EXPERTS, FIT_TOKENS = "qwen3-30b-a3b", 128, 4096
-# Row -> look-ups of decoding and, by slots of a layer, misses. N1 prints 30,270 look-ups and misses of them, 113 tokens
-# of 43 layers and 6 experts: 30,270 - 29,154 are its prompt's, which a cold cache misses. N1-stall prints 22,545 misses
-# of 70,541 look-ups with 40 slots, 256 tokens, and what each hit more saved (1.291 and 1.227 ms); its prompt has 4,493.
+# Row -> tokens decoded and, by slots of a layer, misses of their look-ups (43 layers, 6 experts). N1 prints 113 tokens,
+# 30,270 look-ups and the misses of these; N1-stall 255 tokens and 70,540 (issues 23 and 30). Look-ups beyond the
+# tokens' own (1,116 and 4,750) are the prompt's, which a cold cache misses.
 CROW = {
-    "N1": (29_154, {"24 slots": 8_283, "32 slots": 6_963, "40 slots": 6_467}),
-    "N1-stall": (66_048, {"24 slots": 24_559, "32 slots": 20_882, "40 slots": 18_052}),
+    "N1": (113, {"24 slots": 9_399 - 1_116, "32 slots": 8_079 - 1_116, "40 slots": 7_583 - 1_116}),
+    "N1-stall": (255, {"24 slots": 29_053 - 4_750, "32 slots": 25_375 - 4_750, "40 slots": 22_545 - 4_750}),
 }
+CROW["N1-calls"] = CROW["N1"]
 # imp before #1370, counted by its author: launches of a token of Qwen3-30B with the experts of its 48 layers on the
 # host (#1367) and with none there (#1368). B5: 20 layers copied for 3.0 ms at 6.5 GB/s.
 IMP_LAUNCHES, IMP_RESIDENT_LAUNCHES, IMP_LAYERS = 3091, 790, 48
@@ -106,7 +107,8 @@ def crow_waits_ms(row: Row) -> dict[str, float]:
     upload_s = part / CROW_UPLOAD_BYTES_PER_S
     own_s = CROW_PARTS * (alone.alone_s(part) + upload_s)
     waits_s = [max(own_s, CROW_PARTS * n * together.block_s + upload_s) if n else 0.0 for n in range(model.top_k + 1)]
-    look_ups, misses = CROW[row.id]
+    n_tokens, misses = CROW[row.id]
+    look_ups = n_tokens * model.n_moe_layers * model.top_k
 
     def token_ms(rate: float) -> float:
         layer_s = sum(
@@ -122,6 +124,15 @@ def crow_waits_ms(row: Row) -> dict[str, float]:
 def drive_stall(row: Row, _: Settings) -> dict[str, Figure]:
     """What a token waits for reads."""
     return dict(crow_waits_ms(row))
+
+
+@method
+def drive_calls(row: Row, _: Settings) -> dict[str, Figure]:
+    """What a layer waits for reads on an average, by that engine's count of its passes: the prompt is one, whose waits
+    it counts apart."""
+    n_tokens = CROW[row.id][0]
+    n_layers = cost_of(IMP, "deepseek-v4-flash", "mxfp4").model.n_moe_layers
+    return {rung: n_tokens / (n_tokens + 1) * wait_ms / n_layers for rung, wait_ms in crow_waits_ms(row).items()}
 
 
 @method
