@@ -30,7 +30,7 @@ import numpy as np
 
 from policies.common.homes import beside, homes
 from policies.common.op_offload import PARAMS, OpOffload
-from sim.policy import DoesNotFit, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, View
+from sim.policy import BadInput, DoesNotFit, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, View
 
 
 class LlamaCpp(Policy):
@@ -47,22 +47,23 @@ class LlamaCpp(Policy):
             "placement",
             "fit",
             "fit: experts of the first layers on the GPU, as many layers as fit (automatic "
-            "placement); n_cpu_moe: of the last ones; cpu_moe: none; ngl: of the last n_gpu_layers - 1",
+            "placement); n_cpu_moe: of the last ones; cpu_moe: none; ngl: of the last n_gpu_layers - 1. Left out, what "
+            "n_cpu_moe or n_gpu_layers asks for",
             ("fit", "n_cpu_moe", "cpu_moe", "ngl"),
         ),
         Param(
             "n_gpu_layers",
             None,
-            "placement ngl: layers on the GPU from the last one on, the output counted as one "
-            "(-ngl); without it all that fit",
+            "layers on the GPU from the last one on, the output counted as one (-ngl); with placement ngl and without "
+            "it all that fit",
             low=0,
             high=4096,
         ),
         Param(
             "n_cpu_moe",
             None,
-            "placement n_cpu_moe: the first layers, this many, keep their experts on the CPU "
-            "(--n-cpu-moe); without it the fewest that leave the rest room",
+            "the first layers, this many, keep their experts on the CPU (--n-cpu-moe); with placement n_cpu_moe and "
+            "without it the fewest that leave the rest room",
             low=0,
             high=4096,
         ),
@@ -74,8 +75,19 @@ class LlamaCpp(Policy):
     n_cpu_moe: int | None
 
     def __init__(self, **values: object) -> None:
+        numbers = {"n_cpu_moe": "n_cpu_moe", "n_gpu_layers": "ngl"}  # what asks for which placement
+        asked = [number for number in numbers if values.get(number) is not None]
+        if asked and "placement" not in values:
+            values["placement"] = numbers[asked[0]]
         super().__init__(**values)
+        for number in asked:
+            if self.placement != numbers[number]:
+                raise BadInput(
+                    f"parameter {self.name}.{number}, got {values[number]} with placement={self.placement}: that asks "
+                    f"for another placement; leave one of them out"
+                )
         self._large = OpOffload.of(self.settings)
+        self._n_layers = 0
 
     def keeps_all_if_room(self, n_layers: int) -> bool:
         if self.placement == "ngl":
@@ -87,7 +99,7 @@ class LlamaCpp(Policy):
 
     def initial(self, view: View) -> Iterable[Piece]:
         layers = list(self._layers(view))
-        self._on_gpu = frozenset(layers)
+        self._on_gpu, self._n_layers = frozenset(layers), view.n_layers
         self.labels = ("dense layers on the GPU",) if self.placement == "ngl" and len(layers) < view.n_layers else ()
         return [view.piece(layer, expert) for layer in layers for expert in range(view.n_experts)]
 
@@ -152,3 +164,9 @@ class LlamaCpp(Policy):
         else:
             for expert in gate.needs:
                 yield RunCpu(expert)
+
+    def stats(self) -> dict[str, float]:
+        """Layers whose experts are on the GPU, and the `--n-cpu-moe` that this is."""
+        n_on_gpu = len(self._on_gpu)
+        of_last = {"n_cpu_moe": self._n_layers - n_on_gpu} if self.placement == "n_cpu_moe" else {}
+        return {"layers_on_gpu": n_on_gpu, **of_last}

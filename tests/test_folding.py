@@ -77,6 +77,7 @@ COMMANDS = [
     "hw",
     "hw rtx3090",
     "hw --links",
+    "hw --cpus",
     "models",
     "models mixtral-8x7b",
     "traces",

@@ -215,7 +215,9 @@ def test_a_file_measured_as_a_whole_is_shared_out() -> None:
     assert thinking.expert_bytes("ud-q4_k_m") == 512 * 2048 * (2 * 144 + 176) // 256
     assert thinking.routed_bytes("ud-q4_k_m") + thinking.dense_bytes("ud-q4_k_m") == 22_123_538_944
     assert thinking.dense_bytes("ud-q4_k_m") == pytest.approx(thinking.dense_bytes("gguf-q8_0"), rel=2e-3)
-    with pytest.raises(BadInput, match="got 'ud-q4_k_xl': no rule gives its bytes, and none are known; take 'q4_k_m'"):
+    with pytest.raises(
+        BadInput, match="got 'ud-q4_k_xl': no rule gives its bytes, and of this model none are known; take 'q4_k_m'"
+    ):
         load_model("qwen3-30b").expert_bytes("ud-q4_k_xl")
 
 

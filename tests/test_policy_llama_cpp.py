@@ -48,6 +48,32 @@ def test_early_layers_fit_first_and_n_cpu_moe_keeps_the_late_ones(settings, room
     assert layers(replay(LlamaCpp(**settings), traced(tmp_path), room)) == on_gpu
 
 
+@pytest.mark.parametrize(
+    ("settings", "placement", "on_gpu"),
+    [({"n_cpu_moe": 2}, "n_cpu_moe", [2]), ({"n_gpu_layers": 3}, "ngl", [1, 2]), ({"n_cpu_moe": None}, "fit", [0, 1])],
+)
+def test_a_number_asks_for_its_placement(settings, placement, on_gpu, tmp_path):
+    policy = LlamaCpp(**settings)
+    assert policy.settings["placement"] == placement
+    seen = replay(policy, traced(tmp_path), 7)
+    assert layers(seen) == on_gpu
+    of_last = {"n_cpu_moe": 3 - len(on_gpu)} if placement == "n_cpu_moe" else {}
+    assert policy.stats() == {"layers_on_gpu": len(on_gpu), **of_last}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"placement": "fit", "n_cpu_moe": 2},
+        {"placement": "cpu_moe", "n_gpu_layers": 0},
+        {"n_cpu_moe": 2, "n_gpu_layers": 2},
+    ],
+)
+def test_a_number_of_another_placement_is_refused(settings):
+    with pytest.raises(BadInput, match="that asks for another placement; leave one of them out"):
+        LlamaCpp(**settings)
+
+
 def test_more_than_fits_is_refused(tmp_path):
     with pytest.raises(DoesNotFit, match=r"n_cpu_moe, got 0: it leaves 3 layers on the GPU, and 2 fit; set it to 1"):
         replay(LlamaCpp(placement="n_cpu_moe", n_cpu_moe=0), traced(tmp_path), 7)
@@ -126,8 +152,8 @@ def test_each_ubatch_copies_again(tmp_path):
 
 KNOBS = {
     "placement": ({}, "n_cpu_moe"),
-    "n_cpu_moe": ({"placement": "n_cpu_moe"}, 3),
-    "n_gpu_layers": ({"placement": "ngl"}, 1),
+    "n_cpu_moe": ({}, 3),
+    "n_gpu_layers": ({}, 1),
     "op_offload": ({}, False),
     "op_offload_min_batch": ({}, 100),
     "copy_used_only": ({}, False),

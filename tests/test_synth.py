@@ -32,7 +32,7 @@ from traces.synth.fit import fit
 from traces.synth.latent import GRID, overlap_table, popularity_bias, to_correlation, to_overlap
 from traces.synth.profile import TAUGHT, Lengths, Profile, RouteShares, Vocabulary, from_json, to_json
 from traces.synth.routes import packed
-from traces.synth.scale import RULE, scaled
+from traces.synth.scale import RULE, scaled, with_lengths
 from traces.synth.write import write
 
 SOURCE = "mixtral-8x7b-small"
@@ -229,6 +229,29 @@ def test_other_shapes_are_an_assumption_that_travels(tmp_path, shape):
         assert RULE in trace.header.notes
         assert check_trace(trace) == []
     assert scaled(profile(), 4, 12, 3) == profile()
+
+
+def test_lengths_are_those_of_the_source_by_one_factor():
+    """Prompts of 7 tokens, and answers of 31 with the first token: half of them as long as the others."""
+    requests = [Lengths(7 * (1 + i % 2), 30, 0, True) for i in range(4)]
+    made = with_lengths(profile(requests=requests), 21, 62)
+    assert [(one.prompt, one.decode) for one in made.requests] == [(14, 61), (28, 61)] * 2
+    assert made.assumptions[-2:] == [
+        "prompts are scaled to a mean of 21 tokens",
+        "answers are scaled to a mean of 62 tokens",
+    ]
+    assert with_lengths(profile(), 0, 0).requests == profile().requests
+
+
+def test_the_command_draws_prompts_as_long_as_asked(tmp_path):
+    source, out = tmp_path / "source.safetensors", tmp_path / "long.safetensors"
+    write(source, profile())
+    words = ["--prompt-tokens", "35", "--output-tokens", "5", "--requests", "3", "-o", str(out)]
+    with pytest.raises(SystemExit) as left:
+        main(["traces", "synth", str(source), *words])
+    assert left.value.code == 0
+    with Trace(out) as trace:
+        assert trace.n_tokens == 3 * (35 + 4)
 
 
 def test_scaling_keeps_the_spread_of_popularity():

@@ -59,6 +59,7 @@ class Answer(TypedDict):
     reason: str
     unknown: str
     constant: str
+    added: NotRequired[bool]
     simulated: NotRequired[dict[str, Figure]]
     ratio: NotRequired[dict[str, float | None]]
     slope: NotRequired[float]  # of a ladder: simulated over printed steps from its first rung

@@ -14,8 +14,6 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from reports.reproduce.closed_form import model_of
 from reports.reproduce.rows import TraceKind
 from sim.base.errors import BadInput
@@ -24,7 +22,6 @@ from sim.setup.pairing import shape_of
 from traces.format.catalogue import DEFAULT, open_trace, resolve, traces_that_fit
 from traces.format.reader import Trace
 from traces.synth.fitted import fitted, load
-from traces.synth.profile import Profile
 
 TITLES: dict[TraceKind, str] = {
     "a": "bundled, of the model's routing shape",
@@ -84,25 +81,6 @@ def synthetic_path(asked: Drawn, folder: Path) -> Path:
     return folder / "traces" / drawn_by() / f"{asked.model}-synthetic{asked.n_requests}{told}{SUFFIX}"
 
 
-def with_lengths(profile: Profile, prompt_tokens: int, output_tokens: int) -> Profile:
-    """The same routing, with every prompt (answer) longer or shorter by one factor, so that their mean is as asked."""
-    requests, rules = profile.requests, list(profile.assumptions)
-    if prompt_tokens:
-        prompts = _scaled([like.prompt for like in requests], prompt_tokens)
-        requests = [msgspec.structs.replace(like, prompt=n) for like, n in zip(requests, prompts, strict=True)]
-        rules.append(f"prompts are scaled to a mean of {prompt_tokens} tokens")
-    if output_tokens:  # the first of which comes with the prompt
-        outputs = _scaled([like.decode + 1 for like in requests], output_tokens)
-        requests = [msgspec.structs.replace(like, decode=n - 1) for like, n in zip(requests, outputs, strict=True)]
-        rules.append(f"answers are scaled to a mean of {output_tokens} tokens")
-    return msgspec.structs.replace(profile, requests=requests, assumptions=rules)
-
-
-def _scaled(lengths: list[int], mean: int) -> list[int]:
-    factor = mean * len(lengths) / sum(lengths)
-    return [max(1, round(length * factor)) for length in lengths]
-
-
 def synthesise(asked: Drawn, folder: str) -> str:
     """Draw a synthetic trace unless it is there; returns its path."""
     from traces.synth import published, scale
@@ -124,7 +102,7 @@ def synthesise(asked: Drawn, folder: str) -> str:
         profile = published.fit_to(profile, published.load(figures), SYNTH_SEED)
     else:
         profile = scale.scaled(profile, *shape_of(model))
-    profile = with_lengths(profile, asked.prompt_tokens, asked.output_tokens)
+    profile = scale.with_lengths(profile, asked.prompt_tokens, asked.output_tokens)
     write(path, profile, seed=SYNTH_SEED, n_requests=asked.n_requests, model=model.id)
     return str(path)
 

@@ -78,6 +78,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     fitted_traces: list[TraceKind] = []  # traces that were fitted to this very row: printed, not counted
     step: Annotated[float, Meta(ge=0)] = 0.0  # what printed figures are multiples of; 0: their last digit
     other_quantity: bool = False  # what is simulated orders the systems but is another quantity than the printed one
+    added: bool = False  # after others of its group had been run
     source: str = ""  # filled in from the file
     group: str = ""  # the same
 

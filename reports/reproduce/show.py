@@ -92,6 +92,8 @@ def verdict(result: Reproduction) -> str:
         if ratios:
             near = sum(abs(one - 1) <= tolerance for one in ratios)
             lines.append(f"single figures of {flag} rows within {100 * tolerance:.0f} %: {near} of {len(ratios)}")
+    if any("added" in row for row in result["rows"]):
+        lines.append(_first_named(result))
     totals = result["totals"]
     scored = totals["scored"]
     if scored["pairs"]:
@@ -160,9 +162,27 @@ def _idle(row: Answer) -> list[str]:
 def _judged_ratios(result: Reproduction, flag: str) -> Iterator[float]:
     """Simulated over published of every figure that a row of this flag is judged by."""
     for row in result["rows"]:
-        if row["flag"] == flag and row["check"] == "within":
-            on = row["traces"].get(row.get("scored", SCORED)) if "traces" in row else row
-            yield from (one for one in (on or row).get("ratio", {}).values() if one is not None)
+        if row["flag"] == flag:
+            yield from _ratios(row)
+
+
+def _ratios(row: Answer) -> Iterator[float]:
+    if row["check"] == "within":
+        on = row["traces"].get(row.get("scored", SCORED)) if "traces" in row else row
+        yield from (one for one in (on or row).get("ratio", {}).values() if one is not None)
+
+
+def _first_named(result: Reproduction) -> str:
+    """Rows with a tolerance that were there before any of their group was run: none was chosen by what comes out."""
+    rows = [row for row in result["rows"] if row["flag"] in TOLERANCE and "added" not in row]
+    judged = [row for row in rows if row.get("status") in ("missed", "reached")]
+    reached = sum(row.get("status") == "reached" for row in judged)
+    near = [abs(one - 1) <= TOLERANCE[row["flag"]] for row in rows for one in _ratios(row)]
+    flags = " and ".join(TOLERANCE)
+    return (
+        f"without rows that were added later: {reached} of {len(judged)} rows of {flags} are reached, "
+        f"{sum(near)} of {len(near)} single figures within"
+    )
 
 
 STATUSES = ("missed", "not run", "order only", "reached", "shown", "fitted", "not applicable")

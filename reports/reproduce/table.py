@@ -159,6 +159,8 @@ def answer_of(
         "unknown": row.unknown,
         "constant": row.constant if row.constant in fitted else "",
     }
+    if row.added:
+        told["added"] = True
     if row.method:
         # A closed form with a constant is about the machine the constant was fitted on.
         found_on = fitted.get(row.constant)

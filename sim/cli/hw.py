@@ -14,7 +14,7 @@ from sim.base.tables import fold, prose, render, table
 from sim.base.units import show_bytes, show_count, show_flops, show_rate, show_seconds
 from sim.cli.say import say
 from sim.profiles import find as profiles
-from sim.profiles.hardware import GPUS, Bus, Hardware, Quantity, load_hardware
+from sim.profiles.hardware import CPUS, GPUS, Bus, Hardware, Quantity, load_cpu, load_hardware
 from sim.profiles.overrides import parse_set
 
 
@@ -23,16 +23,24 @@ from sim.profiles.overrides import parse_set
 @click.option("--set", "settings", multiple=True, metavar="hw.KEY=VALUE", help="Change a figure, e.g. hw.cpu=ID.")
 @click.option("--link", metavar="WORD", help="Put the card on another link: pcie3x4 to pcie6x16.")
 @click.option("--links", is_flag=True, help="List the words of --link: what copies reach, and who measured it.")
+@click.option("--cpus", is_flag=True, help="List the CPUs that --set hw.cpu=ID puts beside a card.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print NAME's file as it is: a start for one of your own.")
 def command(
-    name: str | None, settings: tuple[str, ...], link: str | None, links: bool, as_json: bool, as_yaml: bool
+    name: str | None,
+    settings: tuple[str, ...],
+    link: str | None,
+    links: bool,
+    cpus: bool,
+    as_json: bool,
+    as_yaml: bool,
 ) -> None:
     """List hardware profiles, or show one: an id, an alias, or a profile file."""
-    if links:
-        if name is not None or settings or link is not None or as_json or as_yaml:
-            raise BadInput("--links, got something beside it: it lists the words of --link; give it alone")
-        say(_links(), nl=False)
+    if links or cpus:
+        if (links and cpus) or name is not None or settings or link is not None or as_json or as_yaml:
+            word, what = ("--links", "the words of --link") if links else ("--cpus", "what --set hw.cpu takes")
+            raise BadInput(f"{word}, got something beside it: it lists {what}; give it alone")
+        say(_links() if links else _cpus(), nl=False)
         return
     changes = parse_set(settings)
     if changes.model or changes.stack or changes.policy or changes.policies:
@@ -110,6 +118,25 @@ def _links() -> str:
         refs |= dict.fromkeys((*up.refs, *down.refs))
     told = "All of them assumed on another card than those named; a card's own link leaves its profile's figures.\n"
     return render(rows) + told + "".join(f"[{key}] {SOURCES[key]}\n" for key in refs)
+
+
+def _cpus() -> str:
+    rows = table("id", "cores", "experts are read at", "", "products", "", "note")
+    prose(rows, -1)
+    found = [load_cpu(key) for key in bundled(CPUS, ".yaml")]
+    for cpu in found:
+        read, flops = cpu.memory_bandwidth_bytes_per_s, cpu.flops_per_s
+        rows.add_row(
+            cpu.id,
+            str(cpu.n_cores),
+            show_rate(read.value),
+            read.source,
+            _show("flops_per_s", flops.value),
+            flops.source,
+            cpu.note,
+        )
+    told = "`--set hw.cpu=ID` puts one beside a card, `--set hw.cpu.memory_bytes=64GB` says how much memory it has"
+    return render(rows) + f"{len(found)} CPUs. {told}.\n"
 
 
 def _page(hw: Hardware) -> str:

@@ -38,6 +38,8 @@ _EPILOG = (
 @click.option("--shape", metavar="LxE,k=K", help="The same for a shape, e.g. 58x256,k=8.")
 @click.option("--targets", metavar="NAME|FILE", help="Bend the fit to figures that a paper prints; `list` lists them.")
 @click.option("--requests", "n_requests", type=click.IntRange(min=1), metavar="N", help="Default: the source's.")
+@click.option("--prompt-tokens", type=click.IntRange(1, 10**6), metavar="N", help="Mean length of prompts.")
+@click.option("--output-tokens", type=click.IntRange(1, 10**6), metavar="N", help="Mean length of answers.")
 @click.option("--tokens", "n_tokens", type=click.IntRange(min=1), metavar="N", help="Requests that hold N tokens.")
 @click.option(
     "--levels",
@@ -56,6 +58,8 @@ def command(
     shape: str | None,
     targets: str | None,
     n_requests: int | None,
+    prompt_tokens: int | None,
+    output_tokens: int | None,
     n_tokens: int | None,
     levels: str,
     seed: int,
@@ -66,7 +70,7 @@ def command(
 
     Popularity, repetition over tokens, requests and tasks, affinity between layers and the accuracy of predictions are
     fitted; choices, weights, gate scores, predictions, token ids and embeddings are drawn. Every result on such a trace
-    carries the label `synthetic`.
+    carries the label `synthetic`. Lengths that are asked for are the source's, longer or shorter by one factor.
     """
     from traces.format.catalogue import open_trace
     from traces.synth import published, scale
@@ -100,6 +104,7 @@ def command(
             profile = published.fit_to(profile, figures, seed, progress)
     elif wanted is not None:
         profile = scale.scaled(profile, *wanted[1:])
+    profile = scale.with_lengths(profile, prompt_tokens or 0, output_tokens or 0)
     _describe(profile)
     if out is not None:
         _draw(out, profile, wanted[0] if wanted else profile.source, n_requests, n_tokens, levels, seed, figures)

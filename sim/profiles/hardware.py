@@ -246,6 +246,12 @@ def load_hardware(
     return hardware
 
 
+def load_cpu(name: str) -> Cpu:
+    """A bundled CPU by its id, or an own file. Raises BadInput: unknown, or malformed."""
+    where = f"CPU {name}"
+    return profiles.convert(_with_cpu({}, name, where)["cpu"], Cpu, where)
+
+
 def _with_drive(data: dict[str, Any], drive: str | None, overrides: Mapping[str, object], where: str) -> dict[str, Any]:
     """The drive that a run asks for, in place of the profile's own. Raises BadInput where there is none to take."""
     if drive == OWN:

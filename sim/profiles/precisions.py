@@ -50,6 +50,7 @@ def bytes_of(n_params: int, precision: str = "bf16") -> int:
         BadInput: unknown precision.
     """
     if precision not in BITS_PER_PARAM:
-        raise BadInput(f"precision, got {precision!r}: unknown; {did_you_mean(precision, BITS_PER_PARAM)}")
+        known = did_you_mean(precision, BITS_PER_PARAM)
+        raise BadInput(f"precision, got {precision!r}: unknown; {known} (`moesim models NAME` lists a model's)")
     numerator, denominator = BITS_PER_PARAM[precision].as_integer_ratio()
     return -(-n_params * numerator // (8 * denominator))

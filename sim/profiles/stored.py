@@ -57,7 +57,10 @@ def parts_of(model: Geometry, precision: str) -> Parts | None:
     if precision not in MIXES:
         if precision in PLAIN or precision in BLOCKS or precision not in BITS_PER_PARAM:
             return None
-        raise BadInput(f"precision, got {precision!r}: no rule gives its bytes, and none are known; take 'q4_k_m'")
+        raise BadInput(
+            f"precision, got {precision!r}: no rule gives its bytes, and of this model none are known; take 'q4_k_m' "
+            f"or one that `moesim models NAME` lists"
+        )
     if model.encoder is not None:
         raise BadInput(
             f"precision, got {precision!r}: a file of llama.cpp, which has none of encoder-decoder models; "

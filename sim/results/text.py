@@ -130,6 +130,8 @@ def _facts(result: Result) -> Table:
     file = result.policy_file
     own = f" of {file.name}, sha256 {file.sha256[:12]}" if file else ""
     rows.add_row("policy", result.policy + own + (f" ({settings})" if settings else ""))
+    if result.policy_stats:
+        rows.add_row("what it did", ", ".join(f"{key} {value:.4g}" for key, value in result.policy_stats.items()))
     gpus = f", {result.gpus} GPUs" if result.gpus > 1 else ""
     routing = f"{shape.layers} layers x {shape.experts} experts, k = {shape.top_k}"
     own = words(result.overrides, "model")

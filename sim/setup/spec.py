@@ -72,6 +72,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     predictor: str | None = None  # None: the one the policy was published with
     engine: str | None = None  # arithmetic or simpy; None: arithmetic, and simpy where lanes slow one another
 
+    def __post_init__(self) -> None:
+        if (folded := self.precision.lower()) != self.precision:  # files are called Q4_K_M
+            msgspec.structs.force_setattr(self, "precision", folded)
+
     @property
     def together(self) -> int:
         """Neighbours in the order of arrival of which any may share iterations."""

@@ -9,7 +9,7 @@ from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.results.text import show_lengths
 from sim.setup.naming import machine_of, show
 from sim.studies.promised import Columns, draws_least, keeps_most, kept_by
-from sim.studies.ranking import is_bound, show_tpot, speed
+from sim.studies.ranking import AS_FAST, is_bound, show_tpot, speed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +74,8 @@ def _lead(systems: Sequence[Row], found: dict[str, Rank], machine: str) -> str:
         ratio = speed(second.result) / speed(first.result)
         if ratio == 1.0:
             return f"{text}, exactly as fast as {second.label}"  # on each of them: no request told them apart
+        if ratio < AS_FAST:
+            return f"{text}, as fast as {second.label}"
         more = f"{ratio:.2f}x" if ratio >= SHOWN_AS_RATIO else f"{100 * (ratio - 1):.2g} %"
         text += f", {more} faster than {second.label}"
         if first.sample.n < 2:

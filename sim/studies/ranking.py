@@ -10,6 +10,8 @@ from sim.results.record import Result
 from sim.results.sampling import Sample, ranks
 from sim.results.schema import Timed
 
+AS_FAST = 1.0 + 1e-9  # a ratio of times below this is rounding
+
 
 class Row(NamedTuple):
     """A run of the comparison: what the user called it, its result, and what is ranked of every request."""

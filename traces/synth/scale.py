@@ -1,4 +1,5 @@
-"""A profile for a shape that was never recorded. How routing statistics scale with the shape is an assumption."""
+"""A profile for a shape or for lengths that were never recorded. How routing statistics scale with the shape is an
+assumption; that they do not change with lengths is another."""
 
 from __future__ import annotations
 
@@ -37,6 +38,26 @@ def scaled(profile: Profile, n_layers: int, n_experts: int, top_k: int) -> Profi
         routes=None,  # which way another shape's go together is not known
         assumptions=[*profile.assumptions, f"{RULE}; source shape {source}"],
     )
+
+
+def with_lengths(profile: Profile, prompt_tokens: int, output_tokens: int) -> Profile:
+    """The same routing, with every prompt (answer) longer or shorter by one factor, so that their mean is as asked; 0
+    leaves them as they are."""
+    requests, rules = profile.requests, list(profile.assumptions)
+    if prompt_tokens:
+        prompts = _scaled([like.prompt for like in requests], prompt_tokens)
+        requests = [msgspec.structs.replace(like, prompt=n) for like, n in zip(requests, prompts, strict=True)]
+        rules.append(f"prompts are scaled to a mean of {prompt_tokens} tokens")
+    if output_tokens:  # the first of which comes with the prompt
+        outputs = _scaled([like.decode + 1 for like in requests], output_tokens)
+        requests = [msgspec.structs.replace(like, decode=n - 1) for like, n in zip(requests, outputs, strict=True)]
+        rules.append(f"answers are scaled to a mean of {output_tokens} tokens")
+    return msgspec.structs.replace(profile, requests=requests, assumptions=rules)
+
+
+def _scaled(lengths: list[int], mean: int) -> list[int]:
+    factor = mean * len(lengths) / sum(lengths)
+    return [max(1, round(length * factor)) for length in lengths]
 
 
 class _Depths:

@@ -30,6 +30,8 @@ WAYS = {
 NAMES = {STREAM: "streaming", CACHE: "caching", CPU: "caching and the CPU", BOTH: "caching, copies and the CPU"}
 NOTHING_FRAC = 0.01
 """Of the experts of decode: below, a way was not taken."""
+BETWEEN = 4
+"""Parts of the way to the end of a range, by equal factors, at whose ends it is looked for."""
 STEPS_BACK = 8
 """Values tried from the end of a range, where policies may not run, towards what there is now."""
 FEWEST_TOLD = 3
@@ -53,8 +55,8 @@ class Way(NamedTuple):
 
 
 class Crossover(NamedTuple):
-    """Where two policies change places as one figure changes; `value` None: they do not at `ends`, the farthest values
-    on either side at which both run.
+    """Where two policies change places as one figure changes; `value` None: they do not at `ends`, the values that were
+    tried: on either side the farthest at which both run, and some between.
     """
 
     lever: Lever
@@ -80,7 +82,10 @@ class Crossover(NamedTuple):
         """Where the order changes, in words."""
         if self.value is not None:
             return self.lever.show(self.value)
-        return f"not at {' or '.join(self.lever.show(end) for end in sorted(self.ends))}"
+        if len(self.ends) < 2:
+            return f"not at {self.lever.show(self.ends[0])}"
+        low, high = (self.lever.show(end) for end in (min(self.ends), max(self.ends)))
+        return f"at none of {len(self.ends)} values from {low} to {high}"
 
 
 @dataclass
@@ -97,7 +102,7 @@ class Compared:
         """The first line."""
         first, *others = self.ways
         one = first.candidate
-        text = f"{NAMES[first.way]} on {one.machine.name} with its {one.machine.cpu}: {one.label}"
+        text = f"{self._name(first)} on {one.machine.name} with its {one.machine.cpu}: {one.label}"
         text += f" takes {show_seconds(first.tpot_s)} per token"
         if others:
             text += f"; others take longer: {', '.join(self._beside_first(way) for way in others)}"
@@ -105,11 +110,15 @@ class Compared:
                 text += "; of n = 1 no sampling error can be given, so this is no ranking"
         return text
 
+    def _name(self, way: Way) -> str:
+        """What it does, in words; where it holds every expert on the GPU, that."""
+        return "every expert on the GPU" if way.way == CACHE and way.result.hit_rate == 1.0 else NAMES[way.way]
+
     def _beside_first(self, way: Way) -> str:
         first = self.ways[0]
         tied = first.sample.n > 1 and not first.sample.told_apart(way.sample)
         label = way.candidate.label + (", not told apart" if tied else "")
-        return f"{NAMES[way.way]} {way.tpot_s / first.tpot_s:.2f} times ({label})"
+        return f"{self._name(way)} {way.tpot_s / first.tpot_s:.2f} times ({label})"
 
     def lines(self) -> list[str]:
         """How it was found."""
@@ -263,10 +272,19 @@ def _between(
                 break
         else:
             continue
-        looked.append(far)
+        near, between = one.now, [far]
+        if not found:  # there and back again, perhaps
+            between = [one.now * (far / one.now) ** (step / BETWEEN) for step in range(1, BETWEEN)]
+            between = [float(round(value)) if one.whole else value for value in between]
+        for tried in between:
+            looked.append(tried)
+            if found or swapped(tried):
+                far, found = tried, True
+                break
+            near = tried
         if not found:
+            looked.append(far)
             continue
-        near = one.now
         while abs(far - near) > 1 if one.whole else max(far, near) / min(far, near) > 1 + NEAR_FRAC:
             middle = float((near + far) // 2) if one.whole else (near * far) ** 0.5
             if swapped(middle):

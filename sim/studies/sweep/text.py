@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.setup.naming import show
 from sim.studies.promised import Columns, draws_least, kept_by
-from sim.studies.ranking import ranked, show_tpot, speed
+from sim.studies.ranking import AS_FAST, ranked, show_tpot, speed
 from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings_of
 
 if TYPE_CHECKING:
@@ -163,6 +163,8 @@ def _lead(group: Group, found: Summary) -> str:
     times = ratio(other, best)
     if times == 1.0:
         return f"{text}, exactly as fast as {title(other, found)}"
+    if times < AS_FAST:
+        return f"{text}, as fast as {title(other, found)}"
     text += f", {_times(times)} faster than {title(other, found)}"
     if not group.ranks:
         return f"{text} there; of n = 1 no sampling error can be given, so this is no ranking"
