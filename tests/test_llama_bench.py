@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reports.validation.llama_bench import SHOWN, cut, drawn, lines, measured, seconds, simulated_s
+from reports.validation.llama_bench import PRECISIONS, SHOWN, cut, drawn, lines, measured, seconds, simulated_s
 from sim.base.errors import BadInput
 from sim.machine.copy_prices import CopyPrices
 from sim.profiles.hardware import load_hardware
@@ -20,6 +20,7 @@ from sim.setup.spec import RunSpec
 
 HW, STACK = load_hardware("h200-sxm"), load_stack("llama_cpp")
 REPLAYED_S = STACK.on(HW, keeps_all=True).kernel_times.replayed_s.value  # type: ignore[union-attr]
+READS: Any = HW.gpu.quantised_bytes_per_s
 MORE_BITS = 6  # of 12 layers have their down matrices in Q6_K, llama.cpp's rule for Q4_K_M
 
 
@@ -34,7 +35,7 @@ def test_what_a_hybrid_layer_costs_is_where_a_line_over_its_bytes_begins() -> No
     spared_s = STACK.kernels.expert * REPLAYED_S
     own_s = HW.cpu.expert_overhead_s.value + host.sync_s.value + host.copy_launch_s.value
     own_s += HW.d2h.latency_s.value + HW.h2d.latency_s.value
-    assert (spared_s, own_s) == pytest.approx((21.7e-6, 39.9e-6), abs=0.1e-6)
+    assert (spared_s, own_s) == pytest.approx((10.3e-6, 39.9e-6), abs=0.1e-6)
     costs_s, rates = {}, {}
     for threads in (8, 12, 16):
         read, layer_s = [], []
@@ -45,9 +46,37 @@ def test_what_a_hybrid_layer_costs_is_where_a_line_over_its_bytes_begins() -> No
                 layer_s.append((took_s[n] - took_s[0]) / n)
         each_s, start_s = np.polyfit(read, layer_s, 1, w=1 / np.array(layer_s))
         costs_s[threads], rates[threads] = start_s + spared_s - own_s, 1 / each_s
-    assert costs_s == pytest.approx({8: 26e-6, 12: 25e-6, 16: 34e-6}, abs=1e-6)
+    assert costs_s == pytest.approx({8: 15e-6, 12: 14e-6, 16: 23e-6}, abs=1e-6)
     assert rates == pytest.approx({8: 36e9, 12: 51e9, 16: 63e9}, rel=0.02)
     assert STACK.hybrid_layer_s.value == pytest.approx(statistics.median(costs_s.values()), rel=0.02)
+
+
+def test_what_blocks_are_read_at_follows_from_tokens_one_by_one_and_a_few_at_once(tmp_path: Path) -> None:
+    """Each of 37 tests with every expert resident, up to eight tokens at once, less its kernels: bytes over the rest. A
+    routing that is even asks for experts x (1 - (1 - k / experts)^tokens)."""
+    found: dict[str, list[float]] = {}
+    for line in of(n_cpu_moe=0, graphs=True, threads=16, depth=0):
+        n_tokens = line["prompt"] or 1
+        if n_tokens > 8:
+            continue
+        model = load_model(cut(line["model"], line["layers"], line.get("experts_used"), tmp_path))
+        precision, kernels = PRECISIONS.get(line["model"], "q4_k_m"), STACK.of(model.id).kernels
+        n_kernels = model.n_layers * kernels.attention + len(model.dense_layers) * kernels.dense_ffn + kernels.head
+        of_moe = kernels.gate + kernels.expert + kernels.shared_expert * bool(model.n_shared_experts)
+        asked = model.n_experts * (1 - (1 - model.top_k / model.n_experts) ** n_tokens)
+        layer = (
+            model.gate_bytes(precision) + model.shared_expert_bytes(precision) + asked * model.expert_bytes(precision)
+        )
+        read = model.n_layers * model.attention_bytes(precision) + model.head_bytes(precision)
+        read += model.n_moe_layers * layer + len(model.dense_layers) * model.dense_ffn_bytes(precision)
+        rest_s = seconds(line) - (n_kernels + model.n_moe_layers * of_moe) * REPLAYED_S
+        found.setdefault(model.id, []).append(read / rest_s)
+    every = [rate for rates in found.values() for rate in rates]
+    assert len(every) == 37
+    assert READS.value == pytest.approx(statistics.median(every), rel=0.005)
+    assert (READS.low, READS.high) == pytest.approx((min(every), max(every)), rel=0.005)
+    medians = {name: statistics.median(rates) for name, rates in found.items()}
+    assert medians == {name: pytest.approx(READS.value, rel=0.12) for name in medians}  # of five models alike
 
 
 def test_what_blocks_are_multiplied_at_follows_from_prompts() -> None:
@@ -62,7 +91,7 @@ def test_what_blocks_are_multiplied_at_follows_from_prompts() -> None:
         for n in (512, 1024, 2048):
             (line,) = of(model=name, layers=model.n_layers, prompt=n, n_cpu_moe=0)
             read = line["file_bytes"] - model.vocab_size * model.hidden_size * embedding
-            rest_s = seconds(line) - n_kernels * REPLAYED_S - read / HW.gpu.memory_bandwidth_bytes_per_s.value
+            rest_s = seconds(line) - n_kernels * REPLAYED_S - read / READS.value
             rates.append(2 * n * (dense + experts) / rest_s)
     for card in ("h200-sxm", "h100-sxm"):
         own: Any = load_hardware(card).gpu.quantised_flops_per_s

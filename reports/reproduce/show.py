@@ -93,7 +93,7 @@ def verdict(result: Reproduction) -> str:
             near = sum(abs(one - 1) <= tolerance for one in ratios)
             lines.append(f"single figures of {flag} rows within {100 * tolerance:.0f} %: {near} of {len(ratios)}")
     if any("added" in row for row in result["rows"]):
-        lines.append(_first_named(result))
+        lines += _first_named(result)
     totals = result["totals"]
     scored = totals["scored"]
     if scored["pairs"]:
@@ -172,17 +172,16 @@ def _ratios(row: Answer) -> Iterator[float]:
         yield from (one for one in (on or row).get("ratio", {}).values() if one is not None)
 
 
-def _first_named(result: Reproduction) -> str:
+def _first_named(result: Reproduction) -> list[str]:
     """Rows with a tolerance that were there before any of their group was run: none was chosen by what comes out."""
     rows = [row for row in result["rows"] if row["flag"] in TOLERANCE and "added" not in row]
     judged = [row for row in rows if row.get("status") in ("missed", "reached")]
     reached = sum(row.get("status") == "reached" for row in judged)
     near = [abs(one - 1) <= TOLERANCE[row["flag"]] for row in rows for one in _ratios(row)]
-    flags = " and ".join(TOLERANCE)
-    return (
-        f"without rows that were added later: {reached} of {len(judged)} rows of {flags} are reached, "
-        f"{sum(near)} of {len(near)} single figures within"
+    said = (
+        f"without rows that were added later: {reached} of {len(judged)} rows of {' and '.join(TOLERANCE)} are reached"
     )
+    return [f"{said}, {sum(near)} of {len(near)} single figures within"] if judged else []
 
 
 STATUSES = ("missed", "not run", "order only", "reached", "shown", "fitted", "not applicable")

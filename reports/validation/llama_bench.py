@@ -28,15 +28,16 @@ FILE = HERE / "h200-llama-bench.jsonl"
 PRECISIONS = {"gpt-oss-20b": "mxfp4_moe"}  # the others: q4_k_m
 CPU_BYTES_PER_S = 5.4e10  # experts on all cores, as `calibrate` measured on another such machine (h200-vm.yaml)
 OUTPUTS = 17
-SHOWN: tuple[
-    dict[str, Any], ...
-] = (  # decoding, behind a context, prompts; layers on the CPU; more and fewer experts there; prompts from there
+# Decoding, behind a context, eight tokens at once, prompts; layers on the CPU; more and fewer experts there; prompts
+# from there.
+SHOWN: tuple[dict[str, Any], ...] = (
     *({"model": m, "layers": n, "generated": 64, "depth": 0} for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))),
     *(
         {"model": m, "layers": n, "generated": 64, "depth": 16384}
         for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))
     ),
     *({"model": m, "layers": 12, "generated": 64} for m in ("gemma-4-26b-a4b", "qwen3.6-35b-a3b", "glm-4.7-flash")),
+    *({"model": m, "layers": n, "prompt": 8} for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))),
     *({"model": m, "layers": n, "prompt": 512} for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))),
     *({"model": m, "layers": n, "prompt": 2048} for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))),
     *({"model": m, "layers": 12, "prompt": 2048} for m in ("gemma-4-26b-a4b", "qwen3.6-35b-a3b", "glm-4.7-flash")),

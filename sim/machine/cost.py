@@ -219,7 +219,7 @@ class Cost:
     def _attention(self) -> Attention:
         """One attention block by its bytes and FLOPs, as `model.attention_flops` counts them."""
         model, measured = self.model, self.measured.ranges.context_tokens
-        window_bytes = self._key_share * model.window_kv_bytes_per_token_per_layer(self._kv_precision())
+        key_bytes, window_bytes = self._key_bytes()
         window_products = self._share * model.window_products_per_key()
         return Attention(
             self.roofline,
@@ -227,7 +227,7 @@ class Cost:
             self.stack.prompt_kernels,
             self._share * model.attention_bytes(self.precision),
             4 * self.activation_bytes(1),
-            self._key_share * model.kv_bytes_per_token_per_layer(self._kv_precision()) - window_bytes,
+            key_bytes - window_bytes,
             self._share * model.attention_params(),
             self._share * model.products_per_key() - window_products,
             math.inf if measured is None else measured[1] * SIX_DIGITS,
@@ -273,12 +273,20 @@ class Cost:
             return measured.duration_s
         model, precision = self.model, self.precision
         n_bytes = self._share * model.attention_bytes(precision) + 4 * self.activation_bytes(1)
-        n_bytes += self._key_share * model.kv_bytes_per_token_per_layer(self._kv_precision()) * (context + 1)
+        key_bytes, window_bytes = self._key_bytes()
+        n_bytes += key_bytes * (context + 1)
         flops = self._share * model.attention_flops(1, context + 1)
         if model.window is not None and (unseen := context + 1 - model.window.tokens) > 0:
-            n_bytes -= self._key_share * model.window_kv_bytes_per_token_per_layer(self._kv_precision()) * unseen
+            n_bytes -= window_bytes * unseen
             flops -= self._share * 2 * model.window_products_per_key() * unseen
         return self.roofline.price(self.stack.kernels.attention, n_bytes, flops).duration_s
+
+    def _key_bytes(self) -> tuple[float, float]:
+        """Of the keys and values of a token in one layer, and of those that a window shows, on the mean of all layers;
+        as so many bytes of weights (`Roofline`)."""
+        scale, kept_in = self._key_share * self.roofline.as_weights, self._kv_precision()
+        keys, window = self.model.kv_bytes_per_token_per_layer, self.model.window_kv_bytes_per_token_per_layer
+        return scale * keys(kept_in), scale * window(kept_in)
 
     def _kv_precision(self) -> str:
         return "fp32" if self.precision == "fp32" else "bf16"

@@ -27,8 +27,12 @@ def rooflines(hw: Hardware, stack: Stack, precision: str, figures: Figures) -> t
     if times is not None:
         word, floor_s = ("replayed_s", times.replayed_s) if stack.graphs else ("launched_s", times.launched_s)
         q_floor = figures.enter(f"stack.kernel_times.{word}", floor_s)
-    flops, experts_flops, q_experts = rate.value, rate.value, q_flops
+    weights, as_weights, flops, experts_flops, q_experts = bandwidth, 1.0, rate.value, rate.value, q_flops
     if stack.quantised is not None and multiplied_in_blocks(precision):
+        if stack.quantised.reads_of_card and isinstance(gpu.quantised_bytes_per_s, Quantity):
+            weights = gpu.quantised_bytes_per_s
+            as_weights = weights.value / bandwidth.value
+            q_bandwidth = figures.enter("gpu.quantised_bytes_per_s", weights)
         own = gpu.quantised_flops_per_s
         if isinstance(own, Quantity):
             flops, q_flops = own.value, figures.enter("gpu.quantised_flops_per_s", own)
@@ -39,6 +43,7 @@ def rooflines(hw: Hardware, stack: Stack, precision: str, figures: Figures) -> t
         q_experts = figures.enter("stack.quantised.expert_frac", stack.quantised.expert_frac)
 
     def at(flops: float, q_flops: int) -> Roofline:
-        return Roofline(floor_s.value, bandwidth.value, flops, q_floor, q_bandwidth, q_flops, times is not None)
+        adds, reads = times is not None, weights.value
+        return Roofline(floor_s.value, reads, flops, q_floor, q_bandwidth, q_flops, adds, as_weights)
 
     return at(flops, q_flops), at(experts_flops, q_experts)

@@ -4,7 +4,7 @@ from sim.workload.iterations cimport Iteration, Range
 
 @cython.final
 cdef class Roofline:
-    cdef readonly double floor_s, bandwidth, flops
+    cdef readonly double floor_s, bandwidth, flops, as_weights
     cdef readonly int q_floor, q_bandwidth, q_flops
     cdef readonly bint adds
     @cython.locals(best_s=double, sum_s=double, attributed_to=int)

@@ -19,9 +19,11 @@ class Roofline:
 
     Args:
         adds: the three come one after the other; else the longest hides the others.
+        as_weights: bytes of weights that are read in the time of one byte of keys and values: 1 but where weights in
+            blocks are read at less than the memory gives.
     """
 
-    __slots__ = ("adds", "bandwidth", "floor_s", "flops", "q_bandwidth", "q_floor", "q_flops")
+    __slots__ = ("adds", "as_weights", "bandwidth", "floor_s", "flops", "q_bandwidth", "q_floor", "q_flops")
 
     def __init__(
         self,
@@ -32,8 +34,10 @@ class Roofline:
         q_bandwidth: int,
         q_flops: int,
         adds: bool = False,
+        as_weights: float = 1.0,
     ) -> None:
         self.adds = adds
+        self.as_weights = as_weights
         self.floor_s = floor_s
         self.bandwidth = bandwidth
         self.flops = flops

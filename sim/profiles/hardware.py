@@ -50,8 +50,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     n_sms: Positive
     l2_bytes: Positive
     link: Bus | None = None  # shown, never computed with; None where there is no bus, or none was read
-    replayed_kernel_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # in a graph, beside its bytes and products
     quantised_flops_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # products over blocks of quantised weights
+    quantised_bytes_per_s: Quantity | msgspec.UnsetType = msgspec.UNSET  # what these products read the blocks at
     compute_capability: float | msgspec.UnsetType = msgspec.UNSET  # where a stack asks for one
     power: GpuPower | msgspec.UnsetType = msgspec.UNSET
 
@@ -167,7 +167,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def without_engines(self) -> Hardware:
         """The same without what only stacks of engines ask for."""
-        asked_for = ("quantised_flops_per_s", "replayed_kernel_s", "compute_capability")
+        asked_for = ("quantised_flops_per_s", "quantised_bytes_per_s", "compute_capability")
         gpu = msgspec.structs.replace(self.gpu, **dict.fromkeys(asked_for, msgspec.UNSET))
         figures = [figure for name in asked_for if isinstance(figure := getattr(self.gpu, name), Quantity)]
         return msgspec.structs.replace(self, gpu=gpu)._without_sources_of(figures)

@@ -17,7 +17,7 @@ from sim.profiles import find as profiles
 from sim.profiles import overrides as sets
 
 if TYPE_CHECKING:
-    from sim.profiles.hardware import Gpu, Hardware
+    from sim.profiles.hardware import Hardware
 
 PACKAGE = "hwprofiles.stacks"
 
@@ -44,23 +44,14 @@ class KernelTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     launched_s: Quantity  # launched one by one
     replayed_s: Quantity  # as a node of a replayed graph
-    of_card: bool = False  # a GPU's own `replayed_kernel_s` goes before; a launched one takes as much more
-
-    def on(self, gpu: Gpu) -> KernelTimes:
-        """What they are on this GPU."""
-        own = gpu.replayed_kernel_s
-        if not self.of_card or not isinstance(own, Quantity):
-            return KernelTimes(launched_s=self.launched_s, replayed_s=self.replayed_s)
-        launched_s = own.value + max(0.0, self.launched_s.value - self.replayed_s.value)
-        note = "as on other cards, and what a replayed kernel takes more here"
-        return KernelTimes(launched_s=Quantity(value=launched_s, source="assumed", note=note), replayed_s=own)
 
 
-class Quantised(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Quantised(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """At what rate weights in blocks are multiplied that are not unpacked to 16 bits first."""
 
     dense_frac: Quantity  # of the 16-bit rate, on a GPU that has no `quantised_flops_per_s`
     expert_frac: Quantity  # of the rate above, for products of experts: few rows each, many in one launch
+    reads_of_card: bool = False  # blocks are read at a GPU's own `quantised_bytes_per_s`, where it has one
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -150,8 +141,6 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def on(self, hw: Hardware, keeps_all: bool) -> Stack:
         """What it is on this GPU, where every expert lies there for good or not."""
         stack, resident = self, self.resident
-        if stack.kernel_times is not None:
-            stack = msgspec.structs.replace(stack, kernel_times=stack.kernel_times.on(hw.gpu))
         if keeps_all and resident is not None:
             stack = msgspec.structs.replace(
                 stack,
@@ -211,9 +200,6 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     check_quantities(stack, stack.sources, where)
     if any(field.startswith("kernels.") for field in overrides or {}):  # what is asked for goes before a model's own
         stack = msgspec.structs.replace(stack, kernels_of={})
-    times = stack.kernel_times
-    if times is not None and any(field.startswith("kernel_times.") for field in overrides or {}):  # likewise
-        stack = msgspec.structs.replace(stack, kernel_times=msgspec.structs.replace(times, of_card=False))
     return stack
 
 

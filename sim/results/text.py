@@ -54,6 +54,7 @@ WORTH_TELLING = 0.005
 
 BOUND_IS_OF = "is of these figures and requests: with better ones it is lower, too"
 """Why a band may begin below a bound."""
+FEW_STATS = 4  # of a policy, in a line
 
 
 def memory_lines(sizes: Mapping[str, int]) -> list[str]:
@@ -130,7 +131,7 @@ def _facts(result: Result) -> Table:
     file = result.policy_file
     own = f" of {file.name}, sha256 {file.sha256[:12]}" if file else ""
     rows.add_row("policy", result.policy + own + (f" ({settings})" if settings else ""))
-    if result.policy_stats:
+    if 0 < len(result.policy_stats) <= FEW_STATS:  # more of them: --json
         rows.add_row("what it did", ", ".join(f"{key} {value:.4g}" for key, value in result.policy_stats.items()))
     gpus = f", {result.gpus} GPUs" if result.gpus > 1 else ""
     routing = f"{shape.layers} layers x {shape.experts} experts, k = {shape.top_k}"
