@@ -63,6 +63,10 @@ class Param:
         except (OSError, ValueError):  # no path at all
             return False
 
+    @property
+    def _default(self) -> str:
+        return "derived" if self.default is None else str(self.default)
+
     def check(self, value: Any, policy: str) -> ParamValue:
         """Return the value in the default's type. Raises BadInput naming parameter, rule and range."""
         where = f"parameter {policy}.{self.name}, got {value!r}"
@@ -81,13 +85,13 @@ class Param:
                 raise BadInput(f"{where}: must be a word; default {self.default!r}")
             return value
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise BadInput(f"{where}: must be a finite number; default {self.default}")
+            raise BadInput(f"{where}: must be a finite number; default {self._default}")
         if not self.low <= value <= self.high:
-            raise BadInput(f"{where}: must lie in [{self.low:g}, {self.high:g}]; default {self.default}")
+            raise BadInput(f"{where}: must lie in [{self.low:g}, {self.high:g}]; default {self._default}")
         # A default of None stands for "derived"; its parameters are numbers, whole when written whole.
         if isinstance(self.default, int):
             if value != int(value):
-                raise BadInput(f"{where}: must be a whole number; default {self.default}")
+                raise BadInput(f"{where}: must be a whole number; default {self._default}")
             return int(value)
         return float(value) if isinstance(self.default, float) else value
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.studies.sweep.run import Progress
 
-_RATE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(?:tok|tokens|t)\s*/\s*s\s*")
+_RATE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(?:(?:tok|tokens|t)\s*/\s*s|tps)\s*")
 KEY = "tpot_s.mean"
 LITTLE_FRAC = 0.02
 """A prediction that comes nearer to the measurement by less explains nothing."""
@@ -38,7 +38,10 @@ def time_of(text: str) -> float:
     """Seconds per output token of `12.5tok/s` or `80ms`. Raises BadInput."""
     match = _RATE.fullmatch(text)
     rate = float(match[1]) if match is not None else None
-    time_s = parse_seconds(text, "--measured") if rate is None else 1 / rate if rate else 0.0
+    try:
+        time_s = parse_seconds(text, "--measured") if rate is None else 1 / rate if rate else 0.0
+    except BadInput:
+        raise BadInput(f"--measured, got {text!r}: neither a rate nor a time; write e.g. 12.5tok/s or 80ms") from None
     if not time_s:
         raise BadInput(f"--measured, got {text!r}: no token takes no time; write e.g. 12.5tok/s or 80ms")
     return time_s
