@@ -81,7 +81,7 @@ class LlamaCpp(Policy):
             values["placement"] = numbers[asked[0]]
         super().__init__(**values)
         for number in asked:
-            if self.placement != numbers[number]:
+            if self.placement != numbers[number] and not (number == "n_gpu_layers" and self.placement == "n_cpu_moe"):
                 raise BadInput(
                     f"parameter {self.name}.{number}, got {values[number]} with placement={self.placement}: that asks "
                     f"for another placement; leave one of them out"
@@ -108,6 +108,11 @@ class LlamaCpp(Policy):
 
     def _layers(self, view: View) -> Iterator[int]:
         """Layers whose experts are on the GPU, in the order they are placed."""
+        if self.placement == "n_cpu_moe" and self.n_gpu_layers is not None and self.n_gpu_layers <= view.n_layers:
+            raise BadInput(
+                f"parameter {self.name}.n_gpu_layers, got {self.n_gpu_layers} with n_cpu_moe: what both do is known "
+                f"with all layers on the GPU alone (-ngl 99); set it to {view.n_layers + 1} or more, or leave one out"
+            )
         if self.placement == "cpu_moe":
             return
         spare = self._large.spare(view)

@@ -166,6 +166,16 @@ def test_blocks_are_read_at_what_the_card_says_and_keys_at_what_its_memory_gives
         products_s = model.attention_flops(1, 100) / cost.roofline.flops
         weights_s = (model.attention_bytes(precision) + 4 * 2 * 2048) / rate
         assert cost.attention_one_s(99) == pytest.approx(fixed_s + keys_s + products_s + weights_s)
+        request = RequestInfo(0, 0, 100, 1, "", None)
+        price = cost.attention(Iteration(0, [Range(request, 99, 100, DECODE, 99)], None))  # type: ignore[arg-type]
+        assert price.duration_s == pytest.approx(cost.attention_one_s(99))
+        assert price.n_bytes == pytest.approx(model.attention_bytes(precision) + 4 * 2 * 2048 + 100 * 2 * 4 * 128 * 2)
+
+
+def test_no_block_is_read_faster_than_the_memory_gives() -> None:
+    slow = load_hardware("a100-80g-sxm", {"gpu.memory_bandwidth_bytes_per_s": 5e11})
+    cost = Cost(slow, load_model("qwen3-30b-a3b"), load_stack("llama_cpp"), "q4_k_m")
+    assert (cost.roofline.bandwidth, cost.roofline.as_weights) == (5e11, 1.0)
 
 
 def test_hardware_without_engines_says_nothing_of_blocks() -> None:

@@ -66,12 +66,18 @@ def test_a_number_asks_for_its_placement(settings, placement, on_gpu, tmp_path):
     [
         {"placement": "fit", "n_cpu_moe": 2},
         {"placement": "cpu_moe", "n_gpu_layers": 0},
-        {"n_cpu_moe": 2, "n_gpu_layers": 2},
+        {"placement": "ngl", "n_cpu_moe": 2},
     ],
 )
 def test_a_number_of_another_placement_is_refused(settings):
     with pytest.raises(BadInput, match="that asks for another placement; leave one of them out"):
         LlamaCpp(**settings)
+
+
+def test_all_layers_on_the_gpu_beside_n_cpu_moe_is_what_it_always_was(tmp_path):
+    assert layers(replay(LlamaCpp(n_gpu_layers=99, n_cpu_moe=2), traced(tmp_path), 7)) == [2]
+    with pytest.raises(BadInput, match=r"n_gpu_layers, got 2 with n_cpu_moe: .* set it to 4 or more"):
+        replay(LlamaCpp(n_gpu_layers=2, n_cpu_moe=2), traced(tmp_path), 7)
 
 
 def test_more_than_fits_is_refused(tmp_path):

@@ -38,8 +38,8 @@ _EPILOG = (
 @click.option("--shape", metavar="LxE,k=K", help="The same for a shape, e.g. 58x256,k=8.")
 @click.option("--targets", metavar="NAME|FILE", help="Bend the fit to figures that a paper prints; `list` lists them.")
 @click.option("--requests", "n_requests", type=click.IntRange(min=1), metavar="N", help="Default: the source's.")
-@click.option("--prompt-tokens", type=click.IntRange(1, 10**6), metavar="N", help="Mean length of prompts.")
-@click.option("--output-tokens", type=click.IntRange(1, 10**6), metavar="N", help="Mean length of answers.")
+@click.option("--prompt-tokens", type=click.IntRange(1, 10**6), metavar="N", help="Mean length of prompts, about.")
+@click.option("--output-tokens", type=click.IntRange(1, 10**6), metavar="N", help="Mean length of answers, about.")
 @click.option("--tokens", "n_tokens", type=click.IntRange(min=1), metavar="N", help="Requests that hold N tokens.")
 @click.option(
     "--levels",

@@ -29,10 +29,10 @@ def rooflines(hw: Hardware, stack: Stack, precision: str, figures: Figures) -> t
         q_floor = figures.enter(f"stack.kernel_times.{word}", floor_s)
     weights, as_weights, flops, experts_flops, q_experts = bandwidth, 1.0, rate.value, rate.value, q_flops
     if stack.quantised is not None and multiplied_in_blocks(precision):
-        if stack.quantised.reads_of_card and isinstance(gpu.quantised_bytes_per_s, Quantity):
-            weights = gpu.quantised_bytes_per_s
-            as_weights = weights.value / bandwidth.value
-            q_bandwidth = figures.enter("gpu.quantised_bytes_per_s", weights)
+        reads = gpu.quantised_bytes_per_s
+        if stack.quantised.reads_of_card and isinstance(reads, Quantity) and reads.value < bandwidth.value:
+            weights, as_weights = reads, reads.value / bandwidth.value
+            q_bandwidth = figures.enter("gpu.quantised_bytes_per_s", reads)
         own = gpu.quantised_flops_per_s
         if isinstance(own, Quantity):
             flops, q_flops = own.value, figures.enter("gpu.quantised_flops_per_s", own)
@@ -43,7 +43,7 @@ def rooflines(hw: Hardware, stack: Stack, precision: str, figures: Figures) -> t
         q_experts = figures.enter("stack.quantised.expert_frac", stack.quantised.expert_frac)
 
     def at(flops: float, q_flops: int) -> Roofline:
-        adds, reads = times is not None, weights.value
-        return Roofline(floor_s.value, reads, flops, q_floor, q_bandwidth, q_flops, adds, as_weights)
+        adds, n_bytes_per_s = times is not None, weights.value
+        return Roofline(floor_s.value, n_bytes_per_s, flops, q_floor, q_bandwidth, q_flops, adds, as_weights)
 
     return at(flops, q_flops), at(experts_flops, q_experts)

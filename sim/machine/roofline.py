@@ -121,21 +121,26 @@ class Attention:
     def price(self, iteration: Iteration) -> Price:
         """Of one layer."""
         n_bytes = self.n_bytes + self.token_bytes * iteration.n_tokens
-        flops = 0.0
+        flops, kept = 0.0, 0.0
         n_kernels = self.n_kernels
         if iteration.number != 1:  # not of `PHASES`' decode: a prompt runs, alone or beside others
             n_kernels += self.prompt_kernels
         for r in iteration.ranges:
             n_tokens = r.stop_row - r.start_row
             n_bytes += self.key_bytes * (r.context + n_tokens)
+            kept += self.key_bytes * (r.context + n_tokens)
             # A prefill token sees on average the context before it plus half of its own prompt.
             flops += 2 * n_tokens * (self.params + self.key_flops * (r.context + (n_tokens + 1) / 2.0))
             if self.window:
                 n_bytes += self.window_key_bytes * min(r.context + n_tokens, self.window + n_tokens - 1)
+                kept += self.window_key_bytes * min(r.context + n_tokens, self.window + n_tokens - 1)
                 # So many of the tokens see all that is before them, the others a full window.
                 n_early = min(max(self.window - r.context, 0), n_tokens)
                 seen = n_early * (r.context + (n_early + 1) / 2.0) + (n_tokens - n_early) * self.window
                 flops += 2 * self.window_key_flops * seen
             if r.context + n_tokens > self.most_context:
                 self.beyond(r.context + n_tokens)
-        return self.roofline.price(n_kernels, n_bytes, flops)
+        price = self.roofline.price(n_kernels, n_bytes, flops)
+        if self.roofline.as_weights != 1.0:  # what is moved are all bytes of keys and values
+            price.n_bytes += kept / self.roofline.as_weights - kept
+        return price

@@ -132,7 +132,7 @@ def _facts(result: Result) -> Table:
     own = f" of {file.name}, sha256 {file.sha256[:12]}" if file else ""
     rows.add_row("policy", result.policy + own + (f" ({settings})" if settings else ""))
     if 0 < len(result.policy_stats) <= FEW_STATS:  # more of them: --json
-        rows.add_row("what it did", ", ".join(f"{key} {value:.4g}" for key, value in result.policy_stats.items()))
+        rows.add_row("what it did", ", ".join(f"{key} {_stat(value)}" for key, value in result.policy_stats.items()))
     gpus = f", {result.gpus} GPUs" if result.gpus > 1 else ""
     routing = f"{shape.layers} layers x {shape.experts} experts, k = {shape.top_k}"
     own = words(result.overrides, "model")
@@ -426,6 +426,10 @@ def _unlike(sizes: SizesByLayer) -> str:
     span = f"{show_bytes(sizes.least_bytes)} to {show_bytes(sizes.most_bytes)}; told apart, decode would "
     changes = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "move and take as much"
     return span + changes
+
+
+def _stat(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _grounds(result: Result) -> Table:

@@ -112,7 +112,9 @@ class Compared:
 
     def _name(self, way: Way) -> str:
         """What it does, in words; where it holds every expert on the GPU, that."""
-        return "every expert on the GPU" if way.way == CACHE and way.result.hit_rate == 1.0 else NAMES[way.way]
+        copies = ("demand_copies_bytes", "prefetch_issued_bytes")
+        nothing = way.result.hit_rate == 1.0 and not any(row[key] for row in way.result.by_layer for key in copies)
+        return "every expert on the GPU" if way.way == CACHE and nothing else NAMES[way.way]
 
     def _beside_first(self, way: Way) -> str:
         first = self.ways[0]
@@ -272,18 +274,21 @@ def _between(
                 break
         else:
             continue
-        near, between = one.now, [far]
+        looked.append(far)
+        near = one.now
         if not found:  # there and back again, perhaps
-            between = [one.now * (far / one.now) ** (step / BETWEEN) for step in range(1, BETWEEN)]
+            between = [one.now * (far / one.now) ** (step / BETWEEN) for step in range(1, BETWEEN)] if one.now else []
             between = [float(round(value)) if one.whole else value for value in between]
-        for tried in between:
-            looked.append(tried)
-            if found or swapped(tried):
-                far, found = tried, True
-                break
-            near = tried
+            for tried in dict.fromkeys(value for value in between if value not in (one.now, far)):
+                there = swapped(tried)
+                if there is None:
+                    continue
+                looked.append(tried)
+                if there:
+                    far, found = tried, True
+                    break
+                near = tried
         if not found:
-            looked.append(far)
             continue
         while abs(far - near) > 1 if one.whole else max(far, near) / min(far, near) > 1 + NEAR_FRAC:
             middle = float((near + far) // 2) if one.whole else (near * far) ** 0.5
