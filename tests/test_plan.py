@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import moesim as face
 from sim.base.errors import BadInput
 from sim.profiles.hardware import load_hardware
 from sim.setup.spec import RunSpec
+from sim.studies.plan import ways
 from sim.studies.plan.goal import Reading, goals_of
 from sim.studies.plan.text import reading_text
 from sim.studies.sweep import run as sweep_run
@@ -546,3 +548,38 @@ def test_where_no_way_can_be_replayed_the_reason_is_said(tmp_path: Path, capsys:
 def test_how_much_is_too_much_is_said_in_plain_digits(value_s: float, said: str) -> None:
     (goal,) = goals_of(["tpot_s.mean <= 20ms"])
     assert reading_text(Reading(goal, value_s, None)).endswith(f", {said} too much")
+
+
+@pytest.mark.parametrize(
+    ("slower", "found", "looked"),
+    [
+        (range(500, 3000), 500.0, (1.0, 32.0, 10.0, 3.0, 10000.0, 316.0, 1000.0)),  # there and back: no end shows it
+        (range(0), None, (1.0, 32.0, 10.0, 3.0, 10000.0, 316.0, 1000.0, 3162.0)),
+        (range(5000, 10001), 5000.0, (1.0, 32.0, 10.0, 3.0, 10000.0)),
+    ],
+)
+def test_an_order_that_changes_between_the_ends_is_found(slower, found, looked):
+    """100 experts now; the one that is faster takes 2 s where it is the slower one, else 0.5, the other 1 s."""
+
+    class Lever:
+        now, whole = 100.0, True
+
+        def __init__(self, faster):
+            self.faster = faster
+
+        def at(self, value):
+            return (2.0 if value in slower else 0.5) if self.faster else 1.0
+
+        def show(self, value):
+            return f"{value:g}"
+
+    class Replays:
+        def of(self, specs, *_):
+            return [SimpleNamespace(tpot_s=SimpleNamespace(mean=spec)) for spec in specs]
+
+    way: Any = SimpleNamespace(candidate=SimpleNamespace(label="x", asked=SimpleNamespace(n_layers=1)))
+    levers: Any = (Lever(True), Lever(False))
+    replays: Any = Replays()
+    crossing = ways._between(way, way, levers, [1.0, 10000.0], replays, 1)
+    assert (crossing.value, crossing.ends) == (found, looked)
+    assert crossing.at == ("at none of 8 values from 1 to 10000" if found is None else f"{found:g}")

@@ -17,5 +17,5 @@ cdef class Attention:
     cdef readonly double window_key_bytes, window_key_flops
     cdef readonly int window
     cdef readonly object beyond
-    @cython.locals(n_bytes=double, flops=double, kept=double, price=Price, n_kernels=double, seen=double, n_tokens=int, n_early=int, r=Range)
+    @cython.locals(n_bytes=double, flops=double, kept=double, keys=double, price=Price, n_kernels=double, seen=double, n_tokens=int, n_early=int, r=Range)
     cpdef Price price(self, Iteration iteration)

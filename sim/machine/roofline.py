@@ -65,7 +65,8 @@ class Attention:
 
     Args:
         prompt_kernels: besides, where a prompt runs.
-        n_bytes: of its weights. token_bytes: moved for each token besides. key_bytes: of one position of the KV cache.
+        n_bytes: of its weights. token_bytes: moved for each token besides. key_bytes: of one position of the KV cache
+            (as weights: `Roofline.as_weights`).
         params: multiplied with each token. key_flops: half of what one token against one position takes.
         window: positions that a token of layers with a window attends to, 0 where no layer has one. window_key_bytes,
             window_key_flops: of these layers, by position, and not in `key_bytes` and `key_flops`.
@@ -127,13 +128,15 @@ class Attention:
             n_kernels += self.prompt_kernels
         for r in iteration.ranges:
             n_tokens = r.stop_row - r.start_row
-            n_bytes += self.key_bytes * (r.context + n_tokens)
-            kept += self.key_bytes * (r.context + n_tokens)
+            keys = self.key_bytes * (r.context + n_tokens)
+            n_bytes += keys
+            kept += keys
             # A prefill token sees on average the context before it plus half of its own prompt.
             flops += 2 * n_tokens * (self.params + self.key_flops * (r.context + (n_tokens + 1) / 2.0))
             if self.window:
-                n_bytes += self.window_key_bytes * min(r.context + n_tokens, self.window + n_tokens - 1)
-                kept += self.window_key_bytes * min(r.context + n_tokens, self.window + n_tokens - 1)
+                keys = self.window_key_bytes * min(r.context + n_tokens, self.window + n_tokens - 1)
+                n_bytes += keys
+                kept += keys
                 # So many of the tokens see all that is before them, the others a full window.
                 n_early = min(max(self.window - r.context, 0), n_tokens)
                 seen = n_early * (r.context + (n_early + 1) / 2.0) + (n_tokens - n_early) * self.window

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -254,6 +254,13 @@ def _crossovers(ways: list[Way], replays: Replays, n: int | None) -> Iterator[Cr
         other.close()
 
 
+def _on_the_way(lever: Lever, end: float, shares: Iterable[float]) -> Iterator[float]:
+    """Values at these shares of the way from what there is now to an end, by equal factors."""
+    for share in shares:
+        value = lever.now * (end / lever.now) ** share
+        yield float(round(value)) if lever.whole else value
+
+
 def _between(
     first: Way, second: Way, levers: tuple[Lever, Lever], ends: list[float], replays: Replays, n: int | None
 ) -> Crossover:
@@ -268,8 +275,8 @@ def _between(
 
     looked = []
     for end in ends:
-        nearer = (one.now * (end / one.now) ** (1 - step / STEPS_BACK) for step in range(1, STEPS_BACK))
-        for far in (end, *(float(round(value)) if one.whole else value for value in nearer)):  # as far as both run
+        back = (1 - step / STEPS_BACK for step in range(1, STEPS_BACK))
+        for far in (end, *_on_the_way(one, end, back)):  # as far as both run
             if (found := swapped(far)) is not None:
                 break
         else:
@@ -277,11 +284,9 @@ def _between(
         looked.append(far)
         near = one.now
         if not found:  # there and back again, perhaps
-            between = [one.now * (far / one.now) ** (step / BETWEEN) for step in range(1, BETWEEN)] if one.now else []
-            between = [float(round(value)) if one.whole else value for value in between]
+            between = _on_the_way(one, far, (step / BETWEEN for step in range(1, BETWEEN)))
             for tried in dict.fromkeys(value for value in between if value not in (one.now, far)):
-                there = swapped(tried)
-                if there is None:
+                if (there := swapped(tried)) is None:
                     continue
                 looked.append(tried)
                 if there:
