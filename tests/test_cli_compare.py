@@ -95,7 +95,7 @@ def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
     assert code == 0
     assert out.startswith("lfu: ") and "faster than on_demand" in out.splitlines()[0]
     assert "does not fit" in out
-    line = r"^lower bound: TPOT [\d.]+ m?s for any lossless policy with this link and room$"
+    line = r"^lower bound: TPOT [\d.]+ m?s, which no lossless policy in this table beats \(with this link and room\)$"
     assert re.search(line, out, re.MULTILINE)
     assert "not run" not in out
 
@@ -306,10 +306,29 @@ def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
     assert code == 0
     assert " on rtx3090 with vram=20GB over 2 requests, " in lines[0]
     assert lines[1].endswith("2 requests; prompts of 4 tokens, outputs of 4 tokens; longest context 8 tokens")
-    bounds = [line for line in lines if line.startswith("lower bound: ")]
-    assert len(bounds) == 2
-    assert bounds[1].endswith("this link and room, hw.h2d.bandwidth_bytes_per_s=5e10")
-    assert not any("-" in line.split("   ")[2] for line in lines if line.startswith("lfu   "))
+    assert [line.startswith("lower bound: ") for line in lines].count(True) == 1
+    assert "(with this link and room, hw.h2d.bandwidth_bytes_per_s=5e10)" in " ".join(map(str.strip, lines))
+
+
+def test_one_bound_is_beside_all_rows_and_each_run_keeps_its_own(capsys, trace):
+    """`above bound` of a policy that uses the CPU and of one that does not were of two bounds, so the slower looked
+    nearer to the best that there is."""
+    names = ("lru", "fiddler", "lfu hw.h2d.bandwidth_bytes_per_s=5e10", "belady", "gpu_only")
+    args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
+    found = json.loads(call(capsys, *args, "--json")[1])
+    here = [run for run in found["runs"] if run["as"] != "gpu_only"]  # that has another memory
+    least_s = min(run["bound"]["tpot_s"] for run in here)
+    assert found["common_bound"]["tpot_s"] == least_s
+    assert len({run["bound"]["tpot_s"] for run in here}) == 3
+    for run in here:
+        assert run["above_common_bound_frac"] == run["tpot_s"]["mean"] / least_s - 1 >= 0
+        assert run["bound"]["above_frac"] == run["tpot_s"]["mean"] / run["bound"]["tpot_s"] - 1
+    assert [run["above_common_bound_frac"] for run in found["runs"] if run["as"] == "gpu_only"] == [None]
+    out = call(capsys, *args)[1]
+    shown = {line.split()[0]: line for line in out.splitlines() if " copy link" in line or " cpu" in line}
+    for run in here:
+        if " " not in run["as"]:
+            assert f" {100 * run['above_common_bound_frac']:.0f} % " in shown[run["as"]]
 
 
 def test_a_row_equals_the_run_alone(capsys, trace):
@@ -333,6 +352,7 @@ def test_a_row_equals_the_run_alone(capsys, trace):
     alone = json.loads(capsys.readouterr().out)
     assert both.pop("as") == "lfu reset_on_evict=true"
     assert (both.pop("rank"), both.pop("not_told_apart")) == ([1, 1], [])
+    assert both.pop("above_common_bound_frac") == both["bound"]["above_frac"]
     assert {**both, "wall_s": 0} == {**alone, "wall_s": 0}
 
 

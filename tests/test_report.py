@@ -107,6 +107,16 @@ class TestRun:
         assert first.startswith("fine_moe experts=50 on rtx3090" if "experts=50 on" in first else "fine_moe on rtx3090")
         assert show_seconds(result["tpot_s"]["mean"]) in first
 
+    def test_each_rate_of_tokens_has_one_name(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        """The page gave the throughput of the run as `tokens per second` under a first line with the rate of decode."""
+        page = data_of(capsys, kept[1])
+        facts = {item["title"]: item["value"] for item in page["sections"][0]["blocks"][0]["items"]}
+        rates = {title: value for title, value in facts.items() if "tokens/s" in title}
+        assert set(rates) == {"decoding, tokens/s", "throughput, tokens/s"}
+        assert rates["decoding, tokens/s"] == 1 / facts["TPOT, mean"]
+        (first,) = re.findall(r"\(([\d.]+) tokens/s decoding\)", page["verdict"])
+        assert float(first) == pytest.approx(rates["decoding, tokens/s"], rel=5e-3)
+
     def test_every_figure_is_in_its_data(self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         for paths in ((kept[0],), kept):
             assert moesim(capsys, "report", *paths, "-o", tmp_path / "p.html").code == 0

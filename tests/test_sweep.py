@@ -107,6 +107,48 @@ def test_the_page_has_every_column_and_a_grid_that_works(capsys: Any, trace: Pat
     assert {name for name in own if not name.startswith(("param.", "hw."))} <= named
 
 
+def test_one_bound_is_beside_all_points_of_a_workload(capsys: Any, trace: Path, tmp_path: Path) -> None:
+    words = ("sweep", "--policy", "lru", "--policy", "fiddler", "--trace", trace, "--experts", "20,48")
+    said = moesim(capsys, *words, "--hw", "rtx3090,a6000", "--out", tmp_path / "one")
+    rows = table(tmp_path / "one")
+    least_s = rows["bound_tpot_s"].min()
+    assert rows["bound_tpot_s"].nunique() == 8
+    assert (rows["above_common_bound_frac"] == rows["tpot_mean_s"] / least_s - 1).all()
+    best = rows.loc[rows.groupby(["hw", "cap_experts"])["tpot_mean_s"].idxmin()]
+    shown = re.findall(r"fiddler +[\d.]+ m?s +(\d+) %", said.out)
+    assert sorted(map(int, shown)) == sorted(round(100 * frac) for frac in best["above_common_bound_frac"])
+    where = rows.loc[rows["bound_tpot_s"].idxmin()]
+    words_of = f"(with experts on the CPU too, hw {where['hw']}, experts {where['cap_experts']:.0f})"
+    assert words_of in " ".join(said.out.split())
+    said = moesim(capsys, *words, "--hw", "rtx3090", "--batch", "1,2", "--out", tmp_path / "two")
+    assert table(tmp_path / "two")["above_common_bound_frac"].isna().all()  # of other requests at once: no one bound
+    assert "above bound" not in said.out
+
+
+def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path, tmp_path: Path) -> None:
+    """What looks like a card's merit may be its CPU's or its RAM's."""
+    words = ("--policy", "lru", "--trace", trace, "--experts", "20")
+    cards = ("--hw", "rtx3090,a6000")
+    said = moesim(capsys, "sweep", *words, *cards, "--out", tmp_path / "out")
+    line = "unlike hosts: rtx3090 with tr-pro-3955wx and 515 GB of RAM; a6000 with xeon-8358p and 550 GB of RAM; "
+    line += "--set hw.cpu=tr-pro-3955wx puts one CPU beside all"
+    assert line in " ".join(said.out.split()[:90])
+    assert moesim(capsys, "sweep", *words, *cards, "--json").json["hosts"] == line
+    assert line in moesim(capsys, "report", tmp_path / "out", "--json").json["lines"]
+    assert face.sweep("lru", ["rtx3090", "a6000"], trace=trace, experts=20).attrs["hosts"] == line
+    goal = ("--goal", "tpot_s.mean <= 1h", "--every", "--quick")
+    assert moesim(capsys, "plan", *words, *cards, *goal, "--json").json["hosts"] == line
+    compared = moesim(capsys, "diff", "lru hw=rtx3090", "lru hw=a6000", *words[2:]).out
+    assert line in " ".join(compared.split())
+    for alike in (
+        ("--set", "hw.cpu=tr-pro-3955wx"),
+        ("--hw", "l4,t4"),
+        ("--hw", "rtx3090", "--link", "pcie3x16,pcie4x16"),
+    ):
+        own = alike if "--hw" in alike else (*cards, *alike)
+        assert moesim(capsys, "sweep", *words, *own, "--json").json["hosts"] is None
+
+
 def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> None:
     """Before the run and in it: a budget beyond the card, and one below what a policy needs."""
     words = ("--policy", "lru", "--policy", "lfu scope=layer", "--hw", "rtx3090", "--experts", "16,40,200")

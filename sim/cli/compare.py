@@ -69,11 +69,14 @@ def command(
     found = ranks_of(rows)
     if as_json:
         from sim.base.json import to_json
+        from sim.studies.common_bound import common_bound, facts_of
         from sim.studies.compare_text import verdict
 
+        least = common_bound(row.result for row in rows)
+        bound = None if least is None else least[0]
         not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
-        runs = [row_facts(row, found.get(row.label)) for row in rows]
-        answer = {"schema": 1, "answer": verdict(rows, found), "realism": realism[0]}
+        runs = [row_facts(row, found.get(row.label), bound) for row in rows]
+        answer = {"schema": 1, "answer": verdict(rows, found), "realism": realism[0], "common_bound": facts_of(bound)}
         click.echo(to_json(answer | {"runs": runs, "not_run": not_run}))
     else:
         from sim.studies.compare_text import served, table_of, verdict

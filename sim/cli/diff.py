@@ -67,8 +67,10 @@ def command(
 
 
 def _print(found: Diff, top: int) -> None:
-    from sim.studies.diff.text import render
+    from sim.studies.diff.text import hosts_line, render
 
     say(found.answer, bold=True)
+    if line := hosts_line(found):
+        say(line)
     say()
     say(render(found, top), nl=False)

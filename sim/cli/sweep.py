@@ -239,6 +239,8 @@ def _print(swept: Swept, out: Path | None) -> None:
 
     found = swept.summary
     say(answer(swept.rows, found))
+    if swept.hosts:
+        say(swept.hosts)
     say(counts(swept.rows, found, swept.n_twice, swept.work))
     for line in swept.realism:
         say(line)

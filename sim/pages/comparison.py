@@ -15,12 +15,15 @@ from sim.pages.trace_kind import realism_of
 from sim.results.sampling import samples
 from sim.results.text import show_lengths
 from sim.setup.naming import policy_of, words
+from sim.studies.common_bound import above_frac, bound_line, common_bound
 from sim.studies.compare_text import verdict
+from sim.studies.hosts import Machine, unlike_hosts
 from sim.studies.ranking import Row, is_bound, ranks_of, speed
 
 if TYPE_CHECKING:
     from sim.pages.inputs import Comparison, Run
     from sim.results.record import Result
+    from sim.results.schema import Bound
 
 WORKLOAD = ("model", "precision", "trace_sha256", "split", "n_requests", "arrivals", "batch", "gpus")
 """Between these nothing is ranked: another model or other requests are another question (`sim.studies.sweep`)."""
@@ -50,21 +53,32 @@ def of_runs(runs: list[Run]) -> Page:
             raise BadInput(f"PATH, got run {run.result.run_id} twice: equal runs have equal results; name it once")
     for run, label in zip(runs, _labels(runs), strict=True):
         run.label = label
-    differ = [name for name in WORKLOAD if len({getattr(run.result, name) for run in runs}) > 1]
+    under = [*_hosts(runs), *_common(runs)]
+    differ = _differ(runs)
     if differ:
         what = ", ".join(name.removesuffix("_sha256").removeprefix("n_") for name in differ)
         said = f"{show_count(len(runs), 'run')} side by side, not ranked: they differ in {what}"
-        return _page(said, _common(runs), runs, [None] * len(runs))
+        return _page(said, under, runs, [None] * len(runs))
     runs.sort(key=lambda run: speed(run.result))
     if not all(run.has("requests") for run in runs):
         said = (
             f"{runs[0].label} is the fastest of {show_count(len(runs), 'run')}; without their requests none is ranked"
         )
-        return _page(said, _common(runs), runs, [None] * len(runs))
+        return _page(said, under, runs, [None] * len(runs))
     rows = [_row(run) for run in runs]
     found = ranks_of(rows)
     ranks = [None if (rank := found.get(run.label)) is None else (rank.best, rank.worst) for run in runs]
-    return _page(verdict(rows, found), _common(runs), runs, ranks)
+    return _page(verdict(rows, found), under, runs, ranks)
+
+
+def _hosts(runs: Sequence[Run]) -> list[str]:
+    line = unlike_hosts(Machine(run.result.hw, run.result.overrides) for run in runs)
+    return [line] if line else []
+
+
+def _differ(runs: Sequence[Run]) -> list[str]:
+    """Keys of the workload in which runs differ."""
+    return [name for name in WORKLOAD if len({getattr(run.result, name) for run in runs}) > 1]
 
 
 def _row(run: Run) -> Row:
@@ -162,14 +176,16 @@ def _ranking(runs: Sequence[Run], ranks: Sequence[Places]) -> Section:
         "yaxis": {"autorange": "reversed", "type": "category", "categoryarray": names, "fixedrange": True},
     }
     says = f"{title} of each run; the thin bar is the 95 % interval of its mean for the choice of requests."
+    least = None if _differ(runs) else common_bound(run.result for run in runs)
+    bound = None if least is None else least[0]
     rows: list[list[Any]] = [
-        [run.label, _place(rank), *_figures(run.result)] for run, rank in zip(runs, ranks, strict=True)
+        [run.label, _place(rank), *_figures(run.result, bound)] for run, rank in zip(runs, ranks, strict=True)
     ]
     columns = [
         Column("run"),
         Column("rank"),
         Column("TPOT", "s"),
-        Column("above bound", "frac"),
+        *([Column("above bound", "frac")] if bound else []),
         Column("TTFT", "s"),
         Column("hit", "frac"),
         Column("late hit", "frac"),
@@ -180,18 +196,23 @@ def _ranking(runs: Sequence[Run], ranks: Sequence[Places]) -> Section:
     ]
     sentence = "Shorter is faster; where two thin bars overlap much, these requests may not tell the two runs apart."
     plot = Plot("ranking", says, traces, layout, 140 + 30 * len(runs))
-    return Section("ranking", "Who is fastest", sentence, [plot, Table("Every run, fastest first.", columns, rows)])
+    caption = f"Every run, fastest first. {_bound(bound)}".strip()
+    return Section("ranking", "Who is fastest", sentence, [plot, Table(caption, columns, rows)])
+
+
+def _bound(common: Bound | None) -> str:
+    line = bound_line(common).strip()
+    return f"{line[0].upper()}{line[1:]}." if line else ""
 
 
 def _place(rank: Places) -> str | None:
     return None if rank is None else str(rank[0]) if rank[0] == rank[1] else f"{rank[0]}-{rank[1]}"
 
 
-def _figures(result: Result) -> list[Cell]:
-    bound = result.bound
+def _figures(result: Result, common: Bound | None) -> list[Cell]:
     return [
         result.tpot_s.mean,
-        None if bound is None else bound.above_frac,
+        *([above_frac(result, common)] if common else []),
         result.ttft_s.mean,
         result.hit_rate,
         result.late_hit_rate,

@@ -177,10 +177,10 @@ def _checked(value: Any, kind: Any, path: Path, field: str) -> Any:
 
 def _text_of(data: dict[str, Any], path: Path) -> tuple[str, list[str], list[str]]:
     """What a sweep says of itself: its answer, what is known of its traces, and what varies in it."""
-    varied = data.get("varied", [])
+    varied, hosts = data.get("varied", []), _checked(data.get("hosts"), str | None, path, "hosts")
     return (
         _checked(data.get("answer", ""), str, path, "answer"),
-        _checked(data.get("realism", []), list[str], path, "realism"),
+        [*([hosts] if hosts else []), *_checked(data.get("realism", []), list[str], path, "realism")],
         _checked(list(varied) if isinstance(varied, dict) else varied, list[str], path, "varied"),
     )
 

@@ -74,6 +74,7 @@ class Plan(msgspec.Struct):
     trace: str
     candidates: list[Candidate]
     work: dict[str, float]
+    hosts: str | None = None
     prices: Prices | None = None
     remedies: dict[str, list[dict[str, Any]]] = {}
     best: Candidate | None = None
@@ -85,6 +86,7 @@ class Answer(msgspec.Struct):
 
     answer: str
     trace: str
+    hosts: str | None = None
     machines: list[dict[str, Any]] = []
     failing: list[str] = []
     ways: list[dict[str, Any]] = []
@@ -116,7 +118,7 @@ def of_plan(data: dict[str, Any]) -> Page:
         raise BadInput(f"plan, got {n} candidates: 1 to {MOST_CANDIDATES} and a goal make a page; plan for fewer cards")
     goals = [_goal(plan, goal, at) for at, goal in enumerate(plan.goals)]
     sections = [*_best(plan), *goals, *_remedies(plan), _all(plan), _work(plan)]
-    return Page("plan", "A plan", plan.answer, [plan.trace], sections)
+    return Page("plan", "A plan", plan.answer, [*([plan.hosts] if plan.hosts else []), plan.trace], sections)
 
 
 def _of_answer(found: Answer) -> Page:
@@ -142,7 +144,7 @@ def _of_answer(found: Answer) -> Page:
         sections.append(Section("failing", "Not with all their memory", "", [Note(found.failing)]))
     if not sections:
         raise BadInput("plan, got an answer without a list: nothing was found; plan for other machines or goals")
-    return Page("plan", "A plan", found.answer, [found.trace], sections)
+    return Page("plan", "A plan", found.answer, [*([found.hosts] if found.hosts else []), found.trace], sections)
 
 
 def _flat(caption: str, rows: list[dict[str, Any]]) -> Table:

@@ -15,7 +15,7 @@ from sim.pages.page import Cell, Column, Facts, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, bars, distribution, said
 from sim.pages.trace_kind import realism_of
 from sim.results.grounds import show_figure
-from sim.results.text import show_lengths, verdict
+from sim.results.text import decoding_per_s, show_lengths, verdict
 from sim.setup.naming import show as show_value
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def _facts(result: Result) -> Facts:
         [
             ("TPOT, mean", tpot.mean, "s", ends(band.tpot_s)),
             ("TTFT, mean", ttft.mean, "s", ends(band.ttft_s)),
-            ("tokens per second", result.throughput_tokens_per_s, "x", "over the whole run, prefill included"),
+            *_decoding(result),
+            ("throughput, tokens/s", result.throughput_tokens_per_s, "x", _throughput(result)),
             ("hits in decode", result.hit_rate, "frac", f"definition: {result.hit_definition}"),
             (
                 "copied per token",
@@ -94,6 +95,18 @@ def _facts(result: Result) -> Facts:
             *_energy(result),
         ]
     )
+
+
+def _decoding(result: Result) -> list[tuple[str, Any, str, str]]:
+    """The rate of the first line, where that has one of decoding alone."""
+    rate_per_s = decoding_per_s(result)
+    return [] if rate_per_s is None else [("decoding, tokens/s", rate_per_s, "x", "1 / mean TPOT")]
+
+
+def _throughput(result: Result) -> str:
+    waits = " and waiting for arrivals" if result.load is not None else ""
+    outputs = show_count(result.n_outputs, "output token")
+    return f"{outputs} over the time of the whole run, prefill{waits} included"
 
 
 def _drafts(result: Result) -> list[tuple[str, Any, str, str]]:

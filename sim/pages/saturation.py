@@ -61,9 +61,13 @@ def _most(found: Rates, best: Saturation) -> Section:
     if best.kept_per_s is not None:
         items.append(("requests/s that keep the SLO", best.kept_per_s.mean, "x", "mean over draws"))
     items.append(("requests/s at all", best.capacity_per_s.mean, "x", "the queue of any lower rate is stable"))
-    items.append(("tokens/s at all", best.capacity_tokens_per_s.mean, "x", ""))
+    items.append(("output tokens/s at all", best.capacity_tokens_per_s.mean, "x", ""))
     columns = [Column("policy")]
-    titles = ["requests/s", "tokens/s", *(["requests/s that keep the SLO"] if best.kept_per_s is not None else [])]
+    titles = [
+        "requests/s",
+        "output tokens/s",
+        *(["requests/s that keep the SLO"] if best.kept_per_s is not None else []),
+    ]
     columns += [Column(f"{title}{end}", "x") for title in titles for end in ("", ", least", ", most")]
     rows: list[list[Any]] = []
     for one in found.policies:

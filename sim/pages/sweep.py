@@ -37,12 +37,12 @@ MEASURES = (
     ("e2e_mean_s", "end to end", "s"),
     ("peak_vram_bytes", "peak VRAM", "bytes"),
     ("expert_budget_bytes", "expert budget", "bytes"),
-    ("throughput_tokens_per_s", "tokens per second", "x"),
+    ("throughput_tokens_per_s", "throughput, tokens/s, prefill included", "x"),
     ("hit_rate", "hits in decode", "frac"),
     ("miss_rate", "misses in decode", "frac"),
     ("h2d_bytes", "copied to the GPU", "bytes"),
     ("decode_copy_frac", "waiting for copies", "frac"),
-    ("above_bound_frac", "above the lower bound", "frac"),
+    ("above_common_bound_frac", "above the lower bound of all points", "frac"),
 )
 MOST_FRONT, MOST_REASONS, MOST_LINES = 60, 30, 21
 BUDGETS = {"cache_frac", "cap_experts", "cap_expert_bytes", "cap_vram_bytes"}

@@ -199,9 +199,12 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
         if least is None:
             self.bound = None
             return
+        self.bound = Bound(least.tpot_s, least.ttft_s, least.lanes, self.above_frac(least))
+
+    def above_frac(self, least: LowerBound | Bound) -> float | None:
+        """How far the mean TPOT lies above a bound, as a share of the bound."""
         measured_s, least_s = self.tpot_s.mean, least.tpot_s
-        above_frac = measured_s / least_s - 1 if measured_s is not None and least_s else None
-        self.bound = Bound(least.tpot_s, least.ttft_s, least.lanes, above_frac)
+        return measured_s / least_s - 1 if measured_s is not None and least_s else None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object as plain data: the one place where a record becomes that."""

@@ -74,11 +74,11 @@ def verdict(result: Result) -> str:
     phase: Phased = "prefill" if tpot_s is None else result.phases.main
     if tpot_s is None:
         speed = f"{_seconds(result.ttft_s.mean)} to the first token"
-    elif result.batch == 1 and result.replicas is None:
-        speed = f"{show_seconds(tpot_s)} per token ({_rate(1 / tpot_s)} tokens/s decoding)"
+    elif (decoding := decoding_per_s(result)) is not None:
+        speed = f"{show_seconds(tpot_s)} per token ({_rate(decoding)} tokens/s decoding)"
     else:
         throughput = "-" if throughput_per_s is None else _rate(throughput_per_s)
-        over = f"{throughput} tokens/s over all requests, prefill included"
+        over = f"throughput {throughput} tokens/s over all requests, prefill included"
         together = min(result.batch, result.n_requests)
         at = f" at batch {together}" if together > 1 else ""
         speed = f"{show_seconds(tpot_s)} per token{at} ({over})"
@@ -96,6 +96,13 @@ def verdict(result: Result) -> str:
     lane = _LANE[bound.resource]
     share = bound.of(phase).by_part()[lane.share or ""]
     return f"{who}: {speed}, bound by {lane.thing} ({100 * (share or 0.0):.0f} % of {phase} time {lane.doing}){catch}"
+
+
+def decoding_per_s(result: Result) -> float | None:
+    """Tokens per second that one request sees in decode, the inverse of the mean TPOT; None where several run at once,
+    whose tokens per second are the throughput's."""
+    tpot_s = result.tpot_s.mean
+    return 1 / tpot_s if tpot_s and result.batch == 1 and result.replicas is None else None
 
 
 def render(result: Result, width: int | None = None) -> str:
@@ -307,7 +314,9 @@ def _hits(result: Result) -> Table:
 
 def _replicas(result: Result) -> Table:
     """What each replica was sent and made of it."""
-    rows = _table("replica", "requests", "tokens", "tokens/s", "hit", "busy", "there", "waiting", "mean wait")
+    rows = _table(
+        "replica", "requests", "tokens", "throughput, tokens/s", "hit", "busy", "there", "waiting", "mean wait"
+    )
     for one in result.replicas or ():
         there = ("-" if n is None else show_number(n) for n in (one.requests_in_system, one.requests_waiting))
         per_s = "-" if one.throughput_tokens_per_s is None else _rate(one.throughput_tokens_per_s)

@@ -14,6 +14,7 @@ from sim.policy.policy_file import split
 from sim.policy.registry import name_in_file
 from sim.profiles.overrides import GROUPS, parse_set
 from sim.setup.spec import RunSpec
+from sim.studies.common_bound import common_bound, facts_of
 from sim.studies.compare import Candidate, by_scheduler, expanded, run_all
 from sim.studies.compare_text import verdict
 from sim.studies.ranking import ranks_of, row_facts, speed
@@ -45,7 +46,8 @@ def compare(
     Returns:
         A row per policy, the fastest first, with the keys of `moesim compare --json` as columns: nested ones by their
         dotted names, as `--expect` has them (`tpot_s.mean`). `attrs` has "answer", the first line that the command
-        prints, "realism" of the trace, and "not_run", reasons by policy.
+        prints, "realism" of the trace, "common_bound", the lower bound that holds for every row, and "not_run",
+        reasons by policy.
 
     Warns:
         UserWarning: what the command line notes: fewer requests than asked for, or the same run twice.
@@ -79,8 +81,11 @@ def compare(
         raise IllegalDecision(f"policy {broken.label}: {broken.reason}")
     rows.sort(key=lambda row: speed(row.result))
     ranks = ranks_of(rows)
-    frame = pd.DataFrame([dict(_flat(row_facts(row, ranks.get(row.label)))) for row in rows])
+    least = common_bound(row.result for row in rows)
+    bound = None if least is None else least[0]
+    frame = pd.DataFrame([dict(_flat(row_facts(row, ranks.get(row.label), bound))) for row in rows])
     frame.attrs["answer"] = verdict(rows, ranks)
+    frame.attrs["common_bound"] = facts_of(bound)
     frame.attrs["realism"] = realism[0]
     frame.attrs["not_run"] = {one.label: one.reason for one in missing}
     return frame

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.results.text import show_lengths
 from sim.setup.naming import machine_of, show
+from sim.studies.common_bound import bound_line, common_bound, show_above
 from sim.studies.promised import Columns, draws_least, keeps_most, kept_by
 from sim.studies.ranking import AS_FAST, is_bound, show_tpot, speed
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.results.record import Result
+    from sim.results.schema import Bound
     from sim.setup.naming import Overrides
     from sim.studies.ranking import Rank, Row
 
 MOST_TIED = 3  # named in the verdict; the table shows all
 MOST_IN_A_CELL = 32  # characters of a note; a longer one stands below the table
 SHOWN_AS_RATIO = 1.01  # below, "1.00x faster" would be all there is to say
-_LANES = {"copy": "with this link and room", "copy + cpu": "with experts on the CPU too"}
 
 
 def verdict(rows: Sequence[Row], found: dict[str, Rank]) -> str:
@@ -115,6 +115,8 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     )
     prose(shown, -2, -1)
     common, told = _of_all(rows), []
+    least = common_bound(row.result for row in rows)
+    bound = None if least is None else least[0]
     for label, result, _ in rows:
         notes = [note for note in result.labels if note != "oracle" and note not in common]
         notes = ["oracle", *notes] if "oracle" in result.labels else notes
@@ -123,7 +125,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
             label,
             _places(found.get(label)),
             show_tpot(result),
-            _above(result),
+            show_above(result, bound),
             show_seconds(result.ttft_s.mean or 0.0),
             *load.cells(result),
             show_frac(result.hit_rate),
@@ -132,7 +134,8 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
             str(result.bound_by.resource),
             ", ".join(note for note in notes if len(note) <= MOST_IN_A_CELL),
         )
-    below = [*load.notes, *told, *([f"all of them: {', '.join(common)}\n"] if common else []), *_bounds(rows)]
+    below = [*load.notes, *told, *([f"all of them: {', '.join(common)}\n"] if common else []), _bounds(rows, least)]
+    below = [text for text in below if text]
     return render(shown) + ("\n" if below else "") + "".join(below)
 
 
@@ -146,29 +149,14 @@ def _places(rank: Rank | None) -> str:
     return "-" if rank is None else str(rank.best) if rank.best == rank.worst else f"{rank.best}-{rank.worst}"
 
 
-def _above(result: Result) -> str:
-    bound = result.bound
-    if bound is None or bound.above_frac is None:
-        return "-"
-    return f"{100 * bound.above_frac:.0f} %"
-
-
-def _bounds(rows: Sequence[Row]) -> list[str]:
-    """The bounds of this card's memory; a run in memory it does not have is above one of its own. Where rows have
-    bounds of their own, because a figure was set for them alone, each is named with what was set."""
-    common = _set_for_all(rows)
-    found: dict[tuple[str, str], float] = {}
-    for _, result, _ in rows:
-        bound = result.bound
-        if bound is not None and bound.tpot_s is not None and not any("does not fit" in x for x in result.labels):
-            own = ", ".join(
-                f"{key}={show(key, value)}"
-                for key, value in result.overrides.items()
-                if key.startswith(("hw.", "model.", "stack.")) and key not in common
-            )
-            at = bound.lanes, own  # the weakest holds for all of them
-            found[at] = min(bound.tpot_s, found.get(at, math.inf))
-    return [
-        f"lower bound: TPOT {show_seconds(tpot_s)} for any lossless policy {_LANES[lanes]}{own and f', {own}'}\n"
-        for (lanes, own), tpot_s in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
-    ]
+def _bounds(rows: Sequence[Row], least: tuple[Bound, Result] | None) -> str:
+    """The bound of all rows. Where it rests on what was set for one row alone, that is named."""
+    if least is None:
+        return ""
+    common, (bound, whose) = _set_for_all(rows), least
+    own = (
+        f"{key}={show(key, value)}"
+        for key, value in whose.overrides.items()
+        if key.startswith(("hw.", "model.", "stack.")) and key not in common
+    )
+    return bound_line(bound, ", ".join(own))

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from sim.base.units import show_seconds
 from sim.results.record import Result
 from sim.results.sampling import Sample, ranks
-from sim.results.schema import Timed
+from sim.results.schema import Bound, Timed
+from sim.studies.common_bound import above_frac
 
 AS_FAST = 1.0 + 1e-9  # a ratio of times below this is rounding
 
@@ -62,11 +63,13 @@ def ranks_of(rows: Sequence[Row]) -> dict[str, Rank]:
     }
 
 
-def row_facts(row: Row, rank: Rank | None) -> dict[str, Any]:
-    """A row as data: the label, the result's keys, and where it stands (bounds, and single requests, nowhere)."""
+def row_facts(row: Row, rank: Rank | None, common: Bound | None = None) -> dict[str, Any]:
+    """A row as data: the label, the result's keys, where it stands (bounds, and single requests, nowhere), and how far
+    above the lower bound that holds for every row."""
     return {
         "as": row.label,
         **row.result.to_dict(),
         "rank": None if rank is None else [rank.best, rank.worst],
         "not_told_apart": None if rank is None else rank.tied,
+        "above_common_bound_frac": above_frac(row.result, common),
     }

@@ -17,6 +17,7 @@ from sim.studies.diff.answer import doing, miss, named_time
 from sim.studies.diff.inputs import rests_on
 from sim.studies.diff.load import load
 from sim.studies.diff.times import BY_PHASE
+from sim.studies.hosts import Machine, unlike_hosts
 from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ TOP = 5
 LEAST_S = 0.5e-9  # what is told apart: a nanosecond
 LEAST_SHARE = 0.005  # of a run's time: figures on which less rests are counted, not listed
 _SHORT = 12  # of a digest
+
+
+def hosts_line(found: Diff) -> str:
+    """Where the two cards come with unlike hosts, what says so."""
+    return unlike_hosts(Machine(side.told.hw, side.told.overrides) for side in (found.a, found.b))
 
 
 def render(found: Diff, top: int = TOP) -> str:

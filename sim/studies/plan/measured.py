@@ -97,7 +97,9 @@ class Judged:
         times = self.measured_s / at_s
         how = f"{times:.2f} times" if times > 1 else f"{1 / times:.2f} times faster than"
         where = "inside" if self._inside else "outside"
-        text = f"measured {show_seconds(self.measured_s)} per token ({1 / self.measured_s:.3g} tokens/s): {how}"
+        text = (
+            f"measured {show_seconds(self.measured_s)} per token ({1 / self.measured_s:.3g} tokens/s decoding): {how}"
+        )
         text += f" the {show_seconds(at_s)}{band} predicted for {one.label} on {one.machine.name}, {where} that band"
         if self.bound_s is None:
             return text

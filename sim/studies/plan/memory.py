@@ -10,6 +10,7 @@ from sim.base.errors import BadInput
 from sim.base.units import show_bytes, show_count, show_frac
 from sim.results.figure import show_figure
 from sim.setup.spec import CAPS
+from sim.studies.hosts import of_specs
 from sim.studies.plan.candidate import MISSES, OPEN, SCREENED, Candidate, Machine
 from sim.studies.plan.ladder import RUNGS, few_of, levels_of, screen
 from sim.studies.plan.lever import ByBound, ByReplay, Lever, Tried, room_lever, search
@@ -68,7 +69,7 @@ class Frugal:
     """The answer: machines by how much memory they need; those that cannot reach the goals with all of theirs.
 
     Attributes:
-        remedies: by machine that cannot, what would have to be true.
+        remedies: by machine that cannot, what would have to be true. hosts: where they are unlike, what says so.
     """
 
     asked: Asked
@@ -77,6 +78,7 @@ class Frugal:
     trace: str
     failing: list[str] = field(default_factory=list)
     remedies: dict[str, list[Remedy]] = field(default_factory=dict)
+    hosts: str = ""
 
     @property
     def reached(self) -> bool:
@@ -111,7 +113,7 @@ class Frugal:
         """How it was found."""
         text = f"{show_count(self.replays.n_runs, 'replay')}, as much as {self.replays.share:.3g} of all requests"
         text = f"found by bisection over whole experts: {text}; it takes for granted that more room is better"
-        return [text, self.trace]
+        return [*([self.hosts] if self.hosts else []), text, self.trace]
 
     def table(self) -> str:
         """One row per machine."""
@@ -145,6 +147,7 @@ class Frugal:
             "reached": self.reached,
             "goals": [goal.to_dict() for goal in self.asked.goals],
             "trace": self.trace,
+            "hosts": self.hosts or None,
             "machines": [one.to_dict() for one in self.found],
             "failing": self.failing,
             "remedies": {name: [one.to_dict() for one in some] for name, some in self.remedies.items()},
@@ -186,7 +189,7 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
             found.append(least)
     found.sort(key=lambda one: (one.result.memory.needed_bytes, one.machine.cost))
     told = remedies(asked, lost, replays, workers, progress) if asked.invert else {}
-    return Frugal(asked, found, replays, trace, failing, told)
+    return Frugal(asked, found, replays, trace, failing, told, of_specs(one.spec for one in ready))
 
 
 def _on(asked: Asked, own: list[Candidate], replays: Replays) -> Least | None:

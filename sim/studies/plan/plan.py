@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from sim.base.errors import BadInput
 from sim.base.units import show_count
 from sim.policy.registry import find, policies
 from sim.setup.spec import CAPS
+from sim.studies.hosts import of_specs
 from sim.studies.plan.candidate import Candidate, machine_of, without_watts
 from sim.studies.plan.goal import Goal, of_energy
 from sim.studies.plan.headroom import Headroom, headroom
@@ -91,6 +93,11 @@ class Planned:
         """All of them, the cheapest setting first."""
         return [one for level in self.levels for one in level.candidates]
 
+    @cached_property
+    def hosts(self) -> str:
+        """Where machines come with unlike hosts, a line that says so."""
+        return of_specs(one.spec for one in self.candidates if one.ready)
+
     @property
     def reached(self) -> bool:
         """Whether any candidate reaches the goals."""
@@ -113,6 +120,7 @@ class Planned:
             "goals": [goal.to_dict() for goal in self.asked.goals],
             "prices": None if self.prices is None else {"file": str(self.prices.path), "unit": self.prices.unit},
             "trace": self.trace,
+            "hosts": self.hosts or None,
             "best": None if best is None else best.to_dict(),
             **({} if self.headroom is None else {"up_to_rate": self.headroom._asdict()}),
             "work": {

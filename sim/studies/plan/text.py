@@ -192,15 +192,21 @@ def machines_table(planned: Planned) -> str:
         cells += [verdict(one), one.label if one.found or one.few else "-"]
         cells += [budget_text(one.spec) or "all"] if budgets else []
         for goal in goals:
-            cells += _figures(one, goal)
+            cells += _figures(one, goal, _least(own, goal))
         shown.add_row(*cells, one.bound_by or "-")
-        below = below or _below_bound(one)
+        below = below or _below_bound(one, [_least(own, goal) for goal in goals])
     return render(shown) + (f"a band that begins below the bound: that {BOUND_IS_OF}\n" if below else "")
 
 
-def _below_bound(one: Candidate) -> bool:
+def _least(own: Sequence[Candidate], goal: Goal) -> Reading | None:
+    """The bound that holds for every lossless policy of a machine: the one that leaves most of the goal."""
+    found = [told for one in own for told in one.bounds if told.goal == goal]
+    return max(found, key=lambda told: told.margin_frac, default=None)
+
+
+def _below_bound(one: Candidate, bounds: Sequence[Reading | None]) -> bool:
     """Whether a band of its figures begins on the far side of what no lossless policy can beat."""
-    least = {told.goal: told.value for told in one.bounds}
+    least = {told.goal: told.value for told in bounds if told is not None}
     bands = [(told.goal, told.band) for told in one.found if told.band is not None and told.goal in least]
     return any((low < least[goal]) if goal.at_most else (high > least[goal]) for goal, (low, high) in bands)
 
@@ -225,9 +231,8 @@ def _price(machine: Machine) -> str:
     return "-" if machine.price is None else f"{machine.price:,.10g}"
 
 
-def _figures(one: Candidate, goal: Goal) -> list[str]:
+def _figures(one: Candidate, goal: Goal, least: Reading | None) -> list[str]:
     told = next((told for told in one.found or one.few if told.goal == goal), None)
-    least = next((told for told in one.bounds if told.goal == goal), None)
     value = "-" if told is None else ("" if one.found else "~") + _shown(goal.key, told.value)
     ends = None if told is None or not one.found else told.band
     band = "-" if ends is None else " to ".join(_shown(goal.key, end) for end in ends)

@@ -17,9 +17,8 @@ def answer(found: Sequence[Saturation], promised: str, kept_frac: float) -> str:
     """One sentence: who serves most, and how much that is."""
     best = found[0]
     most = best.capacity_per_s
-    serves = (
-        f"{best.name} serves up to {_rate(most)} requests/s ({show_number(best.capacity_tokens_per_s.mean)} tokens/s)"
-    )
+    tokens = show_number(best.capacity_tokens_per_s.mean)
+    serves = f"{best.name} serves up to {_rate(most)} requests/s ({tokens} output tokens/s)"
     if best.kept_per_s is None:
         return serves
     if not best.kept_per_s.most:
@@ -41,7 +40,7 @@ def rates_table(found: Sequence[Saturation], kept_frac: float) -> Table:
     from sim.base.tables import table
 
     kept = any(one.kept_per_s is not None for one in found)
-    columns = ["policy", "requests/s", "tokens/s", *([f"{show_frac(kept_frac)} keep their SLO"] if kept else [])]
+    columns = ["policy", "requests/s", "output tokens/s", *([f"{show_frac(kept_frac)} keep their SLO"] if kept else [])]
     rows = table(*columns)
     for one in found:
         cells = [one.name, _rate(one.capacity_per_s), _rate(one.capacity_tokens_per_s)]

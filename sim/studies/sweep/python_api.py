@@ -101,7 +101,8 @@ def sweep(
         axes: the other fields of a run's configuration.
 
     Returns:
-        The table (docs/sweep.md), one row per point; `attrs["answer"]` is the first line that the command prints.
+        The table (docs/sweep.md), one row per point; `attrs["answer"]` is the first line that the command prints,
+        `attrs["hosts"]` the second where cards come with unlike hosts.
 
     Warns:
         UserWarning: of requests or a batch there are fewer than was asked for.
@@ -127,6 +128,7 @@ def sweep(
     swept = run_sweep(asked, _warn, lambda *_: None)
     table = frame(swept.table)
     table.attrs["answer"] = answer(swept.rows, swept.summary)
+    table.attrs["hosts"] = swept.hosts or None
     return table
 
 

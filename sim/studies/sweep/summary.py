@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.results.sampling import ranks
+from sim.studies.common_bound import common_bound
 from sim.studies.promised import keeps_most
 from sim.studies.ranking import Rank, is_bound, ranked, speed
 from sim.studies.sweep.values import AXES
@@ -16,6 +18,7 @@ from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
     from sim.results.record import Result
+    from sim.results.schema import Bound
     from sim.studies.sweep.run import PointRow
 
 WORKLOAD = (
@@ -87,6 +90,14 @@ class Summary:
     on_front: set[int]
     failed: list[PointRow]
     _ranks: dict[int, Rank] = field(default_factory=dict)
+    one_workload: bool = False
+
+    @cached_property
+    def bound(self) -> tuple[Bound, PointRow] | None:
+        """The lower bound of all points, and one whose own it is; None where they serve several workloads."""
+        ran = [row for group in self.groups for row in (*group.systems, *group.bounds)]
+        found = common_bound(_of(row) for row in ran) if self.one_workload else None
+        return None if found is None else (found[0], next(row for row in ran if row.result is found[1]))
 
     def rank(self, row: PointRow) -> Rank | None:
         """Its place among the systems of its group."""
@@ -145,7 +156,8 @@ def summarise(rows: Sequence[PointRow], by: Sequence[str] | None = None) -> Summ
     fronts = [front for one in workloads.values() if (front := pareto(one))]
     on_front = {id(row) for front in fronts for row in front}
     failed = [row for row in rows if row.result is None]
-    return Summary(varied, common, list(groups.values()), fronts, on_front, failed, found)
+    alone = len(workloads) == 1 and "precision" not in varied
+    return Summary(varied, common, list(groups.values()), fronts, on_front, failed, found, alone)
 
 
 def pareto(rows: Sequence[PointRow]) -> list[PointRow]:

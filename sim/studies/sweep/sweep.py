@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_count
 from sim.run import seldom_collected
+from sim.studies.hosts import of_specs
 from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
 from sim.studies.sweep.point_store import TABLE, Records
@@ -74,6 +75,11 @@ class Swept:
     table_path: Path | None = None
 
     @cached_property
+    def hosts(self) -> str:
+        """Where cards come with unlike hosts, a line that says so."""
+        return of_specs(row.point.spec for row in self.rows if row.result is not None)
+
+    @cached_property
     def table(self) -> pa.Table:
         """Everything, a row per point; made when asked for, since what makes it takes long to load."""
         from sim.studies.sweep.table import table_of
@@ -99,6 +105,7 @@ class Swept:
             "schema": 1,
             "answer": answer(self.rows, found),
             "realism": self.realism,
+            "hosts": self.hosts or None,
             "points": len(self.rows),
             "ran": self.n_ran,
             "work": self.work._asdict(),
@@ -115,7 +122,8 @@ class Swept:
         from sim.studies.sweep.text import answer
 
         varied = list(self.summary.varied)
-        return {"answer": answer(self.rows, self.summary), "realism": self.realism, "varied": varied}
+        said = {"answer": answer(self.rows, self.summary), "realism": self.realism, "varied": varied}
+        return said | ({"hosts": self.hosts} if self.hosts else {})
 
     def _group(self, group: Group) -> dict[str, Any]:
         best = group.best

@@ -18,6 +18,7 @@ from sim.base.files import replacing
 from sim.profiles.overrides import GROUPS
 from sim.results.tables import RUN_COLUMNS
 from sim.setup.naming import show
+from sim.studies.common_bound import above_frac
 from sim.studies.sweep.summary import Summary
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _TEXT, _INT, _FLOAT, _BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 # `wall_s` differs from run to run; parameters and overrides have columns of their own.
 _LEFT_OUT = {"wall_s", "params_json", "overrides_json"}
 _ASKED = ("policy", "hw", "model", "precision", "stack", "trace", "split", "hit_definition", "seed", "gpus", "batch")
+COMMON = "above_common_bound_frac"
 _DIGESTS = ("policy_sha256", "hw_sha256", "model_sha256", "stack_sha256", "trace_sha256")
 
 Cell = Callable[["PointRow"], object]
@@ -166,6 +168,8 @@ def columns_of(rows: Sequence[PointRow], found: Summary) -> list[tuple[str, pa.D
         *((name, kind, _of_result(name, read)) for name, kind, read in RUN_COLUMNS if name not in _LEFT_OUT),
     ]
     fixed += LAST
+    common = None if found.bound is None else found.bound[0]
+    fixed.append((COMMON, _FLOAT, lambda row: None if row.result is None else above_frac(row.result, common)))
     fixed += [one for one in BATCHED if any(one[2](row) is not None for row in rows)]
     columns = [(name, kind, [cell(row) for row in rows]) for name, kind, cell in fixed]
     columns.append(("pareto", _BOOL, [id(row) in found.on_front for row in rows]))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
 from sim.setup.naming import show
+from sim.studies.common_bound import bound_line, show_above
 from sim.studies.promised import Columns, draws_least, kept_by
 from sim.studies.ranking import AS_FAST, ranked, show_tpot, speed
 from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings_of
@@ -222,16 +223,17 @@ def counts(rows: Sequence[PointRow], found: Summary, n_twice: int, work: Work) -
 
 def groups_table(found: Summary) -> str:
     """One row per group: its settings, the fastest, and the next."""
-    from sim.base.tables import prose, render, table
+    from sim.base.tables import fold, prose, render, table
 
     by = found.by
     groups = [group for group in found.groups if group.best is not None]
     load = Columns(_of(row) for group in groups for row in group.systems)
+    bounded, above = _bounded(found)
     shown = table(
         *(_word(name) for name in by),
         "fastest",
         "TPOT",
-        "above bound",
+        *bounded,
         *load.titles,
         "hit",
         "peak VRAM",
@@ -239,7 +241,7 @@ def groups_table(found: Summary) -> str:
         "slower by",
         "told apart",
     )
-    prose(shown, *range(len(by) + 1), len(by) + len(load.titles) + 5)
+    prose(shown, *range(len(by) + 1), len(by) + len(bounded) + len(load.titles) + 4)
     for group in groups[:MOST_SHOWN]:
         best = group.best
         assert best is not None
@@ -249,7 +251,7 @@ def groups_table(found: Summary) -> str:
             *(_value(name, group.by[name]) for name in by),
             title(best, found),
             show_tpot(result),
-            _above(result),
+            *above(result),
             *load.cells(result),
             show_frac(result.hit_rate),
             show_bytes(result.peak_vram_bytes),
@@ -259,16 +261,17 @@ def groups_table(found: Summary) -> str:
         )
     left = len(groups) - MOST_SHOWN
     more = f"and {left:,} groups more: --json, or the table of --out\n" if left > 0 else ""
-    return render(shown) + more + load.below
+    return render(shown) + more + fold(_bound_line(found)) + load.below
 
 
 def points_table(group: Group, found: Summary) -> str:
     """One row per point of the only group there is, fastest first, bounds among them."""
-    from sim.base.tables import prose, render, table
+    from sim.base.tables import fold, prose, render, table
 
     rows = sorted((*group.systems, *group.bounds), key=lambda row: speed(_of(row)))
     load = Columns(_of(row) for row in rows)
-    titles = ("TPOT", "above bound", "TTFT", *load.titles, "hit", "peak VRAM", "bound by", "note")
+    bounded, above = _bounded(found)
+    titles = ("TPOT", *bounded, "TTFT", *load.titles, "hit", "peak VRAM", "bound by", "note")
     shown = table("point", "rank", *titles)
     prose(shown, -2, -1)
     for row in rows[:MOST_SHOWN]:
@@ -278,7 +281,7 @@ def points_table(group: Group, found: Summary) -> str:
             title(row, found),
             places,
             show_tpot(result),
-            _above(result),
+            *above(result),
             show_seconds(result.ttft_s.mean or 0.0),
             *load.cells(result),
             show_frac(result.hit_rate),
@@ -288,7 +291,7 @@ def points_table(group: Group, found: Summary) -> str:
         )
     left = len(rows) - MOST_SHOWN
     more = f"and {left:,} points more: --json, or the table of --out\n" if left > 0 else ""
-    return render(shown) + more + load.below
+    return render(shown) + more + fold(_bound_line(found)) + load.below
 
 
 def front_table(found: Summary) -> str:
@@ -328,9 +331,21 @@ def not_run(found: Summary) -> list[str]:
     ]
 
 
-def _above(result: Result) -> str:
-    bound = result.bound
-    return "-" if bound is None or bound.above_frac is None else f"{100 * bound.above_frac:.0f} %"
+def _bounded(found: Summary) -> tuple[list[str], Callable[[Result], list[str]]]:
+    """A column beside the bound of all points, and its cells; none where they have no bound in common."""
+    if found.bound is None:
+        return [], lambda _: []
+    common = found.bound[0]
+    return ["above bound"], lambda result: [show_above(result, common)]
+
+
+def _bound_line(found: Summary) -> str:
+    if found.bound is None:
+        return ""
+    common, row = found.bound
+    where = _settings(row, [name for name in found.varied if name != "policy"])
+    line = bound_line(common, ", ".join(f"{_word(key)} {value}" for key, value in where))
+    return "\n" + line.removesuffix("\n") + "; each point's own is `bound_tpot_s` of --json\n"
 
 
 def _of(row: PointRow) -> Result:
