@@ -15,6 +15,7 @@ from sim.base.errors import BadInput, IllegalDecision
 from sim.bounds.time_bound import lower_bound
 from sim.cli import main
 from sim.policy.registry import policies
+from sim.results.routing_words import routing_words
 from sim.results.sampling import Sample
 from sim.results.schema import Statistic
 from sim.studies.compare import Candidate, none_ran
@@ -105,6 +106,7 @@ def row(label: str, tpot_s: float, *labels: str, times: tuple[float, ...] = ()) 
     said = SimpleNamespace(
         tpot_s=Statistic(tpot_s, None, None, None, 2),
         labels=list(labels),
+        model="m",
         hw="easy",
         overrides={},
         slo=None,
@@ -329,6 +331,67 @@ def test_one_bound_is_beside_all_rows_and_each_run_keeps_its_own(capsys, trace):
     for run in here:
         if " " not in run["as"]:
             assert f" {100 * run['above_common_bound_frac']:.0f} % " in shown[run["as"]]
+
+
+def test_a_baseline_stands_at_one_and_all_else_is_relative_to_it(capsys, trace, tmp_path):
+    args = (
+        "--hw",
+        "rtx3090",
+        "--trace",
+        str(trace),
+        "--policy",
+        "fiddler",
+        "--policy",
+        "on_demand",
+        "--policy",
+        "lcp",
+    )
+    code, out, _ = call(capsys, *args, "--against", "lfu")  # which --policy does not name
+    assert code == 0
+    assert re.match(r"against lfu \([\d.]+ m?s per token on rtx3090 over 2 requests\): \w+ [\d.]+x as fast", out)
+    assert re.search(r"^lfu +\S+ +[\d.]+ m?s +1\.00x ", out, re.MULTILINE)
+    found = json.loads(call(capsys, *args, "--against", "lfu", "--json")[1])
+    base = next(run for run in found["runs"] if run["as"] == found["against"] == "lfu")
+    for run in found["runs"]:
+        assert run["times_as_fast"] == base["tpot_s"]["mean"] / run["tpot_s"]["mean"]
+        assert run["times_as_fast_ttft"] == base["ttft_s"]["mean"] / run["ttft_s"]["mean"]
+        if run["as"] != "lfu":
+            said = re.search(rf"{run['as']} ([\d.]+)x", found["answer"].split("): ")[1])
+            assert float(said[1]) == pytest.approx(run["times_as_fast"], rel=5e-3)
+    (tmp_path / "c.json").write_text(json.dumps(found), encoding="utf-8")
+    page = called(capsys, main, "report", tmp_path / "c.json", "--json").json
+    ranking = next(block for block in page["sections"][0]["blocks"] if block["kind"] == "table")
+    at = [column["title"] for column in ranking["columns"]].index("times as fast as lfu")
+    assert {row[0]: row[at] for row in ranking["rows"]} == {r["as"]: r["times_as_fast"] for r in found["runs"]}
+    # The same run under another name is the baseline, too.
+    found = json.loads(call(capsys, *args, "--policy", "lru", "--against", "lru scope=global", "--json")[1])
+    assert [run["times_as_fast"] for run in found["runs"] if run["as"] == found["against"] == "lru"] == [1.0]
+    code, out, err = call(capsys, *args, "--scheduler", "fcfs,sjf", "--against", "lfu")
+    assert (code, out) == (2, "")
+    assert "--against 'lfu, fcfs'" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "model", "words"),
+    [
+        ((), "mixtral-8x7b", ""),
+        (("one-prompt",), "mixtral-8x7b", "routing rests on one prompt"),
+        (("synthetic", "fitted-to-qwen3-30b-a3b"), "qwen3-235b-a22b", ""),
+        (("synthetic", "fitted-to-qwen3-30b-a3b", "scaled-by-assumption"), "gpt-oss-20b", "another model family"),
+        (("synthetic", "fitted-to-olmoe-1b-7b", "one-prompt"), "gpt-oss-20b", "another family's one prompt"),
+        (("synthetic", "fitted-to-my-log"), "gpt-oss-20b", ""),  # of whom, nobody knows
+    ],
+)
+def test_the_first_line_says_in_five_words_what_routing_rests_on(labels, model, words):
+    runs = [row("a", 1.0, *labels), row("b", 2.0, *labels)]
+    for one in runs:
+        one.result.model = model
+    said = routing_words(labels, model)
+    assert words in said
+    assert len(said.split()) == (5 if words else 0)
+    assert verdict(runs, ranks_of(runs)).endswith(f"; {said}" if said else "faster than b")
+    runs[1].result.labels = []
+    assert verdict(runs, ranks_of(runs)).endswith(f"; {said} in part" if said else "faster than b")
 
 
 def test_a_row_equals_the_run_alone(capsys, trace):

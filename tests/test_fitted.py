@@ -314,7 +314,7 @@ def test_a_model_without_trace_and_fit_gets_one_scaled_from_the_nearest(tmp_path
     out = capsys.readouterr().out.splitlines()
     assert out[1].startswith("trace olmoe-1b-7b@24x32k4: synthetic, scaled from olmoe-1b-7b by assumption; popularity")
     with open_trace("olmoe-1b-7b@24x32k4") as trace:
-        assert (trace.header.shape, trace.header.labels[-1]) == ("24x32, k=4", "scaled-by-assumption")
+        assert (trace.header.shape, trace.header.labels[-1]) == ("24x32, k=4", "one-prompt")
         assert check_trace(trace) == []
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1, "drawn once"
 

@@ -336,6 +336,7 @@ class TestSummary:
             draft=None,
             tpot_s=mean,
             labels=list(labels),
+            model="m",
             peak_vram_bytes=vram,
             n_requests=len(tpot),
             load=None,

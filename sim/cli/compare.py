@@ -37,22 +37,35 @@ if TYPE_CHECKING:
     metavar="N",
     help="Policies replayed at the same time; default: the cores. The output is the same.",
 )
+@click.option(
+    "--against",
+    metavar="NAME",
+    help="Put this policy at 1.00x and say the others relative to it; it is compared if --policy does not name it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
-    policies: tuple[str, ...], settings: tuple[str, ...], workers: int | None, as_json: bool, **given: Any
+    policies: tuple[str, ...],
+    settings: tuple[str, ...],
+    workers: int | None,
+    against: str | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Rank policies by time per output token on one trace, GPU and expert budget; bounds are listed beside them.
 
     A policy that `all` stands for and that cannot run here is listed at the end; one that is named has to run.
     """
+    from sim.studies.against import baseline, with_baseline
     from sim.studies.compare import by_scheduler, expanded, run_all
     from sim.studies.ranking import ranks_of, row_facts, speed
     from traces.stats.realism import judge
 
+    schedulers = by_scheduler(given["scheduler"])
+    items = with_baseline(expanded(policies, "--policy"), against, [said for _, said in schedulers])
     candidates = [
         specified({**given, "scheduler": scheduler}, settings, item, named, said)
-        for scheduler, said in by_scheduler(given["scheduler"])
-        for item, named in expanded(policies, "--policy")
+        for scheduler, said in schedulers
+        for item, named in items
     ]
     realism: list[str] = []
 
@@ -66,7 +79,7 @@ def command(
     with Bar("comparing policies") as bar:
         rows, missing = run_all(candidates, workers, _note, first, bar.update)
     rows.sort(key=lambda row: speed(row.result))
-    found = ranks_of(rows)
+    found, base = ranks_of(rows), baseline(rows, candidates, against)
     if as_json:
         from sim.base.json import to_json
         from sim.studies.common_bound import common_bound, facts_of
@@ -75,17 +88,23 @@ def command(
         least = common_bound(row.result for row in rows)
         bound = None if least is None else least[0]
         not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
-        runs = [row_facts(row, found.get(row.label), bound) for row in rows]
-        answer = {"schema": 1, "answer": verdict(rows, found), "realism": realism[0], "common_bound": facts_of(bound)}
+        runs = [row_facts(row, found.get(row.label), bound, base) for row in rows]
+        answer = {
+            "schema": 1,
+            "answer": verdict(rows, found, base),
+            "realism": realism[0],
+            "common_bound": facts_of(bound),
+        }
+        answer |= {} if base is None else {"against": base.label}
         click.echo(to_json(answer | {"runs": runs, "not_run": not_run}))
     else:
         from sim.studies.compare_text import served, table_of, verdict
 
-        say(verdict(rows, found))
+        say(verdict(rows, found, base))
         say(served(rows))
         say(realism[0])
         say()
-        say(table_of(rows, found), nl=False)
+        say(table_of(rows, found, base), nl=False)
         if missing:
             say()
         for label, reason, _ in missing:

@@ -36,7 +36,7 @@ Places = tuple[int, int] | None
 def of_comparison(data: Comparison) -> Page:
     """Of what `moesim compare --json` printed."""
     said = data.answer or f"{show_count(len(data.runs), 'run')} on one trace, machine and memory, fastest first"
-    page = _page(said, [data.realism, *_common(data.runs)], data.runs, data.ranks)
+    page = _page(said, [data.realism, *_common(data.runs)], data.runs, data.ranks, data.against)
     if data.not_run:
         table = Table("Policies that could not run.", [Column("policy"), Column("why")], data.not_run)
         page.sections.append(Section("not-run", "Not run", "", [table]))
@@ -125,9 +125,9 @@ def _served(result: Result) -> tuple[str, str, int]:
     return result.trace_sha256, result.split, result.n_requests
 
 
-def _page(said: str, under: list[str], runs: list[Run], ranks: Sequence[Places]) -> Page:
+def _page(said: str, under: list[str], runs: list[Run], ranks: Sequence[Places], against: str = "") -> Page:
     sections = [
-        _ranking(runs, ranks),
+        _ranking(runs, ranks, against),
         _memory(runs),
         where_the_time_goes(runs),
         hits(runs),
@@ -147,8 +147,8 @@ def _time(result: Result) -> tuple[str, str]:
     return ("ttft_s", "TTFT") if result.tpot_s.mean is None else ("tpot_s", "TPOT")
 
 
-def _ranking(runs: Sequence[Run], ranks: Sequence[Places]) -> Section:
-    """A bar for each run with the interval of its mean, and a row with the figures."""
+def _ranking(runs: Sequence[Run], ranks: Sequence[Places], against: str) -> Section:
+    """A bar for each run with the interval of its mean, and a row with the figures; times as fast as a baseline."""
     key, title = _time(runs[0].result)
     names = [run.label for run in runs]
     means = [speed(run.result) for run in runs]
@@ -178,12 +178,15 @@ def _ranking(runs: Sequence[Run], ranks: Sequence[Places]) -> Section:
     says = f"{title} of each run; the thin bar is the 95 % interval of its mean for the choice of requests."
     least = None if _differ(runs) else common_bound(run.result for run in runs)
     bound = None if least is None else least[0]
+    base_s = next((speed(run.result) for run in runs if run.label == against), 0.0)
     rows: list[list[Any]] = [
-        [run.label, _place(rank), *_figures(run.result, bound)] for run, rank in zip(runs, ranks, strict=True)
+        [run.label, _place(rank), *([base_s / speed(run.result)] if base_s else []), *_figures(run.result, bound)]
+        for run, rank in zip(runs, ranks, strict=True)
     ]
     columns = [
         Column("run"),
         Column("rank"),
+        *([Column(f"times as fast as {against}", "x")] if base_s else []),
         Column("TPOT", "s"),
         *([Column("above bound", "frac")] if bound else []),
         Column("TTFT", "s"),

@@ -71,6 +71,7 @@ class Comparison:
     runs: list[Run]
     ranks: list[tuple[int, int] | None]
     not_run: list[tuple[str, str]]
+    against: str = ""
 
 
 @dataclass
@@ -165,7 +166,8 @@ def _comparison(data: dict[str, Any], path: Path) -> Comparison:
     missing = _checked(data.get("not_run", []), list[dict[str, str]], path, "not_run")
     answer = _checked(data.get("answer", ""), str, path, "answer")
     realism = _checked(data["realism"], str, path, "realism")
-    return Comparison(answer, realism, runs, ranks, [(one.get("as", ""), one.get("reason", "")) for one in missing])
+    told = [(one.get("as", ""), one.get("reason", "")) for one in missing]
+    return Comparison(answer, realism, runs, ranks, told, _checked(data.get("against", ""), str, path, "against"))
 
 
 def _checked(value: Any, kind: Any, path: Path, field: str) -> Any:

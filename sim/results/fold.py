@@ -24,6 +24,7 @@ from sim.results.load import load, unstable
 from sim.results.provenance import provenance
 from sim.results.record import Result
 from sim.results.replicas import rows
+from sim.results.routing_words import labels_of
 from sim.results.schema import Copies, HitRates, Memory, PolicyFile, Scheduling, ServedRates, Shape
 from sim.results.uncertainty import Waits, uncertainty
 from sim.setup.memory import BudgetRule
@@ -107,7 +108,7 @@ def fold(
     slots = sum(engine.residency.budget_bytes) / engine.view.expert_bytes / model.n_moe_layers
     labels: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
     labels += own_labels
-    labels += [label for label in (*setup.trace.header.labels, *setup.labels) if label not in labels]
+    labels += [label for label in (*labels_of(setup.trace), *setup.labels) if label not in labels]
     if loaded is not None and growing:
         labels.append(unstable(loaded, spec.unstable, by_replica or ()))
     if setup.memory.hypothetical:

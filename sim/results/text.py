@@ -14,6 +14,7 @@ from sim.results.by_layer_text import lines
 from sim.results.energy_text import at_once, joules
 from sim.results.grounds import TOP_FIGURES, show_ground
 from sim.results.load_text import under_load
+from sim.results.routing_words import routing_words
 from sim.results.scheduler_text import scheduler_line
 from sim.results.schema import Copies
 from sim.setup.naming import machine_of, policy_of, words
@@ -78,7 +79,7 @@ def verdict(result: Result) -> str:
         speed = f"{show_seconds(tpot_s)} per token ({_rate(decoding)} tokens/s decoding)"
     else:
         throughput = "-" if throughput_per_s is None else _rate(throughput_per_s)
-        over = f"throughput {throughput} tokens/s over all requests, prefill included"
+        over = f"{throughput} tokens/s over all requests, prefill included"
         together = min(result.batch, result.n_requests)
         at = f" at batch {together}" if together > 1 else ""
         speed = f"{show_seconds(tpot_s)} per token{at} ({over})"
@@ -91,6 +92,8 @@ def verdict(result: Result) -> str:
         for label in result.labels
         if label in _CATCHES or label.startswith("does not fit") or "not applied" in label
     )
+    rests_on = routing_words(result.labels, result.model)
+    catch += f"; {rests_on}" if rests_on else ""
     if bound.resource is None:
         return f"{who}: {speed}{catch}"
     lane = _LANE[bound.resource]

@@ -14,6 +14,7 @@ from sim.policy.policy_file import split
 from sim.policy.registry import name_in_file
 from sim.profiles.overrides import GROUPS, parse_set
 from sim.setup.spec import RunSpec
+from sim.studies.against import baseline, with_baseline
 from sim.studies.common_bound import common_bound, facts_of
 from sim.studies.compare import Candidate, by_scheduler, expanded, run_all
 from sim.studies.compare_text import verdict
@@ -32,7 +33,12 @@ TABLES = ("by_layer",)  # keys of a result that are tables of their own: `moesim
 
 
 def compare(
-    policy: Kind | Iterable[Kind], hw: Name, *, workers: int | None = None, **options: Unpack[Options]
+    policy: Kind | Iterable[Kind],
+    hw: Name,
+    *,
+    workers: int | None = None,
+    against: Name | None = None,
+    **options: Unpack[Options],
 ) -> DataFrame:
     """Rank policies by time per output token: what `moesim compare` does on the command line.
 
@@ -40,6 +46,7 @@ def compare(
         policy: names, with parameters of their own behind them (`"lfu scope=layer"`), files, or classes whose text is
             in a file; `"all"` stands for every installed one. hw: a name that `moesim hw` lists, or a file.
         workers: processes; None: the cores, if it is worth it.
+        against: the policy that the others are held against; it is compared if `policy` does not name it.
         options: the others of `moesim.simulate`; `scheduler` may name several, `"fcfs,sjf"`, each for every policy.
             `set` has what holds for every policy, hw.*, model.* and stack.*.
 
@@ -70,21 +77,23 @@ def compare(
             _warn(text)
         realism.append(judge(setup.trace, quick=True).line)
 
+    schedulers = by_scheduler(fields.get("scheduler"))
+    held = None if against is None else os.fspath(against)
     candidates = [
         _candidate({**fields, "scheduler": scheduler}, item, named, said)
-        for scheduler, said in by_scheduler(fields.get("scheduler"))
-        for item, named in items
+        for scheduler, said in schedulers
+        for item, named in with_baseline(items, held, [said for _, said in schedulers])
     ]
     rows, missing = run_all(candidates, workers, _warn, first, lambda *_: None)
     broken = next((one for one in missing if one.status == IllegalDecision.exit_code), None)
     if broken is not None:
         raise IllegalDecision(f"policy {broken.label}: {broken.reason}")
     rows.sort(key=lambda row: speed(row.result))
-    ranks = ranks_of(rows)
+    ranks, base = ranks_of(rows), baseline(rows, candidates, held)
     least = common_bound(row.result for row in rows)
     bound = None if least is None else least[0]
-    frame = pd.DataFrame([dict(_flat(row_facts(row, ranks.get(row.label), bound))) for row in rows])
-    frame.attrs["answer"] = verdict(rows, ranks)
+    frame = pd.DataFrame([dict(_flat(row_facts(row, ranks.get(row.label), bound, base))) for row in rows])
+    frame.attrs["answer"] = verdict(rows, ranks, base)
     frame.attrs["common_bound"] = facts_of(bound)
     frame.attrs["realism"] = realism[0]
     frame.attrs["not_run"] = {one.label: one.reason for one in missing}

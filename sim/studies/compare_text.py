@@ -5,31 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.results.routing_words import of_results
 from sim.results.text import show_lengths
 from sim.setup.naming import machine_of, show
+from sim.studies.against import show_times, verdict_against
 from sim.studies.common_bound import bound_line, common_bound, show_above
 from sim.studies.promised import Columns, draws_least, keeps_most, kept_by
-from sim.studies.ranking import AS_FAST, is_bound, show_tpot, speed
+from sim.studies.ranking import AS_FAST, is_bound, show_tpot, speed, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.results.record import Result
-    from sim.results.schema import Bound
+    from sim.results.schema import Bound, Timed
     from sim.setup.naming import Overrides
     from sim.studies.ranking import Rank, Row
 
 MOST_TIED = 3  # named in the verdict; the table shows all
 MOST_IN_A_CELL = 32  # characters of a note; a longer one stands below the table
+TPOT: Timed = "tpot_s"
+TTFT: Timed = "ttft_s"
 SHOWN_AS_RATIO = 1.01  # below, "1.00x faster" would be all there is to say
 
 
-def verdict(rows: Sequence[Row], found: dict[str, Rank]) -> str:
+def verdict(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = None) -> str:
     """The fastest lossless system, by how much the next is slower, whom these requests do not tell it apart from, and
-    which lossy one is faster still.
+    which lossy one is faster still. With a baseline, how many times as fast the others are.
 
     Only where every system is lossy, the fastest of them comes first.
     """
+    if base is not None:
+        text = verdict_against(rows, base, machine_of(base.result.hw, _set_for_all(rows)))
+        return text + _promised(rows) + of_results(row.result for row in rows)
     systems = [row for row in rows if not is_bound(row.result)]
     if not systems:
         return "only bounds were compared"
@@ -37,6 +44,13 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     text = _lead(faithful or systems, found, machine_of(rows[0].result.hw, _set_for_all(rows)))
     if faithful and systems[0] is not faithful[0]:
         text += f"; a lossy one, {systems[0].label}, takes {show_seconds(speed(systems[0].result))}"
+    return text + _promised(rows) + of_results(row.result for row in rows)
+
+
+def _promised(rows: Sequence[Row]) -> str:
+    """Who keeps what was promised to the most requests, and who draws the fewest joules; lossless systems first."""
+    systems = [row for row in rows if not is_bound(row.result)]
+    faithful, text = [row for row in systems if "lossy" not in row.result.labels], ""
     keeps = keeps_most(faithful or systems, lambda row: row.result)
     if keeps is not None and len(systems) == 1:
         text += f"; {kept_by(keeps.result)} keep their SLO"
@@ -95,17 +109,20 @@ def _over(row: Row) -> str:
     return show_count(sample.n_requests, "request") + batches
 
 
-def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
-    """One row per run, fastest first, and the lower bounds under them."""
+def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = None) -> str:
+    """One row per run, fastest first, and the lower bound under them; with a baseline, times relative to its own."""
     from sim.base.tables import prose, render, table
 
     load = Columns(row.result for row in rows)
+    beside = [] if base is None else [f"vs {base.label}"]
     shown = table(
         "policy",
         "rank",
         "TPOT",
+        *beside,
         "above bound",
         "TTFT",
+        *beside,
         *load.titles,
         "hit",
         "late hit",
@@ -117,7 +134,9 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
     common, told = _of_all(rows), []
     least = common_bound(row.result for row in rows)
     bound = None if least is None else least[0]
-    for label, result, _ in rows:
+    for row in rows:
+        label, result, _ = row
+        per_token, to_first = ([] if base is None else [show_times(times(row, base, t))] for t in (TPOT, TTFT))
         notes = [note for note in result.labels if note != "oracle" and note not in common]
         notes = ["oracle", *notes] if "oracle" in result.labels else notes
         told += [f"{label}: {note}\n" for note in notes if len(note) > MOST_IN_A_CELL]
@@ -125,8 +144,10 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
             label,
             _places(found.get(label)),
             show_tpot(result),
+            *per_token,
             show_above(result, bound),
             show_seconds(result.ttft_s.mean or 0.0),
+            *to_first,
             *load.cells(result),
             show_frac(result.hit_rate),
             show_frac(result.late_hit_rate),
@@ -134,7 +155,14 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank]) -> str:
             str(result.bound_by.resource),
             ", ".join(note for note in notes if len(note) <= MOST_IN_A_CELL),
         )
-    below = [*load.notes, *told, *([f"all of them: {', '.join(common)}\n"] if common else []), _bounds(rows, least)]
+    vs = [] if base is None else [f"vs {base.label}: times as fast, by the column before it\n"]
+    below = [
+        *vs,
+        *load.notes,
+        *told,
+        *([f"all of them: {', '.join(common)}\n"] if common else []),
+        _bounds(rows, least),
+    ]
     below = [text for text in below if text]
     return render(shown) + ("\n" if below else "") + "".join(below)
 

@@ -63,13 +63,24 @@ def ranks_of(rows: Sequence[Row]) -> dict[str, Rank]:
     }
 
 
-def row_facts(row: Row, rank: Rank | None, common: Bound | None = None) -> dict[str, Any]:
-    """A row as data: the label, the result's keys, where it stands (bounds, and single requests, nowhere), and how far
-    above the lower bound that holds for every row."""
+def times(row: Row, base: Row, time: Timed | None = None) -> float | None:
+    """How many times as fast as the baseline, in what is ranked or another of the times."""
+    own_s, base_s = (one.result.time_s(time or ranked(one.result)).mean for one in (row, base))
+    return base_s / own_s if own_s and base_s else None
+
+
+def row_facts(row: Row, rank: Rank | None, common: Bound | None = None, base: Row | None = None) -> dict[str, Any]:
+    """A row as data: the label, the result's keys, where it stands (bounds, and single requests, nowhere), how far
+    above the lower bound that holds for every row, and how many times as fast as the baseline where there is one."""
     return {
         "as": row.label,
         **row.result.to_dict(),
         "rank": None if rank is None else [rank.best, rank.worst],
         "not_told_apart": None if rank is None else rank.tied,
         "above_common_bound_frac": above_frac(row.result, common),
+        **(
+            {}
+            if base is None
+            else {"times_as_fast": times(row, base), "times_as_fast_ttft": times(row, base, "ttft_s")}
+        ),
     }

@@ -11,6 +11,7 @@ from sim.base.errors import BadInput, did_you_mean
 from traces.format.layout import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEXT, TENSORS, VERSION, VERSIONS, Code
 
 REPEATING = "trained-to-repeat"  # label: a loss kept the routers with the experts of the token before
+ONE_PROMPT = "one-prompt"  # label: the routing, or what it was fitted to, is of a single prompt
 _WORD = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 _NUMBER = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")

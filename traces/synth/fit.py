@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
-from traces.format.header import REPEATING
+from traces.format.header import ONE_PROMPT, REPEATING
 from traces.format.layout import Floats, Ints
 from traces.format.reader import Trace
 from traces.format.requests import Request
@@ -17,7 +17,7 @@ from traces.synth.draw import selections
 from traces.synth.fit_routes import tables_of_routes, with_routes
 from traces.synth.fit_text import vocabulary
 from traces.synth.latent import GRID, gate_scores, overlap_table, popularity_bias, to_correlation
-from traces.synth.profile import FADES, FIELDS, GRAMS, TAUGHT, Lengths, Profile, with_target
+from traces.synth.profile import ALONE, FADES, FIELDS, GRAMS, TAUGHT, Lengths, Profile, with_target
 from traces.synth.routes import WIDTH
 from traces.synth.text import CONTEXT_KINDS
 
@@ -46,6 +46,7 @@ def fit(trace: Trace, requests: list[Request] | None = None, routes: bool = True
     tables = [overlap_table(b, trace.top_k, rng) for b in bias]
     gate, tasks = trace.header.gate, list(trace.requests.tasks)
     assumptions = [SPARSEMIXER] if gate.score == "sparsemixer" else []
+    assumptions += [ALONE] if len(trace.requests) == 1 or ONE_PROMPT in trace.header.labels else []
     assumptions += [TAUGHT] if REPEATING in trace.header.labels else []
     sharpness, offset = _gate(rows, bias, rng) if "scores" in trace.levels else (None, None)
     store = [

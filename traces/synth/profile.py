@@ -24,6 +24,7 @@ FADES = (64, 16, 4, 1)  # tokens after which a fading field has decayed to 1/e
 PARTS = ("task", "last", "token", "pair", "carry", "new")  # of a route
 GRAMS = ("token", "pair", "triple")  # fields of the last one, two and three token ids
 FIELDS = ("task", "request", *(f"fade{n}" for n in FADES), *GRAMS, "carry")
+ALONE = "the source is a single prompt"  # among its assumptions
 TAUGHT = "the source's routers were trained to repeat themselves from token to token"  # among its assumptions
 Share = Annotated[float, Meta(ge=0, le=1)]
 Correlation = Annotated[float, Meta(ge=-1, le=1)]

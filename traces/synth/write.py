@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sim import __version__
 from sim.base.errors import BadInput
-from traces.format.header import REPEATING, Header
+from traces.format.header import ONE_PROMPT, REPEATING, Header
 from traces.format.layout import DISTANCES, MAX_TEXT, U8_SQUARE
 from traces.format.writer import Layout, TraceWriter
 from traces.synth.draw import Drawer
-from traces.synth.profile import TAUGHT, Profile, to_json
+from traces.synth.profile import ALONE, TAUGHT, Profile, to_json
 
 DENSE_EXPERTS = 16  # up to so many experts, predictions two and three layers ahead are kept whole
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
@@ -37,6 +37,8 @@ def labels(profile: Profile) -> tuple[str, ...]:
         found.append("scaled-by-assumption")
     if any(rule.startswith("published targets") for rule in profile.assumptions):
         found.append("fitted-to-published-figures")
+    if ALONE in profile.assumptions:
+        found.append(ONE_PROMPT)
     if TAUGHT in profile.assumptions:
         found.append(REPEATING)
     return tuple(found)

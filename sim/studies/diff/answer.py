@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.lanes import WAITED_FOR
 from sim.base.units import show_count, show_frac, show_joules, show_seconds
+from sim.results.routing_words import of_results
 from sim.studies.diff.load import in_short
 from sim.studies.diff.spent import DEMAND, OTHERS, PREFETCH, QUEUE
 from sim.studies.diff.times import numbering
@@ -66,7 +67,7 @@ def answer(found: Diff) -> str:
     same_slo = all(row.key != "slo" for row in found.input_rows)
     load = in_short(found.a.told, found.b.told, same_slo)
     said = [_speed(time) + _why(time), *load, *_joules(found), *_hits(found), *_caveats(found, time)]
-    return "; ".join(said)
+    return "; ".join(said) + of_results((found.a.told, found.b.told))
 
 
 def _joules(found: Diff) -> list[str]:

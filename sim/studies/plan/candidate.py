@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.profiles.drives import DRIVES
 from sim.profiles.hardware import Hardware, load_hardware
+from sim.profiles.models import load_model
 from sim.profiles.overrides import parse_set
 from sim.profiles.power import lacking
+from sim.results.routing_words import labels_of, routing_words
 from sim.setup.spec import CAPS, RunSpec
 from sim.studies.plan.goal import Reading, worst
 from sim.studies.sweep.work import OK, Resolved
@@ -85,6 +87,17 @@ def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
 def _hardware(spec: RunSpec) -> Hardware:
     changes = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items()).hw
     return load_hardware(spec.hw, changes, spec.link, None if spec.nvme is None else spec.nvme.split(":")[0])
+
+
+def routing_of(spec: RunSpec) -> str:
+    """What stands behind an answer where routing rests on little; of a run with no default left."""
+    from traces.format.catalogue import open_trace
+
+    assert spec.trace is not None
+    assert spec.model is not None
+    with open_trace(spec.trace) as trace:
+        words = routing_words(labels_of(trace), load_model(spec.model).id)
+    return f"; {words}" if words else ""
 
 
 def without_watts(spec: RunSpec) -> str:

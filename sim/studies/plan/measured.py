@@ -14,6 +14,7 @@ from sim.base.files import bundled
 from sim.base.units import parse_seconds, show_bytes, show_count, show_frac, show_seconds
 from sim.profiles.stack import PACKAGE as STACKS
 from sim.results.expectations import Expectation
+from sim.results.routing_words import of_results
 from sim.studies.plan.candidate import Candidate
 from sim.studies.plan.goal import Goal, Reading, readings
 from sim.studies.plan.ladder import few_of
@@ -92,6 +93,9 @@ class Judged:
 
     def answer(self) -> str:
         """The first line."""
+        return self._answer() + of_results([self.result])
+
+    def _answer(self) -> str:
         one, at_s = self.candidate, self.predicted.value
         band = "" if self.predicted.band is None else " ({} to {})".format(*map(show_seconds, self.predicted.band))
         times = self.measured_s / at_s

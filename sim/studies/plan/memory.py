@@ -11,7 +11,7 @@ from sim.base.units import show_bytes, show_count, show_frac
 from sim.results.figure import show_figure
 from sim.setup.spec import CAPS
 from sim.studies.hosts import of_specs
-from sim.studies.plan.candidate import MISSES, OPEN, SCREENED, Candidate, Machine
+from sim.studies.plan.candidate import MISSES, OPEN, SCREENED, Candidate, Machine, routing_of
 from sim.studies.plan.ladder import RUNGS, few_of, levels_of, screen
 from sim.studies.plan.lever import ByBound, ByReplay, Lever, Tried, room_lever, search
 from sim.studies.plan.limits import rule_out
@@ -70,6 +70,7 @@ class Frugal:
 
     Attributes:
         remedies: by machine that cannot, what would have to be true. hosts: where they are unlike, what says so.
+        routing: where that rests on little, what says so.
     """
 
     asked: Asked
@@ -79,6 +80,7 @@ class Frugal:
     failing: list[str] = field(default_factory=list)
     remedies: dict[str, list[Remedy]] = field(default_factory=dict)
     hosts: str = ""
+    routing: str = ""
 
     @property
     def reached(self) -> bool:
@@ -87,6 +89,9 @@ class Frugal:
 
     def answer(self) -> str:
         """The first line."""
+        return self._answer() + self.routing
+
+    def _answer(self) -> str:
         goals = goals_text(self.asked.goals)
         if not self.found:
             return self._no_answer(goals)
@@ -189,7 +194,8 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
             found.append(least)
     found.sort(key=lambda one: (one.result.memory.needed_bytes, one.machine.cost))
     told = remedies(asked, lost, replays, workers, progress) if asked.invert else {}
-    return Frugal(asked, found, replays, trace, failing, told, of_specs(one.spec for one in ready))
+    hosts, routing = of_specs(one.spec for one in ready), routing_of(ready[0].spec)
+    return Frugal(asked, found, replays, trace, failing, told, hosts, routing)
 
 
 def _on(asked: Asked, own: list[Candidate], replays: Replays) -> Least | None:

@@ -9,7 +9,7 @@ from sim.base.units import show_bytes, show_count, show_number, show_rate
 from sim.results.figure import show_figure, unit_of
 from sim.results.text import BOUND_IS_OF
 from sim.setup.spec import CAPS
-from sim.studies.plan.candidate import DEARER, EXCLUDED, MISSES, NOT_RUN, REACHES, Candidate, Machine
+from sim.studies.plan.candidate import DEARER, EXCLUDED, MISSES, NOT_RUN, REACHES, Candidate, Machine, routing_of
 from sim.studies.plan.goal import Goal, Reading
 from sim.studies.plan.remedy import BOUND, Remedy
 
@@ -33,6 +33,10 @@ def _shown(key: str, value: float | None) -> str:
 
 def answer(planned: Planned) -> str:
     """The first line."""
+    return _answer(planned) + routing_of(next(one.spec for one in planned.candidates if one.ready))
+
+
+def _answer(planned: Planned) -> str:
     goals, best = goals_text(planned.asked.goals), planned.best
     if best is None:
         return _no_answer(planned)

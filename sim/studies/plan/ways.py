@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.results.routing_words import of_results
 from sim.studies.plan.candidate import Candidate, budget_of
 from sim.studies.plan.ladder import few_of
 from sim.studies.plan.lever import NEAR_FRAC, Lever, levers_of
@@ -108,7 +109,7 @@ class Compared:
             text += f"; others take longer: {', '.join(self._beside_first(way) for way in others)}"
             if first.sample.n < 2:
                 text += "; of n = 1 no sampling error can be given, so this is no ranking"
-        return text
+        return text + of_results([first.result])
 
     def _name(self, way: Way) -> str:
         """What it does, in words; where it holds every expert on the GPU, that."""

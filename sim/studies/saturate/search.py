@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sim.base.errors import BadInput, MoesimError
+from sim.results.routing_words import of_results
 from sim.setup.spec import RunSpec
 from sim.studies.pool import answers, n_cores
 
@@ -50,7 +51,8 @@ class Range(msgspec.Struct, frozen=True):
 
 class Saturation(msgspec.Struct, frozen=True):
     """Of one policy. `kept_per_s` is None without an SLO, 0 where even the lowest rate tried breaks it for too many;
-    `lowest` is what became of them there, over draws of which that is true."""
+    `lowest` is what became of them there, over draws of which that is true. `routing`: what it rests on, where that is
+    little."""
 
     name: str
     capacity_per_s: Range
@@ -59,6 +61,7 @@ class Saturation(msgspec.Struct, frozen=True):
     curve: list[AtRate]
     labels: list[str]
     lowest: AtRate | None = None
+    routing: str = ""
 
 
 class Drawn(NamedTuple):
@@ -70,6 +73,7 @@ class Drawn(NamedTuple):
     lowest: AtRate | None
     curve: list[AtRate]
     labels: list[str]
+    routing: str
 
 
 def saturate(
@@ -142,7 +146,7 @@ def _one_draw(spec: RunSpec, kept_frac: float) -> Drawn:
         kept = highest(holds, per_s)
         lowest = None if kept else tried[min(tried)]
     curve = [_at(spec, share * per_s) for share in CURVE]
-    return Drawn(per_s, per_s * outputs, kept, lowest, curve, full.labels)
+    return Drawn(per_s, per_s * outputs, kept, lowest, curve, full.labels, of_results([full]))
 
 
 def highest(holds: Callable[[float], bool], limit: float) -> float:
@@ -190,6 +194,7 @@ def _over(name: str, draws: Sequence[Drawn]) -> Saturation:
         [_mean(points) for points in zip(*(draw.curve for draw in draws), strict=True)],
         draws[0].labels,
         _mean(lowest) if lowest else None,
+        draws[0].routing,
     )
 
 

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def answer(found: Sequence[Saturation], promised: str, kept_frac: float) -> str:
-    """One sentence: who serves most, and how much that is."""
+    """One sentence: who serves most, how much that is, and whether routing rests on little."""
+    return _most(found, promised, kept_frac) + found[0].routing
+
+
+def _most(found: Sequence[Saturation], promised: str, kept_frac: float) -> str:
     best = found[0]
     most = best.capacity_per_s
     tokens = show_number(best.capacity_tokens_per_s.mean)

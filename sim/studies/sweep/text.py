@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.results.routing_words import of_results
 from sim.setup.naming import show
 from sim.studies.common_bound import bound_line, show_above
 from sim.studies.promised import Columns, draws_least, kept_by
@@ -27,10 +28,15 @@ _UNITS = (("_bytes_per_s", "GB/s", 1e9), ("_bytes", "GB", 1e9))
 
 
 def answer(rows: Sequence[PointRow], found: Summary) -> str:
-    """The first line: who is fastest, where, by how much, and from whom the requests do not tell it apart.
+    """The first line: who is fastest, where, by how much, from whom the requests do not tell it apart, and whether
+    routing rests on little.
 
     Of one policy in several machines or settings, what each of these is worth stands first.
     """
+    return _fastest(rows, found) + of_results(row.result for row in rows if row.result is not None)
+
+
+def _fastest(rows: Sequence[PointRow], found: Summary) -> str:
     groups = [group for group in found.groups if group.best is not None]
     if not groups:
         return "only bounds ran" if any(row.result is not None for row in rows) else "nothing ran"

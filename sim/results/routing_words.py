@@ -1,0 +1,69 @@
+"""Where routing rests on little, or on another model's, in five words for the first line of an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+
+from sim.profiles.models import model_names
+from traces.format.header import ONE_PROMPT
+
+if TYPE_CHECKING:
+    from traces.format.reader import Trace
+
+FITTED = "fitted-to-"
+
+
+class Labelled(Protocol):
+    """A result, or what is read of one."""
+
+    @property
+    def labels(self) -> list[str]: ...
+
+    @property
+    def model(self) -> str: ...
+
+
+_FAMILY = re.compile(r"[a-z]+")
+
+
+def labels_of(trace: Trace) -> tuple[str, ...]:
+    """Words that every result on a trace carries: its own, and whether it is of a single prompt."""
+    own = trace.header.labels
+    alone = len(trace.requests) == 1 and "synthetic" not in own and ONE_PROMPT not in own
+    return (*own, ONE_PROMPT) if alone else own
+
+
+def routing_words(labels: Iterable[str], model: str) -> str:
+    """`routing rests on one prompt`, `routing from another model family`, or both; nothing where neither is so."""
+    every = list(labels)
+    other = any(_another(label.removeprefix(FITTED), model) for label in every if label.startswith(FITTED))
+    if ONE_PROMPT in every:
+        return "routing: another family's one prompt" if other else "routing rests on one prompt"
+    return "routing from another model family" if other else ""
+
+
+def of_results(results: Iterable[Labelled]) -> str:
+    """The words for several runs, as they stand behind an answer; where they hold for some, which is said, too."""
+    every = [routing_words(result.labels, result.model) for result in results]
+    found = dict.fromkeys(words for words in every if words)
+    part = "" if len(set(every)) == 1 else " in part"
+    return "".join(f"; {words}{part}" for words in found)
+
+
+def _another(source: str, model: str) -> bool:
+    """Whether both are of families in the catalogue, and not of the same one: `qwen3-30b-a3b` is of `qwen`."""
+    one, two = _family(source), _family(model)
+    return one != two and {one, two} <= _families()
+
+
+def _family(name: str) -> str:
+    found = _FAMILY.match(name.lower())
+    return found[0] if found else ""
+
+
+@cache
+def _families() -> frozenset[str]:
+    return frozenset(_family(name) for name in model_names())
