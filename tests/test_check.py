@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import pytest
 import yaml
 from cli_help import mixtral_shaped
 
+import moesim as face
 from sim.base.errors import BadInput
 from sim.cli.verbs import guarded, moesim
-from sim.results.figure import better, parse_figure, show_figure, unit_of
+from sim.results.figure import better, figures, parse_figure, show_figure, unit_of
 from sim.studies.check.baseline import Tolerance, read_baseline
 from sim.studies.check.check import BETTER, CHANGED, NEW, SAME, WORSE, Judged, verdict_of
 from sim.studies.check.text import change
@@ -254,6 +256,71 @@ def test_mistakes_are_exit_2_and_nothing_is_written(check, baseline) -> None:
     assert check(path.with_name("none.yaml")).code == 2
     assert check(baseline("- {policy: lruu}\n")).code == 2
     assert check(baseline("- {policy: lru}\n"), "--junit", path.parent / "no" / "j.xml").code == 2
+
+
+FAILS = """
+from sim.policy import Policy
+
+class Fails(Policy):
+    name = "fails"
+
+    def {hook}(self, *_, **__):
+        return self.deeper()
+
+    def deeper(self):
+        import json
+        json.loads("{{")  # line 12
+"""
+
+
+@pytest.mark.parametrize("hook", ["gate_done", "bind", "__init__"])
+def test_a_policys_mistake_is_told_with_file_and_line(check, baseline, tmp_path: Path, hook: str) -> None:
+    """Of its own last line, wherever what it called gave up."""
+    (tmp_path / "fails.py").write_text(FAILS.format(hook=hook), "utf-8")
+    done = check(
+        baseline(f"- policy: {tmp_path / 'fails.py'}\n- {{policy: lru, figures: {{requests: 2}}}}\n"), "--json"
+    )
+    assert done.code == 1
+    first, second = json.loads(done.out)["runs"]
+    assert first["status"] == "failed"
+    assert re.fullmatch(r".*fails\.py:12: JSONDecodeError: .*", first["reason"])
+    assert second["met"]
+
+
+def test_both_a_run_that_stops_and_a_misspelt_figure_are_told(check, baseline) -> None:
+    """Whichever was found first hid the other."""
+    stops = "- {policy: lru, name: stops, vram_bytes: 4GB, figures: {hit_rat: 0.5}}\n"
+    path = baseline(f"{stops}- {{policy: lru, figures: {{requests: 2, tpot_s.men: 1}}}}\n")
+    before = path.read_bytes()
+    done = check(path, "--update", "--json")
+    assert done.code == 2
+    assert "nothing is recorded" in done.err
+    runs = json.loads(done.out)["runs"]
+    assert (runs[0]["status"], runs[1]["status"]) == ("does_not_fit", "ok")
+    told = {one["key"]: (one["verdict"], one.get("why")) for run in runs for one in run["figures"]}
+    assert told["hit_rat"] == ("no such figure", "no figure of a result, see docs/output.md; did you mean 'hit_rate'?")
+    assert told["tpot_s.men"] == (
+        "no such figure",
+        "no figure of a result, see docs/output.md; did you mean 'tpot_s.mean'?",
+    )
+    assert told["requests"] == ("same", None)
+    assert path.read_bytes() == before
+    alone = check(baseline(stops))  # where no run is left, both stand in the line
+    assert (alone.code, alone.out) == (2, "")
+    assert "take a smaller model" in alone.err and "and stops: figures, got 'hit_rat'" in alone.err
+
+
+def test_every_figure_of_a_result_has_a_known_name(baseline) -> None:
+    """A name is judged without a result, too: none that a result has may be called misspelt."""
+    from sim.results.expectations import misspelt
+
+    trace = yaml.safe_load(baseline("").read_text("utf-8"))["run"]["trace"]
+    plain = face.simulate(policy="lru", hw="rtx3090", trace=trace)
+    loaded = face.simulate(
+        policy="fiddler", hw="rtx3090", trace=trace, arrivals="poisson:1", slo="ttft_s <= 1s", replicas=2
+    )
+    for result in (plain, loaded, face.simulate(policy="lru", hw="rtx3090", trace=trace, energy="machine")):
+        assert [key for key, _ in figures(result.to_dict()) if misspelt(key)] == []
 
 
 def test_every_policy_is_in_our_own_baseline() -> None:

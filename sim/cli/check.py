@@ -60,7 +60,7 @@ def command(
     with Bar("checking runs") as bar:
         found = check(held, workers, strict, bar.update)
     n_written = None
-    if update:
+    if update and not found.misspelt:
         from sim.studies.check.update import update as record
 
         n_written = record(found)
@@ -78,6 +78,10 @@ def command(
         click.echo(to_json(found.to_dict()))
     else:
         _print(found, every, n_written)
+    if found.misspelt:
+        if update:
+            click.echo("note: nothing is recorded in a file that has to be mended first", err=True)
+        return BadInput.exit_code
     return 1 if found.failed and not update else 0
 
 

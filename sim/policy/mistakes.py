@@ -7,14 +7,17 @@ traceback.
 
 from __future__ import annotations
 
+import inspect
 import math
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
+from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from sim.base.errors import BadInput, IllegalDecision, did_you_mean
+from sim.base.errors import BadInput, IllegalDecision, did_you_mean, one_line
 from sim.policy.decisions import Predict, Prefetch, Record
 from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece
@@ -74,6 +77,23 @@ def _where(policy: Policy | type[Policy], error: BaseException) -> str:
         if layer < 0:
             layer = getattr(getattr(told.get("engine"), "pending", None), "layer", -1)
     return _place(policy, hook, layer)
+
+
+def told(error: Exception, kind: type[Policy] | None) -> str:
+    """What a policy's own mistake ended with: `FILE:LINE: ValueError: ...`, of its last line on the way; of another's
+    where none of its lines is on the way, or nobody knows the policy."""
+    kinds = () if kind is None else kind.__mro__
+    own = {inspect.getsourcefile(one) for one in kinds if not one.__module__.startswith(("sim.", "builtins"))}
+    frames = traceback.extract_tb(error.__traceback__)
+    at = next((one for one in reversed(frames) if one.filename in own), frames[-1] if frames else None)
+    said = one_line(f"{type(error).__name__}: {error}")
+    return said if at is None else f"{_from_here(at.filename)}:{at.lineno}: {said}"
+
+
+def _from_here(file: str) -> str:
+    """A file by its path from the folder that the command runs in, where it lies below it."""
+    path = Path(file).resolve()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def wrong(decision: Any, n_experts: int) -> str | None:

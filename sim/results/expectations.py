@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
-from msgspec import structs
+from msgspec import inspect
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.results.figure import ALIASES, figures, parse_figure, show_figure
@@ -22,6 +23,7 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 }
 _WAY_OUT = "write e.g. 'hit_rate >= 30%', 'tpot_s.mean < 650ms' or 'h2d_bytes <= 40TB'"
 
+_NONE = "no figure of a result, see docs/output.md; "
 ASKED_FOR = {
     "energy": "--energy gpu",
     "slo": "--slo 'ttft_s <= 10s'",
@@ -54,16 +56,10 @@ def _parsed(text: str, what: str) -> Expectation:
 
 
 def of_results(expectations: list[Expectation]) -> None:
-    """Before a run: raises BadInput for a key that begins like none of any result."""
-    if not expectations:
-        return
-    from sim.results.record import Result
-
-    keys = [field.encode_name for field in structs.fields(Result) if not field.encode_name.startswith("_")]
+    """Before a run: raises BadInput for a key that no result has."""
     for expected in expectations:
-        first = expected.key.partition(".")[0]
-        if first not in keys:
-            raise _no_figure(expected.key, "--expect", did_you_mean(first, keys))
+        if why := misspelt(expected.key):
+            raise BadInput(f"--expect, got {expected.key!r}: {why}")
 
 
 class Judged(NamedTuple):
@@ -110,16 +106,53 @@ def _judged(expected: Expectation, flat: dict[str, float | None]) -> Judged:
     return Judged(expected, value, value is not None and holds(expected, value))
 
 
+def misspelt(key: str) -> str:
+    """Why no result has a figure of that name, in a line; empty where some results have it, or may."""
+    exact, open_ = _names()
+    if key in exact or any(key.startswith(f"{name}.") for name in open_):
+        return ""
+    inside = sorted(name for name in exact if name.startswith(f"{key}."))
+    return _NONE + (f"one of {', '.join(inside)}" if inside else did_you_mean(key, exact))
+
+
+@cache
+def _names() -> tuple[frozenset[str], frozenset[str]]:
+    """Figures that results may have by their dotted names, and names below which keys depend on the run."""
+    from sim.results.record import Result
+
+    exact: set[str] = set()
+    open_: set[str] = set()
+
+    def walk(kind: inspect.Type, name: str) -> None:
+        if isinstance(kind, inspect.UnionType):
+            for one in kind.types:
+                walk(one, name)
+        elif isinstance(kind, inspect.StructType):
+            for field in kind.fields:
+                walk(field.type, f"{name}.{field.encode_name}".lstrip("."))
+        elif isinstance(kind, inspect.Metadata):
+            walk(kind.type, name)
+        elif isinstance(kind, inspect.DictType):
+            open_.add(name)
+        elif isinstance(kind, inspect.IntType | inspect.FloatType | inspect.NoneType):
+            exact.add(name)
+
+    walk(inspect.type_info(Result), "")
+    return frozenset(exact), frozenset(open_)
+
+
 def known(key: str, flat: Mapping[str, float | None], what: str) -> None:
     """Raises BadInput where a result has no such figure."""
-    if key not in flat:
-        kind, _, rest = key.partition(".")
-        if kind in ASKED_FOR and rest and not any(name.startswith(f"{kind}.") for name in flat):
-            raise BadInput(f"{what}, got {key!r}: the run was not asked for it; add {ASKED_FOR[kind]}")
-        inside = [name for name in flat if name.startswith(f"{key}.")]
-        way_out = f"one of {', '.join(inside)}" if inside else did_you_mean(key, flat)
-        raise _no_figure(key, what, way_out)
+    if why := unknown(key, flat):
+        raise BadInput(f"{what}, got {key!r}: {why}")
 
 
-def _no_figure(key: str, what: str, way_out: str) -> BadInput:
-    return BadInput(f"{what}, got {key!r}: no figure of a result, see docs/output.md; {way_out}")
+def unknown(key: str, flat: Mapping[str, float | None]) -> str:
+    """Why a result has no figure of that name, in a line; empty where it has."""
+    if key in flat:
+        return ""
+    kind, _, rest = key.partition(".")
+    if kind in ASKED_FOR and rest and not any(name.startswith(f"{kind}.") for name in flat):
+        return f"the run was not asked for it; add {ASKED_FOR[kind]}"
+    inside = [name for name in flat if name.startswith(f"{key}.")]
+    return _NONE + (f"one of {', '.join(inside)}" if inside else did_you_mean(key, flat))

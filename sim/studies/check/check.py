@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.base.errors import BadInput
-from sim.results.expectations import known
+from sim.results.expectations import misspelt, unknown
 from sim.results.figure import better, figures
 from sim.studies.pool import n_cores
 from sim.studies.sweep.point_store import Records
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sim.studies.check.baseline import Expected, Held, Tolerance
 
 SAME, BETTER, WORSE, CHANGED, NEW = "same", "better", "worse", "changed", "new"
+MISSPELT = "no such figure"
+ALWAYS = (WORSE, CHANGED, NEW, MISSPELT)
 DIGITS = 12  # of a digest: enough to tell inputs apart
 
 
@@ -29,7 +31,7 @@ class Judged:
     """A figure beside what was expected of it.
 
     `verdict`: same; better or worse, beyond its tolerance; changed, where neither way is better, or it is null in one
-    of the two; new, where nothing is recorded yet.
+    of the two; new, where nothing is recorded yet; no such figure, where the file has to be mended, and `why`.
     """
 
     key: str
@@ -37,6 +39,7 @@ class Judged:
     value: float | None
     tolerance: Tolerance
     verdict: str
+    why: str = ""
 
 
 @dataclass
@@ -66,7 +69,12 @@ class Verdict:
     @property
     def failing(self) -> tuple[str, ...]:
         """The verdicts that fail a check."""
-        return (WORSE, CHANGED, NEW, BETTER) if self.strict else (WORSE, CHANGED, NEW)
+        return (*ALWAYS, BETTER) if self.strict else ALWAYS
+
+    @property
+    def misspelt(self) -> bool:
+        """Whether the file names a figure that no result has, so that it has to be mended."""
+        return any(one.verdict == MISSPELT for run in self.runs for one in run.figures)
 
     @property
     def failed(self) -> list[Checked]:
@@ -103,6 +111,7 @@ class Verdict:
                             "value": one.value,
                             "tolerance": one.tolerance.text,
                             "verdict": one.verdict,
+                            **({"why": one.why} if one.why else {}),
                         }
                         for one in run.figures
                     ],
@@ -119,34 +128,50 @@ def check(held: Held, workers: int | None, strict: bool, progress: Progress) -> 
         workers: processes; None: the cores, if it is worth it. progress: told of (done, in all, what is done).
 
     Raises:
-        BadInput: a figure that no result has, or a value that is wrong wherever it stands.
+        BadInput: a figure that no result has where all else runs, or a value that is wrong wherever it stands.
     """
     points = [run.point for run in held.runs]
+    asks_bound = any(key.startswith("bound.") for run in held.runs for key in run.figures)
     try:
         means = resolved(points, workers or n_cores(), progress)
+        asked = means if asks_bound else [msgspec.structs.replace(one, bound="") for one in means]
+        rows = {row.asked.id: row for row in run_points(points, asked, Records(None), workers, progress).rows}
     except BadInput as error:
-        raise BadInput(f"{held.path}: {error}") from None
-    asks_bound = any(key.startswith("bound.") for run in held.runs for key in run.figures)
-    asked = means if asks_bound else [msgspec.structs.replace(one, bound="") for one in means]
-    rows = {row.asked.id: row for row in run_points(points, asked, Records(None), workers, progress).rows}
+        more = "".join(f"; and {text}" for text in _mistakes(held))
+        raise BadInput(f"{held.path}: {error}{more}") from None
     runs = []
     for run, meant in zip(held.runs, means, strict=True):
         row = rows[meant.id]
         result = None if row.result is None else dict(figures(row.result.to_dict()))
-        found = [] if result is None else _judged(run, result, str(held.path))
-        runs.append(Checked(run.name, row.status, row.reason, found))
+        runs.append(Checked(run.name, row.status, row.reason, _judged(run, result)))
+    wrong = [_said(run.name, one) for run in runs for one in run.figures if one.verdict == MISSPELT]
+    if wrong and all(run.status == OK for run in runs):
+        raise BadInput(f"{held.path}: {'; and '.join(wrong)}")
     inputs = inputs_of(means)
     changed = [name for name, digest in held.inputs.items() if inputs.get(name, digest) != digest]
     return Verdict(held, runs, inputs, changed, strict)
 
 
-def _judged(run: Expected, result: dict[str, float | None], path: str) -> list[Judged]:
+def _judged(run: Expected, result: dict[str, float | None] | None) -> list[Judged]:
+    """The figures of a run; of one without a result those that are misspelt."""
     found = []
     for key, expected in run.figures.items():
-        known(key, result, f"{path}: {run.name}: figures")
-        value, tolerance = result[key], run.tolerances[key]
-        found.append(Judged(key, expected, value, tolerance, verdict_of(key, expected, value, tolerance)))
+        why, tolerance = misspelt(key) if result is None else unknown(key, result), run.tolerances[key]
+        if why:
+            found.append(Judged(key, expected, None, tolerance, MISSPELT, why))
+        elif result is not None:
+            value = result[key]
+            found.append(Judged(key, expected, value, tolerance, verdict_of(key, expected, value, tolerance)))
     return found
+
+
+def _mistakes(held: Held) -> list[str]:
+    """What is said of misspelt figures where no run tells more of them."""
+    return [_said(run.name, one) for run in held.runs for one in _judged(run, None)]
+
+
+def _said(name: str, one: Judged) -> str:
+    return f"{name}: figures, got {one.key!r}: {one.why}"
 
 
 def verdict_of(key: str, expected: float | None, value: float | None, tolerance: Tolerance) -> str:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from sim.base.tables import prose, render, table
 from sim.base.units import show_count
 from sim.results.figure import show_figure
-from sim.studies.check.check import BETTER, NEW, SAME
+from sim.studies.check.check import BETTER, MISSPELT, NEW, SAME
 from sim.studies.sweep.work import OK
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from sim.studies.check.check import Checked, Judged, Verdict
 
+WORDS = {NEW: "not recorded yet (--update records them)", MISSPELT: "misspelt"}
 _TITLES = ("run", "figure", "expected", "found", "change", "may differ by", "")
 
 
@@ -32,7 +33,7 @@ def answer(verdict: Verdict) -> str:
     for kind in verdict.failing:
         n = sum(one.verdict == kind for run in verdict.runs for one in run.figures)
         if n:
-            parts.append(f"{n:,} {'not recorded yet (--update records them)' if kind == NEW else kind}")
+            parts.append(f"{n:,} {WORDS.get(kind, kind)}")
     stopped = sum(run.status != OK for run in verdict.runs)
     if stopped:
         parts.append(f"{show_count(stopped, 'run')} did not run")
@@ -43,6 +44,8 @@ def _first(verdict: Verdict, run: Checked) -> str:
     if run.status != OK:
         return f"the first, {run.name}, did not run: {run.reason}"
     one = verdict.failures(run)[0]
+    if one.verdict == MISSPELT:
+        return f"the first: {run.name}, {one.key}: {one.why}"
     before = "nothing is recorded" if one.verdict == NEW else f"expected {show_figure(one.key, one.expected)}"
     return f"the first: {run.name}, {one.key} is {show_figure(one.key, one.value)}, {before}"
 
@@ -66,7 +69,7 @@ def rows_of(verdict: Verdict, every: bool) -> list[tuple[str, ...]]:
 
 def _row(run: Checked, one: Judged) -> tuple[str, ...]:
     numbers = (show_figure(one.key, one.expected), show_figure(one.key, one.value), change(one))
-    return run.name, one.key, *numbers, one.tolerance.text, one.verdict
+    return run.name, one.key, *numbers, one.tolerance.text, one.why or one.verdict
 
 
 def change(one: Judged) -> str:
@@ -133,6 +136,7 @@ def junit(verdict: Verdict) -> str:
             if one in failures:
                 n_failed += 1
                 told = f"is {one.value!r}, expected {one.expected!r}, may differ by {one.tolerance.text}"
+                told = one.why or told
                 ElementTree.SubElement(case, "failure", message=f"{one.key} {told}", type=one.verdict)
     counts = {"tests": str(n_cases), "failures": str(n_failed), "errors": str(n_stopped)}
     for name, count in counts.items():

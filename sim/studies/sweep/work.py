@@ -12,8 +12,10 @@ import msgspec
 
 from sim import __version__
 from sim.base.digests import of_text
-from sim.base.errors import BadInput, CheckFailed, DoesNotFit, IllegalDecision, MoesimError, one_line
+from sim.base.errors import BadInput, CheckFailed, DoesNotFit, IllegalDecision, MoesimError
 from sim.base.json import to_json
+from sim.policy.mistakes import told
+from sim.policy.registry import find
 from sim.setup.spec import RunSpec
 from sim.studies.pool import bound_of
 
@@ -71,6 +73,9 @@ def _resolve(spec: RunSpec) -> Resolved:
     except MoesimError as error:
         asked["reason"] = str(error)
         return Resolved(_digest(asked), spec, status_of(error), str(error))
+    except Exception as error:  # of a policy's constructor
+        asked["reason"] = reason = _mistake(error, spec)
+        return Resolved(_digest(asked), spec, FAILED, reason)
     n_layers = setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
     found = Resolved(
         setup.run_id,
@@ -87,6 +92,15 @@ def _resolve(spec: RunSpec) -> Resolved:
     else:
         setup.close()
     return found
+
+
+def _mistake(error: Exception, spec: RunSpec) -> str:
+    """A mistake of a policy's own in a line, with its file and line."""
+    try:
+        kind = find(spec.policy)
+    except MoesimError:
+        kind = None
+    return told(error, kind)
 
 
 def _set_up(spec: RunSpec, id_: str) -> Setup:
@@ -218,8 +232,7 @@ def point_record(
     except MoesimError as error:
         return Answer(found | {"status": status_of(error), "reason": str(error)})
     except Exception as error:  # a mistake of a policy's own: the other points are none the worse for it
-        reason = one_line(f"{type(error).__name__}: {error}")
-        return Answer(found | {"status": FAILED, "reason": reason, "kept": False})
+        return Answer(found | {"status": FAILED, "reason": _mistake(error, spec), "kept": False})
     times = [list(one) for one in times_of(outcome.clockwork)]
     result = outcome.result.to_dict() | {"wall_s": 0.0}
     if not by_layer:
