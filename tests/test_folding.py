@@ -61,6 +61,29 @@ def test_numbers_that_are_too_wide_go_on_below() -> None:
     )
 
 
+def test_rows_stay_together_where_columns_may_go() -> None:
+    rows = table("policy", "first", "second", "third", "note")
+    prose(rows, -1)
+    rows.add_row("lru", "1,000,000 ms", "2,000,000 ms", "3,000,000 ms", "oracle")
+    rows.add_row("lfu", "4,000,000 ms", "", "6,000,000 ms", "")
+    assert render(rows, 44, ("third", "second")) == (
+        "policy         first        second  note\n"
+        "──────────────────────────────────────────\n"
+        "lru     1,000,000 ms  2,000,000 ms  oracle\n"
+        "lfu     4,000,000 ms\n"
+        "left out to fit: third; COLUMNS=56, or\n"
+        "  --json, shows them\n"
+    )
+    assert "left out to fit: second, third; " in render(rows, 40, ("third", "second")).replace("\n ", "")
+    assert render(rows, 56, ("third", "second")) == render(rows, 100)
+    assert render(rows, 100, ("third", "second")) == render(rows, 100)
+    # Where no column may go, or not enough of them, each row is a block.
+    assert render(rows, 40, ()) == (
+        "policy  lru\nfirst   1,000,000 ms\nsecond  2,000,000 ms\nthird   3,000,000 ms\nnote    oracle\n\n"
+        "policy  lfu\nfirst   4,000,000 ms\nsecond\nthird   6,000,000 ms\nnote\n"
+    )
+
+
 def test_a_long_word_is_broken_rather_than_lost() -> None:
     rows = table("file", "", numbers=False)
     rows.add_row("name", "x" * 100)
@@ -121,6 +144,37 @@ def test_runs_and_comparisons_fold(
     ):
         assert said.code == 0, said.err
         fits(said.out, width)
+
+
+@pytest.mark.parametrize("width", [44, 70, 100])
+def test_rows_of_sweeps_and_comparisons_stay_together(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int
+) -> None:
+    """A row that went on below, after all others, could not be read across; what is missing instead is named."""
+    common = ("--policy", "lru", "--policy", "fiddler", "--trace", mixtral_shaped(tmp_path), "--workers", 1)
+    for words, title in (
+        (("compare", "--hw", "rtx3090", "--against", "lru", "--slo", "ttft_s <= 9s"), "policy"),
+        (("sweep", "--hw", "rtx3090,a6000", "--link", "pcie3x16,pcie4x16", "--experts", 20), "hw"),
+        (("sweep", "--hw", "rtx3090", "--experts", 20, "--seed", 1), "point"),
+    ):
+        seen = []
+        for columns_ in (400, width):
+            monkeypatch.setenv("COLUMNS", str(columns_))
+            said = moesim(capsys, *words, *common)
+            assert said.code == 0, said.err
+            fits(said.out, columns_)
+            (at,) = [
+                i for i, block in enumerate(said.out.split("\n\n")) if re.search("─{30}", block) and title in block
+            ]
+            seen.append(said.out.split("\n\n")[at])
+        wide, narrow = (block.split("────\n") for block in seen)
+        for line in wide[1].splitlines():
+            assert len(re.findall(rf"^{line.split()[0]}\b", narrow[1], re.MULTILINE)) == len(
+                re.findall(rf"^{line.split()[0]}\b", wide[1], re.MULTILINE)
+            )
+        left_out = re.sub(r"\s+", " ", narrow[1].partition("left out to fit: ")[2])
+        for word in re.split(r"  +", wide[0].splitlines()[0].strip()):
+            assert word in left_out or all(part in narrow[0] for part in word.split())
 
 
 def test_what_is_folded_is_all_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

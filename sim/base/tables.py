@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 IN_A_PIPE = 100
 NARROWEST = 40  # nothing is readable below
+GAP = 2  # between columns
 NARROW = 10  # a column of words has that much, if it can use it
 LONGEST_WORD = 24  # a longer one may be broken inside a table
 _LEAD = re.compile(r" *(?:[^ ]+(?: [^ ]+)? {2,})?")  # the indent, and a title with its gap
@@ -77,35 +78,77 @@ def prose(content: Table, *indices: int) -> None:
         content.columns[index].no_wrap = False
 
 
-def render(content: Table, width: int | None = None) -> str:
+def render(content: Table, width: int | None = None, spare: Sequence[str] | None = None) -> str:
     """The table as plain text of at most so many columns, the terminal's unless told: words fold first; where numbers
-    alone are too wide, the table goes on below with its first column repeated."""
+    alone are too wide, the table goes on below with its first column repeated.
+
+    Args:
+        spare: titles of columns that a narrow terminal may go without, in the order in which they go, so that each row
+            stays in one line; a line says which are left out. What does not fit without them is turned, a block of
+            lines for each row.
+    """
     import io
 
     from rich.console import Console
 
     width = width or columns()
+    kept, left_out = list(range(len(content.columns))), ""
+    if spare is not None:
+        kept = _without(content, width, spare)
+        if not kept:
+            return _turned(content, width)
+        if len(kept) < len(content.columns):
+            gone = [str(one.header) for at, one in enumerate(content.columns) if at not in kept]
+            wide = max(_least(content, range(len(content.columns))), width + 1)
+            left_out = fold(f"left out to fit: {', '.join(gone)}; COLUMNS={wide}, or --json, shows them\n", width)
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, no_color=True, highlight=False, markup=False, emoji=False)
-    for index, part in enumerate(_parts(content, width)):
+    for index, part in enumerate(_parts(content, width, kept)):
         if index:
             console.print()
         console.print(part)
-    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines()) + left_out
 
 
-def _parts(content: Table, width: int) -> list[Table]:
-    """The table itself where it fits, or its columns in as many tables as it takes."""
+def _without(content: Table, width: int, spare: Sequence[str]) -> list[int]:
+    """The columns that fit when those that may go have gone, one after the other; none where all of them are not
+    enough."""
+    kept, going = list(range(len(content.columns))), list(spare)
+    while _least(content, kept) > width:
+        if not going:
+            return []
+        title = going.pop(0)
+        kept = [at for at in kept if str(content.columns[at].header) != title]
+    return kept
+
+
+def _least(content: Table, kept: Sequence[int]) -> int:
+    """How many characters some columns take at least, side by side."""
+    return sum(_needs(content, at)[0] for at in kept) + GAP * (len(kept) - 1)
+
+
+def _turned(content: Table, width: int) -> str:
+    """Every row as a block of lines, a title and its cell in each."""
+    titles = [str(column.header) for column in content.columns]
+    wide = max(map(len, titles), default=0)
+    rows = zip(*(map(str, column.cells) for column in content.columns), strict=True)
+    blocks = [
+        "\n".join(f"{title:<{wide}}  {cell}".rstrip() for title, cell in zip(titles, row, strict=True)) for row in rows
+    ]
+    return "\n\n".join(fold(block, width) for block in blocks) + "\n"
+
+
+def _parts(content: Table, width: int, kept: Sequence[int]) -> list[Table]:
+    """Those columns as a table where they fit, or in as many tables as it takes."""
     needs = [_needs(content, index) for index in range(len(content.columns))]
-    gap = 2
     groups: list[list[int]] = [[0]]
     room = left = width - needs[0][0]
-    for index in range(1, len(needs)):
-        if (left := left - gap - needs[index][0]) < 0 and len(groups[-1]) > 1:
+    for index in kept[1:]:
+        if (left := left - GAP - needs[index][0]) < 0 and len(groups[-1]) > 1:
             groups.append([0])
-            left = room - gap - needs[index][0]
+            left = room - GAP - needs[index][0]
         groups[-1].append(index)
-    shares = [_shared([needs[i] for i in group], width - gap * (len(group) - 1)) for group in groups]
+    shares = [_shared([needs[i] for i in group], width - GAP * (len(group) - 1)) for group in groups]
     return [_of(content, group, widths, group is not groups[0]) for group, widths in zip(groups, shares, strict=True)]
 
 

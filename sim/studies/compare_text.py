@@ -115,6 +115,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
 
     load = Columns(row.result for row in rows)
     beside = [] if base is None else [f"vs {base.label}"]
+    to_first_titles = [f"TTFT {title}" for title in beside]
     shown = table(
         "policy",
         "rank",
@@ -122,7 +123,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
         *beside,
         "above bound",
         "TTFT",
-        *beside,
+        *to_first_titles,
         *load.titles,
         "hit",
         "late hit",
@@ -131,6 +132,8 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
         "note",
     )
     prose(shown, -2, -1)
+    spare = ("to the GPU per token", "late hit", *to_first_titles, "TTFT", "hit", "bound by", *load.titles)
+    spare = (*spare, "above bound", "rank")
     common, told = _of_all(rows), []
     least = common_bound(row.result for row in rows)
     bound = None if least is None else least[0]
@@ -155,7 +158,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
             str(result.bound_by.resource),
             ", ".join(note for note in notes if len(note) <= MOST_IN_A_CELL),
         )
-    vs = [] if base is None else [f"vs {base.label}: times as fast, by the column before it\n"]
+    vs = [] if base is None else [f"vs {base.label}: times as fast\n"]
     below = [
         *vs,
         *load.notes,
@@ -164,7 +167,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
         _bounds(rows, least),
     ]
     below = [text for text in below if text]
-    return render(shown) + ("\n" if below else "") + "".join(below)
+    return render(shown, spare=spare) + ("\n" if below else "") + "".join(below)
 
 
 def _of_all(rows: Sequence[Row]) -> list[str]:

@@ -93,7 +93,7 @@ def table_of(verdict: Verdict, every: bool) -> str:
     prose(content, 1, 6)
     for row in rows:
         content.add_row(*row)
-    return render(content)
+    return render(content, spare=("may differ by", "change"))
 
 
 def markdown(verdict: Verdict) -> str:

@@ -140,7 +140,7 @@ class Hits:
             for n in sizes[step - 1 :: step]:
                 rates = [show_frac(curve.hit_rate[n]) if n >= curve.least else "-" for curve in curves]
                 shown.add_row(str(n), show_frac(n / n_all), *rates)
-            blocks.append(f"{trace}: decode hits by room\n\n{render(shown)}")
+            blocks.append(f"{trace}: decode hits by room\n\n{render(shown, spare=())}")
         return "\n".join(blocks)
 
 

@@ -267,7 +267,8 @@ def groups_table(found: Summary) -> str:
         )
     left = len(groups) - MOST_SHOWN
     more = f"and {left:,} groups more: --json, or the table of --out\n" if left > 0 else ""
-    return render(shown) + more + fold(_bound_line(found)) + load.below
+    spare = ("peak VRAM", "hit", "told apart", *bounded, "slower by", "next", *load.titles)
+    return render(shown, spare=spare) + more + fold(_bound_line(found)) + load.below
 
 
 def points_table(group: Group, found: Summary) -> str:
@@ -297,7 +298,8 @@ def points_table(group: Group, found: Summary) -> str:
         )
     left = len(rows) - MOST_SHOWN
     more = f"and {left:,} points more: --json, or the table of --out\n" if left > 0 else ""
-    return render(shown) + more + fold(_bound_line(found)) + load.below
+    spare = ("peak VRAM", "bound by", "hit", "TTFT", *load.titles, *bounded, "rank")
+    return render(shown, spare=spare) + more + fold(_bound_line(found)) + load.below
 
 
 def front_table(found: Summary) -> str:
@@ -315,7 +317,7 @@ def front_table(found: Summary) -> str:
             result = _of(row)
             cells = [value for _, value in _settings(row, names)]
             shown.add_row(row.label, *cells, show_bytes(result.peak_vram_bytes), show_tpot(result))
-        blocks.append(render(shown))
+        blocks.append(render(shown, spare=()))
     return "\n".join(blocks)
 
 
@@ -369,4 +371,4 @@ def list_of(rows: Sequence[PointRow], names: Sequence[str], n_twice: int) -> str
         shown.add_row(row.label, *(value for _, value in _settings(row, names)), row.asked.id, row.reason)
     ready = sum(not row.reason for row in rows)
     head = f"{show_count(len(rows), 'point')}, {ready:,} to run" + (f"; {n_twice:,} said twice" if n_twice else "")
-    return f"{head}\n\n{render(shown)}"
+    return f"{head}\n\n{render(shown, spare=())}"
