@@ -179,7 +179,7 @@ def _print(found: Planned) -> None:
     )
 
     say(answer(found), bold=True)
-    rate = [*([found.hosts] if found.hosts else []), *([] if found.headroom is None else [found.headroom.text])]
+    rate = [*([] if found.headroom is None else [found.headroom.text]), *([found.hosts] if found.hosts else [])]
     for line in (*rate, order_line(found), counts_line(found), found.trace):
         say(line)
     say()

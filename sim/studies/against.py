@@ -69,7 +69,7 @@ def verdict_against(rows: Sequence[Row], base: Row, machine: str) -> str:
     text = f"against {base.label} ({show_seconds(speed(base.result))} {what} on {machine} over {over}): "
     if not systems:
         return f"{text}no other system was compared"
-    said = []
+    said: list[str] = []
     for row in systems[:MOST_NAMED]:
         ratio = times(row, base)
         words = f"{row.label} {show_times(ratio)}" + ("" if said else " as fast")

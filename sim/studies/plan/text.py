@@ -199,7 +199,7 @@ def machines_table(planned: Planned) -> str:
             cells += _figures(one, goal, _least(own, goal))
         shown.add_row(*cells, one.bound_by or "-")
         below = below or _below_bound(one, [_least(own, goal) for goal in goals])
-    spare = ("bound by", "link", "CPU", "band", "VRAM", "budget")
+    spare = ("link", "VRAM", "band", "budget", "CPU", "bound by")
     return render(shown, spare=spare) + (f"a band that begins below the bound: that {BOUND_IS_OF}\n" if below else "")
 
 
