@@ -394,6 +394,20 @@ def test_the_first_line_says_in_five_words_what_routing_rests_on(labels, model, 
     assert verdict(runs, ranks_of(runs)).endswith(f"; {said} in part" if said else "faster than b")
 
 
+@pytest.mark.parametrize(
+    ("labels", "n", "said"),
+    [(("converted",), 1, True), (("converted", "unsegmented"), 1, False), (("converted",), 2, False)],
+)
+def test_a_log_of_one_prompt_is_said_to_be_one(capsys, tmp_path, labels, n, said):
+    log = tiny_trace(tmp_path / "t.safetensors", 32, 8, 2, n_requests=n, prompt=4, outputs=4, labels=labels)
+    asked = ("--hw", "rtx3090", "--trace", str(log), "--split", "all")
+    for verb, policies_ in (("run", ["lru"]), ("compare", ["lru", "lfu"]), ("sweep", ["lru", "lfu"])):
+        words = [word for name in policies_ for word in ("--policy", name)]
+        lines = called(capsys, main, verb, *words, *asked).out.split("\n")
+        first = " ".join([lines[0], *(line.strip() for line in lines[1:3] if line.startswith("  "))])
+        assert first.endswith("routing rests on one prompt") == said, verb
+
+
 def test_a_row_equals_the_run_alone(capsys, trace):
     _, out, _ = call(capsys, "--hw", "rtx3090", "--trace", str(trace), "--policy", "lfu reset_on_evict=true", "--json")
     both = json.loads(out)["runs"][0]

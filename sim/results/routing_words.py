@@ -32,8 +32,7 @@ _FAMILY = re.compile(r"[a-z]+")
 def labels_of(trace: Trace) -> tuple[str, ...]:
     """Words that every result on a trace carries: its own, and whether it is of a single prompt."""
     own = trace.header.labels
-    alone = len(trace.requests) == 1 and "synthetic" not in own and ONE_PROMPT not in own
-    return (*own, ONE_PROMPT) if alone else own
+    return (*own, ONE_PROMPT) if trace.of_one_prompt and not {"synthetic", ONE_PROMPT} & set(own) else own
 
 
 def routing_words(labels: Iterable[str], model: str) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sim.base.errors import BadInput
 from traces.format.blocks import Column
 from traces.format.check import row_faults, unsound
+from traces.format.header import ONE_PROMPT
 from traces.format.layout import Array, Floats
 from traces.format.stored import StoredTrace
 
@@ -73,6 +74,13 @@ class Trace(StoredTrace):
                 f"{self.path}: experts, got an id of {self.n_experts} or more: ids are below n_experts; "
                 f"`moesim traces check` shows where, record the trace again"
             )
+
+    @property
+    def of_one_prompt(self) -> bool:
+        """Whether all of it is one prompt's, or drawn from what was fitted to one; of a log that does not say where
+        requests begin nobody knows."""
+        labels = self.header.labels
+        return ONE_PROMPT in labels or (len(self.requests) == 1 and "unsegmented" not in labels)
 
     @property
     def token_ids(self) -> Array | Column:

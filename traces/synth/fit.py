@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
-from traces.format.header import ONE_PROMPT, REPEATING
+from traces.format.header import REPEATING
 from traces.format.layout import Floats, Ints
 from traces.format.reader import Trace
 from traces.format.requests import Request
@@ -46,7 +46,7 @@ def fit(trace: Trace, requests: list[Request] | None = None, routes: bool = True
     tables = [overlap_table(b, trace.top_k, rng) for b in bias]
     gate, tasks = trace.header.gate, list(trace.requests.tasks)
     assumptions = [SPARSEMIXER] if gate.score == "sparsemixer" else []
-    assumptions += [ALONE] if len(trace.requests) == 1 or ONE_PROMPT in trace.header.labels else []
+    assumptions += [ALONE] if trace.of_one_prompt else []
     assumptions += [TAUGHT] if REPEATING in trace.header.labels else []
     sharpness, offset = _gate(rows, bias, rng) if "scores" in trace.levels else (None, None)
     store = [
