@@ -14,6 +14,7 @@ from grids import few_each_time
 
 import moesim as face
 from sim.base.errors import BadInput
+from sim.base.units import show_seconds
 from sim.profiles.hardware import load_hardware
 from sim.setup.spec import RunSpec
 from sim.studies.plan import ways
@@ -583,3 +584,19 @@ def test_an_order_that_changes_between_the_ends_is_found(slower, found, looked):
     crossing = ways._between(way, way, levers, [1.0, 10000.0], replays, 1)
     assert (crossing.value, crossing.ends) == (found, looked)
     assert crossing.at == ("at none of 8 values from 1 to 10000" if found is None else f"{found:g}")
+
+
+def test_the_bound_of_a_machine_holds_for_every_policy_tried_there(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row of a machine that reaches by copies had the bound of copies, which a policy that uses the CPU beats."""
+    monkeypatch.setenv("COLUMNS", "250")
+    words = ("plan", "--hw", "rtx3090", "--policy", "lfu", "--policy", "fiddler", "--trace", trace, "--quick")
+    goals = ("--goal", "tpot_s.mean <= 1h", "--goal", "h2d_bytes >= 1GB")  # fiddler copies nearly nothing
+    told = moesim(capsys, *words, *goals, "--json").json
+    least = {one["policy"]: one["bounds"][0]["value"] for one in told["candidates"]}
+    assert told["best"]["policy"] == "lfu"
+    assert least["fiddler"] < least["lfu"]
+    (row,) = [line for line in moesim(capsys, *words, *goals).out.splitlines() if line.startswith("rtx3090 ")]
+    assert show_seconds(least["fiddler"]) in row
+    assert show_seconds(least["lfu"]) not in row
