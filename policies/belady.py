@@ -16,7 +16,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from policies.common.cache import ScopedCache
+from policies.common.cache import ScopedCache, scope_param
 from sim.policy import Fetch, Gate, Piece, RunGpu, Steps, View
 
 
@@ -57,6 +57,7 @@ class Belady(ScopedCache):
         "which missing expert keeps the last room depends on what is there; `lru`, `lfu`, `lcp`, `mrs` have a curve"
     )
     traits = frozenset({"oracle", "bound"})
+    params = (scope_param("global"),)  # a bound: no division of the room may cost it a hit
 
     def bind(self, view: View) -> None:
         super().bind(view)

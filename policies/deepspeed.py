@@ -3,7 +3,9 @@
 Source: deepspeedai/DeepSpeed@edaa722, runtime/zero/partitioned_param_coordinator.py (`fetch_sub_module`,
 `release_sub_module`) and zero/config.py (the published defaults). Limits count elements, as the configuration does.
 `granularity=layer` is an MoE block marked as a ZeRO-3 leaf: all its experts are fetched, whatever the gate chose, and
-the order of sub-modules recorded in the first pass stays valid, so what follows is prefetched. `granularity=expert`
+the order of sub-modules recorded in the first pass stays valid, so what follows is prefetched. Before v0.13 (January
+2024, pull request 4966) no block could be marked; from then on a program may mark one; since pull request 7604 (October
+2025) those of Mixtral, Qwen2-MoE and Qwen3-MoE are marked by default (zero/leaf_module_config.py). `granularity=expert`
 fetches the experts that run; their order changes with every token, which invalidates the record, and nothing is
 prefetched. `stage3_max_reuse_distance` has no part here: within a pass nothing is used twice.
 

@@ -30,7 +30,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.cache import ScopedCache
+from policies.common.cache import scope_param
 from policies.common.masked_gate import masked_top_k
 from policies.common.placement import fits_whole
 from policies.lru import Lru
@@ -62,7 +62,7 @@ class Lynx(Lru):
         ),
         Param("base", None, "B; published: the batch size", low=2, high=4096),
         Param("cache_aware", False, "residents are kept as well (not published)"),
-        *ScopedCache.params,
+        scope_param("global"),
     )
     alpha: float
     beta: int

@@ -195,8 +195,9 @@ def above_drive(setup: Setup, tier: ThirdTier, machine: Machine, cost: Cost, arr
     kind, model = find(tier.ram_policy), setup.model
     host_bytes = setup.host_bytes - model.host_bytes(setup.spec.precision)  # tables stay there, whatever leaves
     pieces = Pieces(model.n_moe_layers, model.n_experts, setup.spec.precision, 1, model.expert_bytes)
+    whole = {"scope": "global"} if "scope" in {param.name for param in kind.params} else {}  # as a page cache: one list
     with blamed(kind):
-        host = HostTier(kind(), machine, pieces, host_bytes, cost, arrays, model.top_k, tier.read_ahead)
+        host = HostTier(kind(**whole), machine, pieces, host_bytes, cost, arrays, model.top_k, tier.read_ahead)
         host.start(StoreSplit(setup.trace, setup.store), tier.start == WARM)
     return Tiered(machine, host)
 
@@ -308,10 +309,11 @@ def start_policy(engine: Engine, setup: Setup) -> None:
     for gpu, budget in enumerate(residency.budget_bytes):
         need = least if setup.homes is None else min(least, setup.homes.count(gpu))  # no more than lives there
         if budget < need * size:
+            by_layer = policy.settings.get("scope") == "layer"  # the plain caches (`policies.common.cache`)
             raise DoesNotFit(
                 f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "
-                f"least {need} whole expert{'s' * (need != 1)} ({show_bytes(need * size)}); raise the budget, or take "
-                "another policy",
+                f"least {need} whole expert{'s' * (need != 1)} ({show_bytes(need * size)}); raise the budget, "
+                + ("or keep one cache over all layers, --set scope=global" if by_layer else "or take another policy"),
                 setup.memory.sizes(predictor_bytes, gpu),
             )
     divided = policy.layer_budgets(view)

@@ -72,6 +72,7 @@ NAMES_SETUP_DECIDES = {
     "batch",
     "arrivals",
     "hit_definition",
+    "lookup",
     "labels",
     "peak_vram_bytes",
     "peak_host_bytes",

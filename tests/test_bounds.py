@@ -12,6 +12,7 @@ from grids import few_each_time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
+from scopes import one_cache
 from tiny_traces import from_rows, noise, tiny_trace
 
 from policies.belady import Belady
@@ -255,7 +256,7 @@ def test_nothing_beats_the_bound(case, tmp_path):
     rows = (noise(20 + case, tokens + 1, layers, 1) % experts).tolist()
     with Trace(from_rows(tmp_path / "t", rows, experts)) as trace:
         least_s, n_runs = shortest_decode(trace, room, Anything, **machine)
-        bound_s = lower_bound(setup(Lru(), trace, room, **machine)).tpot_s * tokens
+        bound_s = lower_bound(setup(Lru(scope="global"), trace, room, **machine)).tpot_s * tokens
         assert n_runs > 10
         assert bound_s <= least_s
         prefetched = execute(setup(PerfectPrefetch(), trace, room, **machine)).clockwork.requests[0]
@@ -269,7 +270,7 @@ def test_nothing_beats_the_bound_with_a_cpu(case, tmp_path):
     rows = (noise(20 + case, tokens + 1, layers, 1) % experts).tolist()
     with Trace(from_rows(tmp_path / "t", rows, experts)) as trace:
         least_s, n_runs = shortest_decode(trace, room, AnythingOrCpu, cpu_s=cpu_s, **machine)
-        bound_s = lower_bound(setup(Lru(), trace, room, cpu_s=cpu_s, **machine), cpu=True).tpot_s * tokens
+        bound_s = lower_bound(setup(Lru(scope="global"), trace, room, cpu_s=cpu_s, **machine), cpu=True).tpot_s * tokens
         assert n_runs > 10
         assert bound_s <= least_s
 
@@ -365,7 +366,7 @@ def test_any_machine(seed, room, make, host, copy_s, batch, dense, shared, gpus,
     path = tiny_trace(tmp_path_factory.mktemp("any") / "t", 2, 5, 2, n_requests=4, levels=set(), seed=seed, outputs=4)
     with Trace(path) as trace:
         world = dict(host, copy_s=copy_s, batch=batch, dense_layers=dense, shared=shared, gpus=gpus, peer_s=0.5)
-        result = execute_easy(setup(make(), trace, room, **world)).result
+        result = execute_easy(setup(one_cache(make), trace, room, **world)).result
         assert result.bound.tpot_s <= result.tpot_s.mean
         assert result.bound.ttft_s <= result.ttft_s.mean
 
@@ -381,7 +382,7 @@ def test_gpu_only_is_the_bound(host, tmp_path):
 @pytest.mark.parametrize("room", [20, 60, 100])
 def test_perfect_prefetching_comes_close_where_the_link_is_the_bottleneck(room, tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 16, 8, 2, n_requests=4, outputs=40, levels=set())) as trace:
-        results = [execute(setup(make(), trace, room)).result for make in (PerfectPrefetch, Belady, Lru)]
+        results = [execute(setup(one_cache(make), trace, room)).result for make in (PerfectPrefetch, Belady, Lru)]
         above = [result.bound.above_frac for result in results]
         assert 0 <= above[0] < 0.08
         assert above[0] < above[1] < above[2]
@@ -389,9 +390,9 @@ def test_perfect_prefetching_comes_close_where_the_link_is_the_bottleneck(room, 
 
 def test_arrivals_and_batches_leave_the_future_open(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 2, 4, 2, levels={"arrivals"})) as trace:
-        assert lower_bound(setup(Lru(), trace, 3, batch=2)) is None
-        assert execute(setup(Lru(), trace, 3, batch=2)).result.bound is None
-        waiting = execute(setup(Lru(), trace, 3)).result
+        assert lower_bound(setup(Lru(scope="global"), trace, 3, batch=2)) is None
+        assert execute(setup(Lru(scope="global"), trace, 3, batch=2)).result.bound is None
+        waiting = execute(setup(Lru(scope="global"), trace, 3)).result
         # One by one in turn, a request waits for those before it, whoever decides.
         assert waiting.bound.ttft_s <= waiting.ttft_s.mean
 

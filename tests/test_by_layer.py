@@ -79,7 +79,7 @@ class TestByHand:
     def test_cold_capacity_and_evicted_in_the_same_pass(self, tmp_path: Path) -> None:
         # Room for 3. The prompt: 0.0 and 0.1, then 1.0 beside them and 1.1 in the place of 0.0. The next token: 0.0,
         # evicted a pass before, comes for 0.1 and 0.2 for 1.0, which layer 1 then asks for again; it comes for 0.0.
-        seen = run(Lru(), tmp_path, [[[0, 1], [0, 1]], [[0, 2], [0, 1]]], room=3, n_experts=3)
+        seen = run(Lru(scope="global"), tmp_path, [[[0, 1], [0, 1]], [[0, 2], [0, 1]]], room=3, n_experts=3)
         assert found(seen, "prefill", 0) == {"miss": 2, "miss_cold": 2}
         assert found(seen, "prefill", 1) == {"miss": 2, "miss_cold": 2}
         assert found(seen, "decode", 0) == {"miss": 2, "miss_cold": 1, "miss_capacity": 1}
@@ -185,7 +185,7 @@ def test_an_observer_of_its_own_counts_the_same(seed: int, tmp_path: Path) -> No
         [rng.sample(range(n_experts), top_k) for _ in range(n_layers)]
         for _ in range(sum(prompt + outputs - 1 for prompt, outputs in lengths))
     ]
-    seen = run(Lru(), tmp_path, rows, room=room, n_experts=n_experts, lengths=lengths)
+    seen = run(Lru(scope="global"), tmp_path, rows, room=room, n_experts=n_experts, lengths=lengths)
     observer, at, first = Observer(room), 0, 0
     for prompt, outputs in lengths:
         for phase, n in [("prefill", prompt), *[("decode", 1)] * (outputs - 1)]:
@@ -311,7 +311,7 @@ def test_the_machine_on_events_counts_the_same(tmp_path: Path) -> None:
 
 
 def test_misses_are_told_in_a_line(tmp_path: Path) -> None:
-    seen = run(Lru(), tmp_path, [[[0, 1], [0, 1]], [[0, 2], [0, 1]]], room=3, n_experts=3)
+    seen = run(Lru(scope="global"), tmp_path, [[[0, 1], [0, 1]], [[0, 2], [0, 1]]], room=3, n_experts=3)
     told = dict(lines(seen.outcome.result))
     assert told["misses"] == "3 in decode: cold 33.3 %, capacity 33.3 %, evicted in the same pass 33.3 %"
     assert "waits" not in told  # two layers: no telling which waits most
@@ -320,6 +320,6 @@ def test_misses_are_told_in_a_line(tmp_path: Path) -> None:
 def test_the_layers_that_wait_most_are_told(tmp_path: Path) -> None:
     # Five layers, all of whose experts have room; the second token asks layer 3 alone for another.
     rows = [[[0]] * 5, [[0], [0], [0], [1], [0]]]
-    seen = run(Lru(), tmp_path, rows, room=6, n_experts=2, kernel_s=0.0)
+    seen = run(Lru(scope="global"), tmp_path, rows, room=6, n_experts=2, kernel_s=0.0)
     told = dict(lines(seen.outcome.result))
     assert told["waits"].startswith("10.0 s of decode, most in layers 3 (100.0 %), 0 (0.0 %), 1 (0.0 %); an even share")

@@ -47,7 +47,7 @@ def test_it_ranks_systems_and_lists_bounds_beside_them(capsys, trace):
         "--policy",
         "lru",
         "--policy",
-        "lru scope=layer",
+        "lru scope=global",
         "--policy",
         "belady",
         "--policy",
@@ -56,7 +56,7 @@ def test_it_ranks_systems_and_lists_bounds_beside_them(capsys, trace):
     )
     runs = json.loads(out)["runs"]
     assert code == 0
-    assert sorted(run["as"] for run in runs) == ["belady", "gpu_only", "lru", "lru scope=layer"]
+    assert sorted(run["as"] for run in runs) == ["belady", "gpu_only", "lru", "lru scope=global"]
     times = [run["tpot_s"]["mean"] for run in runs]
     assert times == sorted(times)
     assert runs[0]["as"] == "gpu_only"
@@ -78,13 +78,13 @@ def test_labels_of_all_runs_are_said_once(capsys, tmp_path):
 def test_long_notes_stand_below_the_table(capsys):
     """A queue that grows has a sentence of its own, which a column would fold into ten lines."""
     code, out, _ = call(
-        *(capsys, "--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--requests", "4"),
+        *(capsys, "--policy", "lru scope=global", "--policy", "lfu scope=global", "--hw", "rtx3090", "--requests", "4"),
         *("--arrivals", "poisson:0.05"),
     )
     assert code == 0
     table, below = out.split("────\n")[1].split("\n\n")
     assert "unstable" not in table
-    assert re.findall(r"^(\w+): unstable queue: arrives", below, re.MULTILINE) == [
+    assert re.findall(r"^(\w+) scope=global: unstable queue: arrives", below, re.MULTILINE) == [
         line.split()[0] for line in table.splitlines()
     ]
 
@@ -239,13 +239,13 @@ def test_a_named_policy_that_breaks_a_rule_is_named(capsys, trace, monkeypatch):
 
 
 def test_equal_runs_are_shown_once(capsys, trace):
-    names = ("accelerate", "LRU", "lru scope=global", "on_demand", "lru", "lru scope=layer")
+    names = ("accelerate", "LRU", "lru scope=layer", "on_demand", "lru", "lru scope=global")
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
     code, out, err = call(capsys, *args, "--json")
     assert code == 0
-    assert sorted(run["as"] for run in json.loads(out)["runs"]) == ["LRU", "accelerate", "lru scope=layer"]
+    assert sorted(run["as"] for run in json.loads(out)["runs"]) == ["LRU", "accelerate", "lru scope=global"]
     assert err.splitlines() == [
-        "note: lru scope=global is the same run as LRU; it is shown once",
+        "note: lru scope=layer is the same run as LRU; it is shown once",
         "note: on_demand is the same run as accelerate; it is shown once",
         "note: lru is the same run as LRU; it is shown once",
     ]

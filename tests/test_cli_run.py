@@ -68,7 +68,7 @@ class TestOutput:
         )
 
     def test_human_output_is_short_and_plain(self, run: Any) -> None:
-        said = run()
+        said = run(policy="on_demand")
         lines = said.out.splitlines()
         assert len(lines) <= 37
         assert max(map(len, lines)) <= 160
@@ -252,7 +252,7 @@ def test_rates_keep_their_digits(flops_per_s: float, shown: str) -> None:
 
 def test_the_band_says_over_how_many_requests(run: Any) -> None:
     def band(*args: object) -> str:
-        return " ".join(run(*args).out.split("uncertainty")[1].split())
+        return " ".join(run(*args, policy="on_demand").out.split("uncertainty")[1].split())
 
     assert band("--requests", 1).endswith("end of its range; n = 1: no sampling error can be given")
     assert band("--requests", 2).endswith("for the choice of requests (95 %, n = 2)")
@@ -266,10 +266,10 @@ def test_the_band_says_over_how_many_requests(run: Any) -> None:
 class TestSizes:
     @pytest.mark.parametrize("words", ["6GB", "6e9", "6 GB", "6000000000"])
     def test_units(self, run: Any, words: str) -> None:
-        assert run("--json", "--expert-cache", words).json["expert_budget_bytes"] == [6_000_000_000]
+        assert run("--json", "--expert-cache", words, policy="on_demand").json["expert_budget_bytes"] == [6_000_000_000]
 
     def test_experts_are_whole(self, run: Any) -> None:
-        result = run("--json", "--experts", 17).json
+        result = run("--json", "--experts", 17, policy="on_demand").json
         assert result["expert_budget_bytes"] == [17 * result["expert_bytes"]]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from policies.common.cache import scope_param
 from policies.lru import Lru
 from sim.cli import moesim
 from sim.conformance import behaviour, form, safety
@@ -85,6 +86,7 @@ class Mutant(Lru):
     """Base of the mutants: lru with one fault each."""
 
     name = "mutant"
+    params = (scope_param("global"),)
 
     def bind(self, view):
         super().bind(view)

@@ -146,7 +146,7 @@ def test_a_faster_link_changes_no_decision_and_copies_alone(diff: Any, run: Any)
 
 
 def test_equal_runs_are_said_to_be_equal_and_exit_code_tells(diff: Any, run: Any) -> None:
-    a, b, other = run("a"), run("b"), run("c", "--cache-frac", 0.1)
+    a, b, other = run("a"), run("b"), run("c", "--cache-frac", 0.15)
     said = diff(a, b, "--exit-code")
     assert (said.code, said.out.splitlines()[0]) == (
         0,
@@ -313,13 +313,13 @@ def test_every_field_of_a_run_is_compared() -> None:
 
 def test_one_at_a_time_is_what_each_run_gives(diff: Any, trace: Path) -> None:
     a = f"lru hw=rtx3090 trace={trace} requests=1"
-    found = diff(a, "lfu hw=a6000 cache_frac=0.1 hw.h2d.latency_s=1e-3", "--one-at-a-time", "--json").json
+    found = diff(a, "lfu hw=a6000 cache_frac=0.15 hw.h2d.latency_s=1e-3", "--one-at-a-time", "--json").json
     rows = {one["input"]: one for one in found["one_at_a_time"]}
     assert list(rows) == ["policy", "hw", "budget", "hw.h2d.latency_s"]
     changes: dict[str, dict[str, Any]] = {
         "policy": {"policy": "lfu"},
         "hw": {"hw": "a6000"},
-        "budget": {"cache_frac": 0.1},
+        "budget": {"cache_frac": 0.15},
         "hw.h2d.latency_s": {"set": {"hw.h2d.latency_s": 1e-3}},
     }
     for name, change in changes.items():
@@ -440,7 +440,7 @@ def test_text_folds(diff: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_page_has_every_key(diff: Any, run: Any) -> None:
     page = (ROOT / "docs" / "diff.md").read_text("utf-8")
-    found: Said = diff(run("a"), "lfu cache_frac=0.1", "--one-at-a-time", "--json")
+    found: Said = diff(run("a"), "lfu cache_frac=0.15", "--one-at-a-time", "--json")
     named = set(re.findall(r"`(\w+)`", page))
     told = found.json
     keys = (

@@ -287,7 +287,7 @@ ROWS = [[[0]], [[1]], [[0]], [[1]]]  # a prompt of one token, and three to decod
 def easy_run(tmp_path: Path, draft: str | None) -> Outcome:
     """Two of four experts fit; a copy takes 10 s, an expert 2 s, attention and the head 1 s each."""
     with Trace(from_rows(tmp_path / "t.safetensors", ROWS, 4, [(1, 4)])) as trace:
-        made = easy_setup(Lru(), trace, 2)
+        made = easy_setup(Lru(scope="global"), trace, 2)
         if draft is not None:
             made.spec = msgspec.structs.replace(made.spec, draft=draft)
             made.drafter = Drafter.of(made.spec)
@@ -351,7 +351,8 @@ def test_a_step_attends_and_puts_out_k_plus_1_rows() -> None:
 def test_a_draft_model_takes_time_and_room() -> None:
     """Its weights and keys leave the expert budget; drafting takes what its passes take, as told."""
     without, found = (
-        run(cache_frac=None, draft=f"k=3,acceptance=0.7{more}").result for more in ("", ",model=olmoe-1b-7b")
+        run(cache_frac=None, policy="on_demand", draft=f"k=3,acceptance=0.7{more}").result
+        for more in ("", ",model=olmoe-1b-7b")
     )
     n_bytes = found.draft.draft_bytes
     assert n_bytes == found.memory.draft_bytes > 2 * 6.9e9 * 0.99

@@ -247,9 +247,9 @@ class TestForms:
         (found,) = engine_forms.cold_hits(0.8, [93])
         assert found == pytest.approx(100 * n_hits / (300 * 8 * 10), abs=0.1)
 
-    def test_more_slots_than_experts_miss_first_uses_alone(self) -> None:
+    def test_the_first_rung_fixes_the_constant_and_hits_rise(self) -> None:
         found = METHODS["cold_ladder"](ROWS["I8"], {})
-        assert found["93 slots"] == pytest.approx(43.5, abs=0.1)
+        assert found["31 experts"] == pytest.approx(43.5, abs=0.1)
         assert list(found.values()) == sorted(found.values())  # type: ignore[type-var]
 
 

@@ -19,6 +19,7 @@ from cli_help import moesim, simulated
 from easy_numbers import TOKEN_BYTES, Run, execute_easy, figure, setup
 from hypothesis import given
 from hypothesis import strategies as st
+from scopes import one_cache
 from test_timeline_copies import Placed
 from tiny_traces import from_rows, tiny_trace
 
@@ -159,7 +160,7 @@ def test_bounds_stay_bounds(tmp_path, seed):
         for kind in (Lru, Belady):
             for room in (2, 8):
                 world = {"launch_s": 0.25 * (seed % 2), "copy_s": 1.0 + 4 * (seed // 2), "shared": bool(seed % 2)}
-                result = in_turn(kind(), trace, room, **world).result
+                result = in_turn(one_cache(kind), trace, room, **world).result
                 assert 0 < result.bound.tpot_s <= result.tpot_s.mean
                 assert 0 < result.bound.ttft_s <= result.ttft_s.mean
 
@@ -168,9 +169,9 @@ def test_as_if_one_gpu_had_the_memory_of_all(tmp_path):
     """Nobody leaves, so all copies are those of one GPU; what is added are hand-overs."""
     path = tiny_trace(tmp_path / "t", 3, 6, 2, n_requests=2, prompt=3, outputs=6, levels=set())
     with Trace(path) as trace:
-        both = in_turn(Lru(), trace, [12, 6])  # of two layers and of one
+        both = in_turn(Lru(scope="global"), trace, [12, 6])  # of two layers and of one
     with Trace(path) as trace:
-        one = execute_easy(setup(Lru(), trace, 18))
+        one = execute_easy(setup(Lru(scope="global"), trace, 18))
     assert both.result.hit_rate == one.result.hit_rate
     assert both.result.h2d_bytes == one.result.h2d_bytes
     crossings_s = (1.0 + 3.0) + 5 * (1.0 + 1.0)  # a prompt of three tokens, and five more

@@ -153,7 +153,7 @@ def test_the_command_says_what_simulate_says(capsys: Any, tmp_path: Path) -> Non
 
 
 def test_all_budgets_are_told_unless_some_are_asked_for(tmp_path: Path) -> None:
-    rows = face.sweep("lru", trace=mixtral_shaped(tmp_path), hits_only=True)
+    rows = face.sweep("lru scope=global", trace=mixtral_shaped(tmp_path), hits_only=True)
     assert rows["experts"].tolist() == list(range(1, 257))
     assert rows["hit_rate"].iloc[-1] == rows["hit_rate"].max()
 

@@ -19,13 +19,13 @@ from sim.policy.registry import policies
 # parameter -> (settings beside it, the other value, whole experts of room)
 PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
     "belady": {"scope": ({}, "layer", 20)},
-    "lfru": {"scope": ({}, "layer", 20)},
-    "fifo": {"scope": ({}, "layer", 20)},
-    "least_stale": {"scope": ({}, "layer", 20), "prefetch": ({}, 2, 20)},
-    "lru": {"scope": ({}, "layer", 20)},
-    "slru": {"scope": ({}, "layer", 20), "protected_frac": ({}, 0.2, 20)},
-    "lfu": {"scope": ({}, "layer", 20), "reset_on_evict": ({}, True, 20), "counts": ({}, "tokens", 20)},
-    "random": {"scope": ({}, "layer", 20), "seed": ({}, 1, 20), "selection": ({}, "static", 20)},
+    "lfru": {"scope": ({}, "global", 20)},
+    "fifo": {"scope": ({}, "global", 20)},
+    "least_stale": {"scope": ({}, "global", 20), "prefetch": ({}, 2, 20)},
+    "lru": {"scope": ({}, "global", 20)},
+    "slru": {"scope": ({}, "global", 20), "protected_frac": ({}, 0.2, 20)},
+    "lfu": {"scope": ({}, "global", 20), "reset_on_evict": ({}, True, 20), "counts": ({}, "tokens", 20)},
+    "random": {"scope": ({}, "global", 20), "seed": ({}, 1, 20), "selection": ({}, "static", 20)},
     "on_demand": {
         "slots": ({}, 3, 20),
         "granularity": ({}, "layer", 20),

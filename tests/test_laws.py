@@ -13,6 +13,7 @@ import pytest
 from easy_numbers import EXPERT_BYTES, Run, execute_easy, setup
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scopes import one_cache
 from tiny_traces import from_rows
 
 from policies.belady import Belady
@@ -98,14 +99,14 @@ def misses(needs: list[list[tuple[int, int]]], room: int, worst) -> int:
 @given(case=cases(longest=10))
 def test_lru_counts_as_an_independent_lru(case, folder):
     expected = misses(layers_of(case), case[3], lambda x, last, uses: -last[x])
-    assert simulate(Lru(), folder, case).result.demand_copies.n == expected
+    assert simulate(Lru(scope="global"), folder, case).result.demand_copies.n == expected
 
 
 @FEW
 @given(case=cases(longest=10))
 def test_lfu_counts_as_an_independent_lfu(case, folder):
     expected = misses(layers_of(case), case[3], lambda x, last, uses: (-uses[x], -x[1], -x[0]))
-    assert simulate(Lfu(), folder, case).result.demand_copies.n == expected
+    assert simulate(Lfu(scope="global"), folder, case).result.demand_copies.n == expected
 
 
 def fewest(needs: list[list[tuple[int, int]]], room: int) -> int:
@@ -160,7 +161,7 @@ def test_belady_by_hand(rows, room, folder):
 @given(case=cases())
 def test_nobody_copies_less_than_belady(case, folder):
     least = simulate(Belady(), folder, case).result.demand_copies.n
-    for policy in (Lru(), Lfu(), OnDemand(slots=1)):
+    for policy in (Lru(scope="global"), Lfu(scope="global"), OnDemand(slots=1)):
         assert simulate(policy, folder, case).result.demand_copies.n >= least
 
 
@@ -185,7 +186,7 @@ def test_lanes_bytes_and_room(case, make, gpus, folder):
     last computation (or, unused, its copy) ends. The largest number of rooms so taken at once fits the budget.
     """
     room = max(case[3], 2)
-    run = simulate(make(), folder, case, room=room, gpus=gpus, **BUSY_HOST)
+    run = simulate(one_cache(make), folder, case, room=room, gpus=gpus, **BUSY_HOST)
     for lane in {span[0] for span in run.spans}:
         times = sorted(span[6:] for span in run.spans if span[0] == lane)
         assert all(before[1] <= after[0] for before, after in pairwise(times))
@@ -220,7 +221,10 @@ def most_at_once(run: Run, link: str, stream: str) -> int:
 @FEW
 @given(case=cases(longest=8), make=st.sampled_from([Lru, Belady]), host=st.sampled_from([{}, BUSY_HOST]))
 def test_more_memory_never_slows(case, make, host, folder):
-    few, more = simulate(make(), folder, case, **host), simulate(make(), folder, case, room=case[3] + 1, **host)
+    few, more = (
+        simulate(one_cache(make), folder, case, **host),
+        simulate(one_cache(make), folder, case, room=case[3] + 1, **host),
+    )
     assert more.result.demand_copies.n <= few.result.demand_copies.n
     assert more.end_s <= few.end_s
 
@@ -234,8 +238,8 @@ def test_more_memory_never_slows(case, make, host, folder):
 )
 def test_more_bandwidth_never_slows(case, make, host, copy_s, folder):
     room = max(case[3], 2)
-    slow = simulate(make(), folder, case, room=room, **host)
-    fast = simulate(make(), folder, case, room=room, copy_s=copy_s, **host)
+    slow = simulate(one_cache(make), folder, case, room=room, **host)
+    fast = simulate(one_cache(make), folder, case, room=room, copy_s=copy_s, **host)
     assert fast.log == slow.log
     assert fast.end_s <= slow.end_s
 
@@ -278,7 +282,7 @@ def test_more_of_either_in_any_world(seed, make, folder):
     with Trace(from_rows(folder / "world.safetensors", rows, experts, lengths)) as trace:
 
         def replayed(room: int, copy_s: float) -> tuple[float, int]:
-            result = execute(setup(make(), trace, room, copy_s=copy_s, **world), bounds=False).result
+            result = execute(setup(one_cache(make), trace, room, copy_s=copy_s, **world), bounds=False).result
             return result.simulated_s, result.demand_copies.n
 
         time_s, copies = replayed(room, copy_s)
@@ -290,8 +294,8 @@ def test_more_of_either_in_any_world(seed, make, folder):
             assert as_many == copies
             if faster_s > time_s + 1e-9:
                 assert make is Belady
-                assert order_of_copies(make(), trace, room, copy_s, world) != order_of_copies(
-                    make(), trace, room, factor * copy_s, world
+                assert order_of_copies(one_cache(make), trace, room, copy_s, world) != order_of_copies(
+                    one_cache(make), trace, room, factor * copy_s, world
                 )
 
 
@@ -308,9 +312,9 @@ def order_of_copies(policy, trace, room: int, copy_s: float, world) -> list[list
 def test_watching_changes_nothing(case, make, folder):
     """A run without spans and decisions (which may take the flat loop) gives the same result."""
     room = max(case[3], 2)
-    watched = simulate(make(), folder, case, room=room, **BUSY_HOST).result
+    watched = simulate(one_cache(make), folder, case, room=room, **BUSY_HOST).result
     with Trace(folder / "case.safetensors") as trace:
-        alone = execute(setup(make(), trace, room, **BUSY_HOST)).result
+        alone = execute(setup(one_cache(make), trace, room, **BUSY_HOST)).result
     assert {**alone.to_dict(), "wall_s": None} == {**watched.to_dict(), "wall_s": None}
 
 

@@ -132,7 +132,7 @@ def test_an_attainment_is_expected_by_either_name(load: tuple[object, ...], caps
 def test_diff_tells_both_parts_of_the_ttft_and_what_became_of_promises(
     load: tuple[object, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = moesim(capsys, "diff", "lru", "lfu", *load, "--json").json
+    found = moesim(capsys, "diff", "lru scope=global", "lfu scope=global", *load, "--json").json
     a, b = found["a"]["result"], found["b"]["result"]
     parts = {part["part"]: part for part in found["ttft_s"]["parts"]}
     for side, result in (("a_s", a), ("b_s", b)):
@@ -142,7 +142,7 @@ def test_diff_tells_both_parts_of_the_ttft_and_what_became_of_promises(
     assert all(part["a_s"] == part["b_s"] == 0 for part in found["tpot_s"]["parts"] if part["part"] == "queue")
     keys = {row["key"] for row in found["figures"]}
     assert {"slo.attained_frac", "slo.violations.queue", "queue_s.mean", "load.requests_waiting"} <= keys
-    said = moesim(capsys, "diff", "lru", "lfu", *load).out
+    said = moesim(capsys, "diff", "lru scope=global", "lfu scope=global", *load).out
     line = next(one for one in said.splitlines() if one.startswith("broken for queue"))
     counts = a["slo"]["violations"]["queue"], b["slo"]["violations"]["queue"]
     assert line.split()[3:] == [str(counts[0]), str(counts[1]), str(counts[1] - counts[0])]

@@ -25,7 +25,7 @@ from sim.studies.sweep import shared_recording
 from sim.studies.sweep.work import carried_out
 
 CARDS = ("rtx3090", "a6000", "rtx5090")
-POLICIES = ("lru", "lfu", "lcp", "on_demand", "fiddler", "fifo")
+POLICIES = ("lru scope=global", "lfu scope=global", "lcp scope=global", "on_demand", "fiddler", "fifo scope=global")
 BUDGETS = (16, 28, 40, 52)
 HW = ("--hw", "rtx3090,a6000,h200-sxm")
 
@@ -110,7 +110,7 @@ def test_where_many_nearly_reach_the_goal_it_still_agrees(
     goal_s: float, brute: list[Row], trace: Path, ran: list[RunSpec]
 ) -> None:
     """Caches alone: random routing leaves them within a few percent of one another, and of the goal."""
-    policies = ("lru", "lfu", "lcp", "on_demand", "fifo")
+    policies = tuple(name for name in POLICIES if name != "fiddler")
     assert agrees(goal_s, [row for row in brute if row["label"] in policies], policies, trace, ran) <= 0.17
 
 
@@ -214,11 +214,11 @@ def test_what_has_to_be_mended(capsys: Any, trace: Path, words: tuple[str, ...],
 def test_several_goals_all_have_to_be_reached(trace: Path) -> None:
     """A hit rate has no bound in time; the least margin of all decides between policies."""
     goals = ["tpot_s.mean <= 1s", "hit_rate >= 5%"]
-    frame = face.plan(goals, ("lru", "lfu"), "rtx3090", trace=trace, workers=1)
-    assert frame.attrs["plan"]["best"]["policy"] == "lfu"
+    frame = face.plan(goals, ("lru scope=global", "lfu scope=global"), "rtx3090", trace=trace, workers=1)
+    assert frame.attrs["plan"]["best"]["policy"] == "lfu scope=global"
     told = frame.set_index("policy")
-    assert told.loc["lru", "state"] in ("misses", "screened_out")
-    assert told.loc["lfu", "hit_rate"] >= 0.05
+    assert told.loc["lru scope=global", "state"] in ("misses", "screened_out")
+    assert told.loc["lfu scope=global", "hit_rate"] >= 0.05
 
 
 def test_python_refuses_what_the_command_does(trace: Path) -> None:

@@ -108,7 +108,7 @@ def test_without_drafts_they_are_lru(kind: Any) -> None:
         with made.trace:
             return execute(made).result
 
-    assert run(kind.name).h2d_bytes == run("lru").h2d_bytes
+    assert run(kind.name).h2d_bytes == run("lru", set={"scope": "global"}).h2d_bytes
     drafted = run(kind.name, draft="k=3,acceptance=0.8,draft_s=0.02")
     assert drafted.prefetch.issued.n > 0
     published = {"sp_moe": 0.885, "moe_speq": 0.909}[kind.name]

@@ -34,6 +34,7 @@ MINE = '''"""A cache of mine."""
 
 from collections import OrderedDict
 
+from policies.common.cache import scope_param
 from policies.lru import Lru
 from sim.policy import Param
 
@@ -44,7 +45,7 @@ class Mine(Lru):
     name = "mine"
     title = "Mine"
     source = "tests/test_policy_file.py"
-    params = (*Lru.params, Param("rank", 0, "how many older ones to spare", low=0, high=9))
+    params = (scope_param("global"), Param("rank", 0, "how many older ones to spare", low=0, high=9))
     rank: int
 
     def bind(self, view):
@@ -95,7 +96,7 @@ def test_a_file_is_a_policy_like_any_other(capsys, tmp_path, mine):
     trace = mixtral_shaped(tmp_path)
     world = ("--hw", "rtx3090", "--trace", trace, "--requests", 1, "--experts", 60)
     own = result(capsys, "--policy", f"{mine}:Mine", *world)
-    installed = result(capsys, "--policy", "lru", *world)
+    installed = result(capsys, "--policy", "lru", "--set", "scope=global", *world)
     assert own["policy"] == "mine"
     assert own["policy_file"]["name"] == "my policy.py"
     assert installed["policy_file"] is None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cpu_bench import replay, written
 from easy_numbers import execute_easy, run, setup
+from scopes import one_cache
 from tiny_traces import tiny_trace
 
 from policies.lcp import Lcp
@@ -25,7 +26,7 @@ def test_lcp_five_steps(tmp_path):
         ("gpu", 0, 2),
     ]
     # With the published window of 128 tokens uses decide: 3 x .98 against 1 x .99.
-    assert run(Lcp(), tmp_path, rows, room=2, n_experts=3).log == [
+    assert run(Lcp(scope="global"), tmp_path, rows, room=2, n_experts=3).log == [
         ("fetch", 0, 0),
         ("gpu", 0, 0),
         ("gpu", 0, 0),
@@ -41,9 +42,9 @@ def test_lcp_five_steps(tmp_path):
 def test_lcp_remembers_what_has_left(tmp_path):
     """1 leaves for 2 and comes back with both of its uses: then 2, used once but later, leaves for 0, not 1."""
     rows = [[[1]], [[2]], [[1]], [[0]]]
-    seen = run(Lcp(), tmp_path, rows, room=1, n_experts=3)
+    seen = run(Lcp(scope="global"), tmp_path, rows, room=1, n_experts=3)
     assert [e for e in seen.log if e[0] == "evict"] == [("evict", 0, 1), ("evict", 0, 2), ("evict", 0, 1)]
-    seen = run(Lcp(), tmp_path, [[[1]], [[0]], [[2]], [[1]], [[0]]], room=2, n_experts=3)
+    seen = run(Lcp(scope="global"), tmp_path, [[[1]], [[0]], [[2]], [[1]], [[0]]], room=2, n_experts=3)
     assert [e for e in seen.log if e[0] == "evict"] == [("evict", 0, 1), ("evict", 0, 0), ("evict", 0, 2)]
 
 
@@ -51,8 +52,8 @@ def test_lcp_remembers_what_has_left(tmp_path):
     ("policy", "counts", "leaves"),
     [
         (Lcp(counts="iterations"), "iterations", 0),
-        (Lfu(), "iterations", 0),
-        (Lcp(), "tokens", 1),
+        (Lfu(scope="global"), "iterations", 0),
+        (Lcp(scope="global"), "tokens", 1),
         (Lfu(counts="tokens"), "tokens", 1),
     ],
 )
@@ -94,7 +95,7 @@ def test_mrs_five_steps(tmp_path):
     """One layer, room for 2. S at the third token: .075 .325 .45; the fourth: .39 .16 .33; the fifth: .24 .48 .16."""
     scores = [*SCORES, [0.7, 0.1, 0.2], [0.1, 0.8, 0.1]]
     path = written(tmp_path / "t", [(1, 5, "test")], [[[e]] for e in (0, 1, 2, 0, 1)], 3, scores=[[s] for s in scores])
-    assert replay(Mrs(), path, 2).log == [
+    assert replay(Mrs(scope="global"), path, 2).log == [
         ("fetch", 0, 0),
         ("gpu", 0, 0),
         ("fetch", 0, 1),
@@ -212,7 +213,7 @@ KNOBS = {
 @pytest.mark.parametrize(("kind", "knob"), [(kind, knob) for kind, knobs in KNOBS.items() for knob in knobs])
 def test_every_parameter_changes_decisions(tmp_path, kind, knob):
     with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, n_requests=6, outputs=25, levels={"scores"})) as trace:
-        base, other = kind(), kind(**{knob: KNOBS[kind][knob]})
+        base, other = one_cache(kind), kind(**{knob: KNOBS[kind][knob]})
         assert execute_easy(setup(base, trace, 9)).log != execute_easy(setup(other, trace, 9)).log
 
 
@@ -222,5 +223,5 @@ def test_every_parameter_is_looked_at(kind):
 
 
 def test_published_defaults():
-    assert Lcp().settings == {"scope": "global", "omega": 128, "rho": 0.25, "counts": "tokens"}
-    assert Mrs().settings == {"scope": "global", "alpha": 0.5, "top_p": None, "tokens": "first"}
+    assert Lcp(scope="global").settings == {"scope": "global", "omega": 128, "rho": 0.25, "counts": "tokens"}
+    assert Mrs(scope="global").settings == {"scope": "global", "alpha": 0.5, "top_p": None, "tokens": "first"}

@@ -190,7 +190,7 @@ def test_head_is_lfu(tmp_path, seed):
     with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, prompt=1, outputs=30, levels=(), seed=seed)) as trace:
         for room in (5, 9, 14):
             mine = execute_easy(setup(MoeInfinity(variant="code_head"), trace, room))
-            other = execute_easy(setup(Lfu(), trace, room))
+            other = execute_easy(setup(Lfu(scope="global"), trace, room))
             kinds = ("evict", "fetch")
             assert sorted(e for e in mine.log if e[0] in kinds) == sorted(e for e in other.log if e[0] in kinds)
             assert not mine.prefetched()

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from easy_numbers import setup
+from scopes import one_cache
 from tiny_traces import from_rows, noise, tiny_trace
 
 from policies.belady import Belady
@@ -142,7 +143,7 @@ def tiny(tmp_path_factory):
 @pytest.mark.parametrize("room", [1, 2, 3, 5, 8, 12, 18])
 @pytest.mark.parametrize("make", RANKS, ids=lambda kind: kind.name)
 def test_counts_on_a_tiny_trace(make, room, tiny):
-    n, steps = copies(make(), tiny, room)
+    n, steps = copies(one_cache(make), tiny, room)
     assert n == misses_layer_by_layer(steps, room, RANKS[make])
 
 
@@ -152,7 +153,7 @@ def test_belady_makes_hardly_more_copies_than_the_relaxed_problem(tiny, room):
     n, steps = copies(Belady(), tiny, room)
     least = fewest_copies(steps, room)
     assert least <= n <= least * 1.07 + 1
-    assert n <= min(copies(make(), tiny, room)[0] for make in (Lru, Lfu, Fifo, Random))
+    assert n <= min(copies(one_cache(make), tiny, room)[0] for make in (Lru, Lfu, Fifo, Random))
 
 
 def test_scopes(tiny):
@@ -172,7 +173,7 @@ def test_counts_on_the_bundled_trace(make):
     except BadInput as error:
         pytest.skip(f"no bundled trace: {error}")
     with trace:
-        made = setup(make(), trace, 64)
+        made = setup(one_cache(make), trace, 64)
         made.requests = made.requests[:2]
         assert execute(made).engine.tally.n_demand == misses_layer_by_layer(layers_of(made), 64, RANKS[make])
 
@@ -212,7 +213,7 @@ def test_counts_on_public_traces(name, make, tmp_path):
     rows = public(name)
     with Trace(from_rows(tmp_path / "t", rows.tolist(), n_experts)) as trace:
         room = n_experts // 4 * rows.shape[1]
-        n, steps = copies(make(), trace, room)
+        n, steps = copies(one_cache(make), trace, room)
         assert n == misses_layer_by_layer(steps, room, RANKS[make])
         if make is Lru:
             per_layer, _ = copies(Lru(scope="layer"), trace, room)

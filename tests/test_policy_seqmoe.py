@@ -106,7 +106,7 @@ def test_without_noise_it_lies_between_lru_and_belady(tmp_path):
     rows = [[draw.sample(range(8), 2) for _ in range(3)] for _ in range(120)]
     hits = [
         run(policy, tmp_path, rows, room=10, n_experts=8).result.hit_rate
-        for policy in (Lru(), SeqMoe(prefetch=False), SeqMoe(**SURE, prefetch=False), Belady())
+        for policy in (Lru(scope="global"), SeqMoe(prefetch=False), SeqMoe(**SURE, prefetch=False), Belady())
     ]
     assert hits == sorted(hits)
     assert hits[1] > hits[0] + 0.1

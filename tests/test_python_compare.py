@@ -44,7 +44,7 @@ def test_a_class_and_what_cannot_run(trace: Path, tmp_path: Path) -> None:
 
     alone = face.compare(Lru, "rtx3090", trace=trace, requests=1)
     assert alone["tpot_s.mean"][0] == face.simulate(Lru, "rtx3090", trace=trace, requests=1).tpot_s.mean
-    few = face.compare(["lru", "all"], "rtx3090", trace=trace, requests=1, gpus=2, experts=40)
+    few = face.compare(["lru scope=global", "all"], "rtx3090", trace=trace, requests=1, gpus=2, experts=40)
     assert "duoserve" in few.attrs["not_run"]
     assert set(few["as"]).isdisjoint(few.attrs["not_run"])
 

@@ -191,7 +191,7 @@ class TestPoliciesOfOnesOwn:
         path = tmp_path / "own_lru.py"
         kind = imported(MINE, "Mine", path)
         by_class, by_file = moesim.simulate(policy=kind, **world), moesim.simulate(policy=path, **world)
-        installed = moesim.simulate(policy="lru", **world)
+        installed = moesim.simulate(policy="lru", set={"scope": "global"}, **world)
         assert timeless(by_class.to_dict()) == timeless(by_file.to_dict())
         assert by_class.policy_file is not None
         assert by_class.policy_file.name == "own_lru.py"
@@ -269,7 +269,7 @@ class TestMistakes:
     def test_an_instance_is_none(self, world: dict[str, Any]) -> None:
         from policies.lfu import Lfu
 
-        given: Any = Lfu()
+        given: Any = Lfu(scope="global")
         with pytest.raises(BadInput, match="policy, got an instance of Lfu: give the class, and its parameters by set"):
             moesim.simulate(policy=given, **world)
 

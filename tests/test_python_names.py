@@ -39,7 +39,7 @@ FILES = {
     "hwprofiles.py": "raise RuntimeError('nobody asked for this one')\n",
     "reports/notes.txt": "a folder without code\n",
 }
-RUN = "result = moesim.simulate(policy='lru', hw='rtx3090', requests=1)\nassert result.hit_rate == 0\n"
+RUN = "result = moesim.simulate(policy='on_demand', hw='rtx3090', requests=1)\nassert result.hit_rate == 0\n"
 
 
 def said(

@@ -133,7 +133,9 @@ def test_the_detector_sees_a_lost_wait_for_a_copy(monkeypatch, tmp_path):
 
 def test_the_detector_sees_room_overwritten_while_it_is_read(monkeypatch, tmp_path):
     with pytest.raises(Race, match=r"copy_\S* on up writes what \S+ on compute reads"):
-        raced(monkeypatch, tmp_path, "lru", 2, device=RaceDevice(skip=between("up", "compute")))
+        raced(
+            monkeypatch, tmp_path, "lru", 2, set={"scope": "global"}, device=RaceDevice(skip=between("up", "compute"))
+        )
 
 
 def test_the_detector_sees_a_choice_read_before_it_is_there(monkeypatch, tmp_path):

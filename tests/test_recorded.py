@@ -128,7 +128,7 @@ def test_one_run_decides_for_all_hardware_of_a_sweep(capsys: Any, tmp_path: Path
     on each; and the table is that of runs which decide for themselves."""
     trace, calls = mixtral_shaped(tmp_path), {"record": 0, "timed": 0, "execute": 0}
     words = ["sweep", "--trace", trace, "--policy", "lru", "--policy", "lfu", "--policy", "fiddler", "--workers", 1]
-    words += ["--hw", "rtx3090,a6000", "--experts", "20,48", "--set", "hw.h2d.bandwidth_bytes_per_s=1.2e10,2e10,4e10"]
+    words += ["--hw", "rtx3090,a6000", "--experts", "32,48", "--set", "hw.h2d.bandwidth_bytes_per_s=1.2e10,2e10,4e10"]
 
     def counting(name: str) -> Any:
         function = getattr(shared_recording, name)

@@ -82,7 +82,7 @@ def moments(served: list[RequestTimes]) -> list[tuple[Any, ...]]:
         ("lru", {"batch": 3, "scheduler": "emoe_slo", "slo": {"*": {"ttft_s": 30.0}}, "arrivals": "poisson:1"}),
         ("lru", {"batch": 3, "prefill_chunk": 8, "arrivals": "poisson:1"}),
         ("lru", {"batch": 2, "batching": "static", "arrivals": "poisson:1"}),
-        ("lru", {"gpus": 2, "peer": "all-to-all"}),
+        ("lru", {"gpus": 2, "peer": "all-to-all", "experts": 64}),
         pytest.param("moe_infinity", {"batch": 2, "scheduler": "sjf"}, marks=pytest.mark.thorough),
         pytest.param("moepic", {}, marks=pytest.mark.thorough),  # prefetches while it is idle
         pytest.param("hybrimoe", {"engine": "simpy", "requests": 4}, marks=pytest.mark.thorough),

@@ -193,7 +193,7 @@ class TestRun:
         self, kept: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The run of `lru` lies on the curve of `lru`: two ways to count the same misses."""
-        plain, _, own = plot(data_of(capsys, kept[1]), "misses")["traces"]
+        _, plain, own = plot(data_of(capsys, kept[1]), "misses")["traces"]
         at = plain["x"].index(50 / 256)
         assert own["x"] == [50 / 256]
         assert own["y"][0] == pytest.approx(plain["y"][at])

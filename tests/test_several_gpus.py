@@ -17,6 +17,7 @@ import random_worlds
 import several_worlds
 from cli_help import simulated
 from easy_numbers import EXPERT_BYTES, TOKEN_BYTES, Run, execute_easy, figure, setup
+from scopes import one_cache
 from test_timeline_copies import Placed
 from tiny_traces import from_rows, tiny_trace
 
@@ -440,7 +441,7 @@ def test_engines_agree_and_a_port_never_moves_more_than_it_can(tmp_path):
 
 def test_as_many_bytes_cross_as_tokens_of_experts_elsewhere_have(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, n_requests=2, prompt=4, outputs=5, levels=set())) as trace:
-        seen = shared_out(Lru(), trace, 6, 3, "arithmetic", ALL_TO_ALL)
+        seen = shared_out(Lru(scope="global"), trace, 6, 3, "arithmetic", ALL_TO_ALL)
         n_pairs = sum(n for gpu in (1, 2) for what, n in seen.tokens(f"gpu{gpu}") if what.startswith("expert"))
     for port in PORTS:
         assert sum(span[5] for span in seen.spans if span[0] == port) == n_pairs * TOKEN_BYTES > 0
@@ -455,7 +456,7 @@ def test_bounds_stay_bounds(tmp_path, ways, gpus):
             for kind in (Lru, Belady):
                 for room in (2, 6):
                     world = {"launch_s": 0.25 * (seed % 2), "copy_s": 1.0 + 4 * (seed // 2), "shared": bool(seed % 2)}
-                    result = shared_out(kind(), trace, room, gpus, None, ways, (0.1, 160.0), **world).result
+                    result = shared_out(one_cache(kind), trace, room, gpus, None, ways, (0.1, 160.0), **world).result
                     assert 0 < result.bound.tpot_s <= result.tpot_s.mean
                     assert 0 < result.bound.ttft_s <= result.ttft_s.mean
 

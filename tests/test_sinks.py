@@ -41,7 +41,7 @@ def read(folder: Path) -> dict[str, pd.DataFrame]:
         ("fine_moe",),
         ("on_demand",),
         ("lfu", "--batch", 3),
-        ("lru", "--gpus", 2, "--experts", 40),
+        ("lru", "--gpus", 2, "--experts", 64),
         ("gpu_only",),
         ("promoe",),
     ],
@@ -105,7 +105,7 @@ def test_tables_are_tidy_and_share_one_id(run: Any, tmp_path: Path) -> None:
 
 
 def test_the_id_tells_inputs_apart_and_nothing_else(run: Any, tmp_path: Path) -> None:
-    changes = ((), ("--seed", 1), ("--experts", 40), ("--set", "scope=layer"), ("--set", "hw.h2d.latency_s=1e-6"))
+    changes = ((), ("--seed", 1), ("--experts", 40), ("--set", "scope=global"), ("--set", "hw.h2d.latency_s=1e-6"))
     ids = {run(*args, "--json").json["run_id"] for args in changes}
     assert len(ids) == 5
     plain = run("--json").json["run_id"]

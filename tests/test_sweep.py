@@ -48,7 +48,7 @@ def table(folder: Path) -> pd.DataFrame:
 
 def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Path) -> None:
     """Brute force: each point once more as a command of its own, figure by figure, its bound included."""
-    grid = {"hw": ("rtx3090", "a6000"), "experts": (20, 48), "batch": (1, 2)}
+    grid = {"hw": ("rtx3090", "a6000"), "experts": (32, 48), "batch": (1, 2)}
     link = "hw.h2d.bandwidth_bytes_per_s"
     words: list[object] = ["sweep", "--trace", trace, "--policy", "lru", "--policy", "lcp rho=0.5,0.9"]
     words += ["--policy", "fiddler", "--set", f"{link}=1.2e10,2.4e10"]
@@ -77,7 +77,18 @@ def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Pat
 
 
 def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tmp_path: Path) -> None:
-    words = ("--policy", "lru", "--policy", "lfu scope=layer", "--hw", "rtx3090", "--seed", "1:2", "--cache-frac", 0.15)
+    words = (
+        "--policy",
+        "lru",
+        "--policy",
+        "lfu scope=global",
+        "--hw",
+        "rtx3090",
+        "--seed",
+        "1:2",
+        "--cache-frac",
+        0.15,
+    )
     words = (*words, "--vram", "20GB,22GB", "--set", "stack.per_layer_s=5e-6", "--link", "pcie4x16,pcie5x16")
     assert moesim(capsys, "sweep", "--trace", trace, *words, "--out", tmp_path / "out").code == 0
     rows = table(tmp_path / "out")
@@ -151,7 +162,7 @@ def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path,
 
 def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> None:
     """Before the run and in it: a budget beyond the card, and one below what a policy needs."""
-    words = ("--policy", "lru", "--policy", "lfu scope=layer", "--hw", "rtx3090", "--experts", "16,40,200")
+    words = ("--policy", "lru scope=global", "--policy", "lfu", "--hw", "rtx3090", "--experts", "16,40,200")
     said = moesim(capsys, "sweep", "--trace", trace, *words, "--out", tmp_path / "out")
     assert said.code == 0
     rows = table(tmp_path / "out")
@@ -162,7 +173,7 @@ def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> N
     assert "needs at least 32 whole experts" in said.out
     assert "lower it, or take a larger GPU" in said.out
     with pytest.raises(BadInput, match="lower it, or take a larger GPU"):
-        face.sweep("lru", "rtx3090", trace=trace, experts=[200, 201])  # nothing is left to run
+        face.sweep("lru scope=global", "rtx3090", trace=trace, experts=[200, 201])  # nothing is left to run
     said = moesim(capsys, "sweep", "--trace", trace, *words[2:6], "--experts", "15,16")  # known as it runs alone
     assert (said.code, said.out.splitlines()[0]) == (2, "nothing ran")
 

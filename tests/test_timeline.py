@@ -97,7 +97,7 @@ def run(capsys: pytest.CaptureFixture[str], trace: Path) -> Any:
         pytest.param(("hobbit",), marks=pytest.mark.thorough),
         ("hybrimoe",),
         ("daop",),
-        ("lfu", "--gpus", 2, "--experts", 40),
+        ("lfu", "--gpus", 2, "--experts", 64),
         ("on_demand", "--batch", 2),
     ],
     ids=lambda args: "-".join(map(str, args)),

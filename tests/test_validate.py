@@ -83,7 +83,7 @@ def world(tmp_path_factory):
     return folder
 
 
-def compared(world, hw="me.yaml", policy="lru", experts=2, **fields):
+def compared(world, hw="me.yaml", policy="lru", experts=4, **fields):
     setup = tiny_setup(world, policy, experts, hw=str(world / hw))
     setup.close()
     spec = msgspec.structs.replace(setup.spec, model=str(world / "wide.yaml"), **fields)
@@ -187,7 +187,7 @@ def test_a_grossly_wrong_profile_fails_on_the_command_line(world, capsys):
         "--policy",
         "lru",
         "--experts",
-        2,
+        4,
         "--model",
         world / "wide.yaml",
         "--trace",
@@ -239,7 +239,7 @@ def test_half_the_bandwidth_fails_on_the_command_line_and_names_the_copy_lane(wo
         "--policy",
         "lru",
         "--experts",
-        2,
+        4,
         "--model",
         world / "wide.yaml",
         "--trace",
@@ -256,7 +256,7 @@ def test_half_the_bandwidth_fails_on_the_command_line_and_names_the_copy_lane(wo
     assert right.code == 0, right.out
     wrong = moesim(capsys, *args, world / "half.yaml", "--tolerance", 0.2)
     assert wrong.code == 1
-    assert "wrong: lru, 2 experts: TPOT is off by +" in wrong.out
+    assert "wrong: lru, 4 experts: TPOT is off by +" in wrong.out
     assert "most of the difference is on lane h2d (h2d: demand: " in wrong.out
 
 

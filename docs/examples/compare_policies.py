@@ -10,7 +10,7 @@ import moesim
 HERE = {"hw": "rtx3090", "requests": 2}
 
 # %% The answer in a sentence, and the table behind it.
-table = moesim.compare(["lru", "lfu", "lfu scope=layer", "fine_moe", "belady"], **HERE)
+table = moesim.compare(["lru", "lru scope=global", "lfu", "fine_moe", "belady"], **HERE)
 print(fill(table.attrs["answer"], 95))
 shown = table[["as", "rank", "tpot_s.mean", "above_common_bound_frac", "hit_rate", "bound_by.resource"]]
 print(shown.to_string(index=False, float_format="{:.3f}".format))

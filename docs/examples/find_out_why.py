@@ -7,8 +7,8 @@ from textwrap import fill
 
 import moesim
 
-slow = moesim.simulate("lru", "rtx3090", requests=2)
-fast = moesim.simulate("lfu", "rtx3090", requests=2, set={"scope": "layer"})
+slow = moesim.simulate("lru", "rtx3090", requests=2, set={"scope": "global"})
+fast = moesim.simulate("lfu", "rtx3090", requests=2)
 print(f"{slow.policy}: {slow.tpot_s.mean:.3f} s a token; {fast.policy}: {fast.tpot_s.mean:.3f} s")
 
 # %% What does the GPU wait for? Shares of decode.

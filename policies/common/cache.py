@@ -8,20 +8,25 @@ from policies.common.homes import by_layer, most_layers
 from sim.policy import Param, Piece, Policy, View
 
 
-class ScopedCache(Policy):
-    """A cache whose `scope` is a whole GPU (`global`) or every layer on its own (`layer`).
+def scope_param(default: str) -> Param:
+    """The parameter that says whether a cache is one per layer or one over all layers of a GPU."""
+    return Param(
+        "scope",
+        default,
+        "layer: one cache per layer (Mixtral-Offloading section 3.1); global: one over all layers of a GPU",
+        choices=("layer", "global"),
+    )
 
-    Per-layer capacities are equal; what does not divide goes to the first layers, one expert each.
+
+class ScopedCache(Policy):
+    """A cache whose `scope` is every layer on its own (`layer`) or a whole GPU (`global`).
+
+    One per layer is the default: a token uses the layers in turn, so one LRU over all layers that holds less than a
+    token uses evicts every expert before its next use. Per-layer capacities are equal; the experts that are left over
+    go to the first layers, one each.
     """
 
-    params: ClassVar[tuple[Param, ...]] = (
-        Param(
-            "scope",
-            "global",
-            "one cache over all layers, or one per layer (Mixtral-Offloading section 3.1)",
-            choices=("global", "layer"),
-        ),
-    )
+    params: ClassVar[tuple[Param, ...]] = (scope_param("layer"),)
     scope: str
 
     def min_experts(self, view: View) -> int:

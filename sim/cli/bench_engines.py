@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 PAIRS = (
-    Pair("lru", "lru", {}),
+    Pair("lru", "lru", {"set": {"scope": "global"}}),
     Pair("fine_moe", "fine_moe", {}),
     Pair("ktransformers, CPU", "ktransformers", {}),
     Pair("mixtral_offloading, copies back", "mixtral_offloading", {"set": {"guesses": 0}}),

@@ -23,7 +23,7 @@ N = 10_000
 N_SPLICED = 200  # requests of the log's lengths, from which all are drawn
 SOURCE = "mixtral-8x7b-small"
 RATE_SCALE = 0.001  # of the log's 5.5 requests per second: some three quarters of what is served
-RUN = ("--policy", "lru", "--hw", "rtx3090", "--batch", "4", "--json")
+RUN = ("--policy", "lru", "--set", "scope=global", "--hw", "rtx3090", "--batch", "4", "--json")
 MOST_S = 120.0
 MOST_BYTES = 1_000_000_000
 MOST_RATIO = 1.15

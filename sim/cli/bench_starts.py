@@ -38,7 +38,12 @@ class Process(NamedTuple):
 PROCESSES = (
     Process("main job", "simulate --policy fine_moe --hw rtx3090 --json", 2.5, 1),
     Process("help", "simulate --help", 0.15, REPEATS),
-    Process("a run of ten tokens", "simulate --policy lru --hw rtx3090 --trace {trace} --json", 0.5, REPEATS),
+    Process(
+        "a run of ten tokens",
+        "simulate --policy lru --set scope=global --hw rtx3090 --trace {trace} --json",
+        0.5,
+        REPEATS,
+    ),
 )
 
 # What a child runs: the command, then its own peak on standard error (a parent's view of it would start at the

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sim.cli.bench_told import SweepTold
 
 N_LINKS = 64
-RUN = ["--policy", "lru", "--hw", "rtx3090", "--experts", "48"]
+RUN = ["--policy", "lru", "--set", "scope=global", "--hw", "rtx3090", "--experts", "48"]
 LINK = "hw.h2d.bandwidth_bytes_per_s"
 REPEATS = 2  # the first start of a process may write byte code
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sim.pages.lanes import Window
     from sim.pages.page import Page
 
-CACHES = ("lru", "lru scope=layer")
+CACHES = ("lru scope=global", "lru")
 """Plain caches that a run is held against: their hits of every size take one pass."""
 PROFILES = (".yaml", ".yml")
 IMAGES = (".svg", ".png")

@@ -240,7 +240,11 @@ class Policy:
     # -- questions the engine asks ----------------------------------------------------------------------------------
 
     def accessed(self, piece: Piece, hit: bool, view: View) -> None:
-        """A needed whole expert was found (`hit`) or has just been given room; called by the default service."""
+        """A needed whole expert was found (`hit`), or was missing and has just been given room.
+
+        The default service calls it: for all hits of a layer first; then for each missing expert, after `victim` and
+        `evicted` have made its room and its copy has been asked for.
+        """
 
     def placed(self, piece: Piece, view: View) -> None:
         """A prefetched piece has taken its room; in host memory above a drive, also one that was there from the start

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sim.setup.setup import Setup
 
 SCHEMA = 1
+LOOKUP = "layer"  # what the engine looks up at once (`sim.engine.default_service`, `sim.engine.layer`)
 
 
 def memory_of(setup: Setup, engine: Engine | Recording) -> Memory:
@@ -162,6 +163,7 @@ def fold(
         lengths=metrics.lengths(clockwork),
         phases=metrics.phases(clockwork),
         hit_definition=spec.hit_definition,
+        lookup=LOOKUP,
         hit_rate=rates.hit,
         partial_hit_rate=rates.partial_hit,
         late_hit_rate=rates.late_hit,

@@ -127,6 +127,7 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     lengths: Lengths
     phases: Phases
     hit_definition: str
+    lookup: str
     hit_rate: Share
     partial_hit_rate: Share
     late_hit_rate: Share

@@ -309,9 +309,9 @@ def _hits(result: Result) -> Table:
         if name in ("hit", "late_hit", "miss") or any(shares[name] for shares in rates.values())
     ]
     rows = _table("experts found", *(name.replace("_", " ") for name in shown), "")
-    note = f"   definition: {result.hit_definition}"
+    notes = {"decode": f"   definition: {result.hit_definition}", "prefill": "   looked up a layer at a time"}
     for phase, shares in rates.items():
-        rows.add_row(phase, *(show_frac(shares[name]) for name in shown), note if phase == "decode" else "")
+        rows.add_row(phase, *(show_frac(shares[name]) for name in shown), notes.get(phase, ""))
     return rows
 
 

@@ -175,6 +175,8 @@ class Iteration:
             ids = self._ids = self.all_ids()
             np.add.at(counts, (np.arange(shape[0])[None, :, None], ids), 1)
             self._counts = counts.tolist()
+        if self.n_tokens == 1:  # a prompt of one token
+            return dict.fromkeys(self.ids(layer)[0].tolist(), 1)
         return {expert: n for expert, n in enumerate(self._counts[layer]) if n}
 
     def ids(self, layer: int) -> np.ndarray:

@@ -132,6 +132,8 @@ class Iteration:
             for r in self.ranges:
                 np.add.at(counts, (layers, self._trace.experts[r.start_row : r.stop_row]), 1)
             self._counts = counts.tolist()
+        if self.n_tokens == 1:  # corrected since 0.1: router order for a prompt of one token, too
+            return dict.fromkeys(self.ids(layer)[0].tolist(), 1)
         return {expert: n for expert, n in enumerate(self._counts[layer]) if n}
 
     def ids(self, layer: int) -> np.ndarray:
