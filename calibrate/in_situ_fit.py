@@ -11,7 +11,7 @@ import numpy as np
 
 from calibrate import duplex
 from calibrate.in_situ_file import Samples
-from calibrate.stats import summarise
+from calibrate.stats import range_of, refused, summarise
 from sim.base.errors import BadInput
 
 WITHIN = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
@@ -220,6 +220,20 @@ def _links_of_a_gpu(copies: Copies, sends: Copies, data: Mapping[str, Any]) -> d
     return {**found, "d2h": {**data["d2h"], "latency_s": figure(sends[min(sends)])}} if sends else found
 
 
+def judged(node: Any) -> Any:
+    """The same data, in which what was measured on the lanes is assumed where its samples are too bad to call it
+    measured. They are means of many, so that no range follows from their scatter where it is not as bad as that."""
+    if not isinstance(node, dict):
+        return node
+    if node.get("ref") != "lanes" or "iqr" not in node:
+        return {name: child if name == "policy_slowdown" else judged(child) for name, child in node.items()}
+    value, iqr = float(node["value"]), float(node["iqr"])
+    why = refused("lanes", value, iqr)
+    note = str(node.get("note", ""))
+    said = {"source": "assumed", "note": f"{why}; {note}" if note else why, **range_of(value, iqr)}
+    return {**node, **said} if why else node
+
+
 def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Samples] = ()) -> dict[str, Any]:
     """A profile's plain data with what was measured on the real machine's lanes in place of what was measured alone.
 
@@ -265,4 +279,5 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
         }
     within = WITHIN if on_cpu else ("cpu_slowdown_by_h2d",)
     terms = {**({} if on_cpu else data.get("contention", {})), **dict.fromkeys(within, none), **_both_ways(samples)}
-    return {**data, "host": host, "contention": terms, "ranges": ranges, "sources": {**data["sources"], "lanes": lanes}}
+    data = {**data, "host": host, "ranges": ranges, "sources": {**data["sources"], "lanes": lanes}}
+    return {**judged(data), "contention": terms}  # a slow-down is near zero where there is none, whatever it scatters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import yaml
 
 from calibrate import derive
 from calibrate.derive import LinkFit, MeasuredPoint, Table, Together
-from calibrate.stats import Summary
+from calibrate.fit import Fit
+from calibrate.stats import NO_MEASUREMENT, Summary, range_of, refused
 from sim.base.files import replacing
+from sim.results.provenance import SPREAD
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _LANE_BYTES_PER_S = {
@@ -91,6 +93,44 @@ def _measured(value: float, iqr: float, n: int, note: str = "") -> dict[str, Any
     return {**figure, "note": note} if note else figure
 
 
+def _judged(figure: dict[str, Any], probe: str, fit: Fit | None = None) -> dict[str, Any]:
+    """A figure with the range that its samples and its fit leave open, where that is wider than the one of every
+    measurement; assumed, where they are too bad to call it one."""
+    off_frac = 0.0 if fit is None else fit.median_off_frac
+    value, iqr = figure["value"], figure["iqr"]
+    ends = range_of(value, iqr, off_frac)
+    if ends["high"] > value * (1 + SPREAD["measured"]):
+        figure = {**figure, **ends}
+    if why := refused(probe, value, iqr, off_frac):
+        note = figure.get("note", "")
+        return {**figure, "source": "assumed", "note": f"{why}; {note}" if note else why}
+    return figure
+
+
+def doubts(data: Mapping[str, Any], command: str) -> Iterator[str]:
+    """A line for each figure that is no measurement: what it is instead, and how to measure it after all."""
+    for path, figure in _figures(data, ""):
+        note = str(figure.get("note", ""))
+        if note.startswith(NO_MEASUREMENT):
+            probe = note.partition("(probe ")[2].partition(")")[0]
+            ends = f", from {figure['low']:.3g} to {figure['high']:.3g}" if "low" in figure else ""
+            again = f"{command} --resume --probe {probe} --rounds 12 --minutes 15"
+            yield (
+                f"{path}: {note}; taken as assumed{ends}. Repeat it on a quiet machine with `{again}`: end other "
+                "programs that compute or copy, let nobody else use the machine, plug it in and fix its clocks (power mode "
+                "performance)"
+            )
+
+
+def _figures(node: object, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(node, Mapping):
+        if "value" in node and "source" in node:
+            yield path, node
+        else:
+            for name, child in node.items():
+                yield from _figures(child, f"{path}.{name}".lstrip("."))
+
+
 def _assumed(value: float, note: str = _NOT_MEASURED) -> dict[str, Any]:
     return {"value": float(value), "source": "assumed", "note": note}
 
@@ -114,8 +154,8 @@ def _link(found: LinkFit | None, fallback: dict[str, Any] | None = None) -> dict
         f"{found.fit.worst_frac:.1%} (worst)"
     )
     return {
-        "latency_s": _measured(latency_s, _spread(small, latency_s), n, note),
-        "bandwidth_bytes_per_s": _measured(rate, _spread(large, rate), n),
+        "latency_s": _judged(_measured(latency_s, _spread(small, latency_s), n, note), "copy", found.fit),
+        "bandwidth_bytes_per_s": _judged(_measured(rate, _spread(large, rate), n), "copy", found.fit),
     }
 
 
@@ -126,15 +166,15 @@ def _through_host(up: dict[str, Any], down: dict[str, Any]) -> dict[str, Any]:
     return {"latency_s": _assumed(latency_s, note), "bandwidth_bytes_per_s": _assumed(rate, note)}
 
 
-def _point(point: MeasuredPoint | None, default: float, note: str = "", scale: float = 1.0) -> dict[str, Any]:
+def _point(point: MeasuredPoint | None, default: float, probe: str, note: str = "") -> dict[str, Any]:
     if point is None:
         return _assumed(default)
     summary = point.summary
-    return _measured(summary.median * scale, summary.iqr * scale, summary.n, note)
+    return _judged(_measured(summary.median, summary.iqr, summary.n, note), probe)
 
 
 def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
-    floor = _point(table.one("host", what="kernel_floor"), 2e-6)
+    floor = _point(table.one("host", what="kernel_floor"), 2e-6, "host")
     found = derive.gpu_experts(table, facts["dtype"], floor["value"])
     name = DTYPES[facts["dtype"]]
     if found is None:
@@ -147,8 +187,9 @@ def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
             f"{found.fit.worst_frac:.1%} (worst)"
         )
         bytes_per_s, flops = (found.fit.params[key] for key in ("bandwidth_bytes_per_s", "flops_per_s"))
-        bandwidth = _measured(bytes_per_s, _spread(by_tokens[0].summary, bytes_per_s), n, note)
-        rate = _measured(flops, _spread(by_tokens[-1].summary, flops), n, note)
+        few, many = by_tokens[0].summary, by_tokens[-1].summary
+        bandwidth = _judged(_measured(bytes_per_s, _spread(few, bytes_per_s), n, note), "expert", found.fit)
+        rate = _judged(_measured(flops, _spread(many, flops), n, note), "expert", found.fit)
     rates = {name: rate}
     if name == "bf16":
         rates["fp16"] = _assumed(rate["value"], "as bf16")
@@ -174,13 +215,14 @@ def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
 
 def _host(table: Table, kind: str) -> dict[str, Any]:
     single = [] if kind == "cpu" else [p for p in table.find("expert", variant="plain", n_tokens=1) if p.enqueue_s]
-    launch = _point(table.one("host", what="launch"), 5e-6)
+    launch = _point(table.one("host", what="launch"), 5e-6, "host")
     if single:
         # A matmul's launch is dearer than an empty kernel's; what an expert really costs the thread is what counts.
         each = MeasuredPoint({}, [s / derive.EXPERT_KERNELS for p in single for s in p.enqueue_s])
         launch = _point(
             each,
             5e-6,
+            "expert",
             f"host seconds of one expert by its {derive.EXPERT_KERNELS} launches; "
             f"the smallest kernel alone: {launch['value'] * 1e6:.1f} us",
         )
@@ -188,8 +230,8 @@ def _host(table: Table, kind: str) -> dict[str, Any]:
     middle = min(copies, key=lambda p: abs(int(p.key["n_bytes"]) - (16 << 20))) if copies else None
     return {
         "launch_s": launch,
-        "sync_s": _point(table.one("host", what="readback"), 2e-5),
-        "copy_launch_s": _point(middle, 5e-6),
+        "sync_s": _point(table.one("host", what="readback"), 2e-5, "host"),
+        "copy_launch_s": _point(middle, 5e-6, "copy_enqueue"),
     }
 
 
@@ -206,7 +248,7 @@ def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
             f"{found.fit.median_frac:.1%} (median), {found.fit.worst_frac:.1%} (worst)"
         )
         bandwidth, rate, overhead = (
-            _measured(found.fit.params[key], found.fit.params[key] * spread, n, note)
+            _judged(_measured(found.fit.params[key], found.fit.params[key] * spread, n, note), "cpu_expert", found.fit)
             for key in ("bandwidth_bytes_per_s", "flops_per_s", "overhead_s")
         )
     pair = derive.together(table, threads)
@@ -226,7 +268,7 @@ def _total(pair: Together) -> dict[str, Any]:
     """What host memory gives to experts on the CPU and copies at once, as far as the two showed it."""
     alone, both = (f"{cpu / 1e9:.1f} and {copies / 1e9:.1f}" for cpu, copies in pair.rates)
     note = f"experts on the CPU and gathered copies, GB/s: alone {alone}, together {both}"
-    return _measured(pair.most, pair.noise_frac * pair.most, pair.n, note)
+    return _judged(_measured(pair.most, pair.noise_frac * pair.most, pair.n, note), "contention")
 
 
 def _ranges(table: Table) -> dict[str, list[float]]:

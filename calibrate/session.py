@@ -243,7 +243,8 @@ def finish(request: CalibrationRequest) -> Calibration:
         data = in_situ_fit.apply(data, first, request.name, others)
     profile.write(request.profile_path, data)
     files = (request.profile_path, request.samples_path, request.environment_path, *paths)
-    return Calibration(data, table, files, [*state.get("warnings", []), *table.noise()])
+    doubts = profile.doubts(data, facts["command"])
+    return Calibration(data, table, files, [*doubts, *state.get("warnings", []), *table.noise()])
 
 
 def _earlier(request: CalibrationRequest, title: str) -> dict[str, Any]:

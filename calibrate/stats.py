@@ -84,6 +84,32 @@ def summarise(samples: Sequence[float]) -> Summary:
     return Summary(median, low, high, len(samples))
 
 
+NO_MEASUREMENT = "no measurement"
+"""How the note of a refused figure begins."""
+MOST_OFF_FRAC = 0.5
+"""Of a fit, in the median over its points: one that is off by more does not describe what it was fitted to."""
+MOST_IQR = 2.0
+"""IQR over value: above, half of it either way reaches zero. Calibrations that predict well have at most 1."""
+
+
+def refused(probe: str, value: float, iqr: float, off_frac: float = 0.0) -> str:
+    """Why a figure is no measurement, in a note that names the probe to repeat; empty where it is one.
+
+    Args:
+        off_frac: by which the fit behind it is off, in the median over its points.
+    """
+    why = [f"its fit is off by {off_frac:.0%} in the median"] if off_frac > MOST_OFF_FRAC else []
+    if iqr > MOST_IQR * abs(value):
+        why.append(f"its IQR is {iqr / abs(value):.1f} times the value" if value else "its samples scatter around zero")
+    return f"{NO_MEASUREMENT} (probe {probe}): {', '.join(why)}" if why else ""
+
+
+def range_of(value: float, iqr: float, off_frac: float = 0.0) -> dict[str, float]:
+    """`low` and `high`: as far off as the fit is, or half of the IQR where that is more."""
+    off = max(off_frac, iqr / (2 * value)) if value > 0 else 0.0
+    return {"low": value / (1 + off), "high": value * (1 + off)}
+
+
 def advice(what: str, summary: Summary) -> str | None:
     """One line saying that a figure scatters and what to do about it; None when it does not."""
     if not summary.noisy:

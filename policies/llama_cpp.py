@@ -143,9 +143,13 @@ class LlamaCpp(Policy):
             name, got, advice = "n_cpu_moe", self.n_cpu_moe, f"{view.n_layers - placed} or more"
             if shares := self._shares(asked, view):
                 advice += f", give the first GPU more layers (--dense layers:{shares})"
+        spare = self._large.spare(view)
+        size = f"{spare} expert{'s' * (spare != 1)} ({spare * view.expert_bytes / 1e6:,.3g} MB)"
+        staging = f" beside staging room of {size} for copies of prompts (op_offload)" if spare else ""
+        without = ", set op_offload=false, which needs none" if spare else ""
         return DoesNotFit(
-            f"parameter {self.name}.{name}, got {got}: it leaves {asked} layers on the GPU, and {placed} fit; "
-            f"set it to {advice}, or leave it out"
+            f"parameter {self.name}.{name}, got {got}: it leaves {asked} layers on the GPU, and {placed} fit{staging}; "
+            f"set it to {advice}{without}, or leave it out"
         )
 
     def _shares(self, asked: int, view: View) -> str:

@@ -236,6 +236,7 @@ def record(setup: Setup, by_layer: bool = True) -> tuple[Outcome, Recording | No
 def timed(setup: Setup, recording: Recording, by_layer: bool = True) -> Outcome:
     """What `execute` gives without a bound, by a run of the same decisions on other hardware."""
     began_s = time.perf_counter()
+    setup.check_host(recording.kept)
     cost, tape = setup.cost(), recording.tape
     machine, clockwork = SimulatedMachine(cost, setup.spec.gpus), Clockwork()
     clockwork.drafted = None if setup.drafter is None else Drafted()
@@ -329,10 +330,13 @@ def start_policy(engine: Engine, setup: Setup) -> None:
     engine.copies.place(policy.initial(view))
     if setup.all_kept:
         _check_kept(engine, policy, "keeps_all_if_room", range(view.n_layers))
-    elif setup.leaves_unread and (kept := _kept_layers(policy, view)):
+    elif implements(policy, "kept_layers"):
+        kept = _kept_layers(policy, view)
         _check_kept(engine, policy, "kept_layers", kept)
+        setup.check_host(kept)
         engine.kept = kept
-        engine.machine.leave_unread(kept)
+        if kept and setup.leaves_unread:
+            engine.machine.leave_unread(kept)
 
 
 def _kept_layers(policy: Policy, view: View) -> frozenset[int]:

@@ -169,7 +169,7 @@ CASES: dict[str, Case] = {
     ),
     "model beyond the host": Case(
         (*BAD_MODEL, *HW, "--set", "hw.cpu.memory_bytes=1000000000", "--experts", "1"),
-        ("tiny in bf16: its experts need", "host memory", "; use a lower --precision"),
+        ("tiny in bf16: its experts need", "host memory", "; take more RAM"),
         files={"bad.yaml": model(expert_intermediate_size=1_000_000)},
     ),
     "model beyond the GPU": Case(

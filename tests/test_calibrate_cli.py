@@ -11,15 +11,17 @@ pytest.importorskip("torch")
 from cli_help import moesim
 from test_calibrate_fit import gathered
 
-from calibrate.derive import Table
-from calibrate.profile import build, write
-from calibrate.store import Store
+from calibrate.derive import Table, link
+from calibrate.in_situ_fit import judged
+from calibrate.profile import build, doubts, write
+from calibrate.store import Record, Store
 from sim.base.errors import BadInput
 from sim.base.files import read_yaml
 from sim.cli.calibrate import main
 from sim.profiles.hardware import load_hardware
 from sim.real.devices import environment
 from sim.real.devices.cpu import CpuDevice
+from sim.results.provenance import span
 
 
 def run(capsys, *args):
@@ -115,6 +117,57 @@ def test_a_profile_holds_the_pair_of_cpu_and_gathered_copies_and_leaves_the_rest
     assert terms == {"cpu_slowdown_by_h2d": 1.0, "h2d_slowdown_by_cpu": 0.25}
     assert hw.cpu.shared_by_all.value == pytest.approx(2e10)
     assert "alone 4.0 and 20.0, together 2.0 and 16.0" in hw.cpu.shared_by_all.note
+
+
+def copied(scatter: float, noise: float) -> list[Record]:
+    """Page-locked copies at 20 GB/s, each size off a line by `scatter`, up or down; samples that spread by `noise`."""
+    records = []
+    for at in range(8):
+        n_bytes = 4 ** (at + 8)
+        middle_s = (1e-5 + n_bytes / 2e10) * (1 + scatter) ** (1 if at % 2 else -1)
+        samples_s = [middle_s * (1 + noise * part) for part in (0.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0)]
+        key = {"direction": "h2d", "memory": "pinned", "pattern": "queued", "n_bytes": n_bytes}
+        records.append(Record("copy", key, 0, "ok", "fake", 1, samples_s, {}))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("scatter", "noise", "source"),
+    [(0.0, 0.01, "measured"), (0.3, 0.01, "measured"), (4.0, 0.01, "assumed"), (0.0, 40.0, "assumed")],
+)
+def test_a_fit_that_is_bad_is_no_measurement_and_one_that_is_rough_has_its_residual_for_a_range(
+    tmp_path, scatter, noise, source
+):
+    data = build(Table(copied(scatter, noise)), facts())
+    write(tmp_path / "rough.yaml", data)
+    hw = load_hardware(tmp_path / "rough.yaml")
+    fit = link(Table(copied(scatter, noise)), "h2d", "pinned").fit
+    told = list(doubts(data, "calibrate --device cuda:0 --name x"))
+    for name in ("latency_s", "bandwidth_bytes_per_s"):
+        figure = getattr(hw.h2d, name)
+        assert figure.source == source
+        low, high = span(figure)
+        assert high / figure.value >= 1 + fit.median_off_frac - 1e-3
+        assert figure.value / low >= 1 + fit.median_off_frac - 1e-3
+        if source == "assumed":
+            (line,) = [line for line in told if line.startswith(f"h2d.{name}:")]
+            assert "no measurement (probe copy)" in line and "--resume --probe copy" in line and "quiet machine" in line
+    assert bool(told) is (source == "assumed")
+    if scatter == 0.0 and noise < 0.1:
+        assert hw.h2d.latency_s.low is None  # as every measurement
+
+
+def test_means_of_lanes_that_scatter_around_nothing_are_assumed():
+    good = {"value": 1e-4, "source": "measured", "ref": "lanes", "iqr": 9e-5, "n": 4000}
+    data = {
+        "host": {"sync_s": good, "copy_launch_s": {**good, "iqr": 2e-3}},
+        "gpu": {"x_s": {**good, "ref": "samples"}},
+    }
+    told = judged(data)
+    assert (told["host"]["sync_s"], told["gpu"]) == (good, data["gpu"])
+    launch = told["host"]["copy_launch_s"]
+    assert launch["source"] == "assumed" and "IQR is 20.0 times the value" in launch["note"]
+    assert launch["low"] < launch["value"] < launch["high"] == pytest.approx(1.1e-3)
 
 
 def test_a_device_without_a_bus_gets_none(tmp_path, capsys):

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import click
 import pytest
 from easy_numbers import EXPERT_BYTES, hardware, model
 
 from sim.base.errors import BadInput, DoesNotFit
 from sim.base.quantities import Quantity
+from sim.cli.spec_options import spec_options
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
 from sim.results.text import memory_lines
-from sim.setup.memory import RESERVE_BYTES, BudgetRule, Demand, activation_bytes, check_host, plan
+from sim.run import execute, prepare
+from sim.setup.memory import RESERVE_BYTES, BudgetRule, Demand, activation_bytes, check_host, host_need, plan
+from sim.setup.naming import show
+from sim.setup.spec import RunSpec
+from sim.studies.simulate import plain
+from sim.studies.sweep.values import of_text
 
 MODEL = model(3, 4, 2)  # 12 experts
 DEMAND = Demand(contexts=(10,), iteration_tokens=4, batch=1)
@@ -86,13 +95,15 @@ def test_bounds_may_run_in_hypothetical_memory():
 
 
 def test_host_memory():
-    assert check_host(MODEL, hardware(), "bf16") == 12 * EXPERT_BYTES
+    check_host(MODEL, hardware(), "bf16")
+    assert host_need(MODEL, "bf16") == 12 * EXPERT_BYTES
+    assert host_need(MODEL, "bf16", kept=[0]) == (12 - MODEL.n_experts) * EXPERT_BYTES
     import msgspec
 
     small = msgspec.structs.replace(
         hardware(), cpu=msgspec.structs.replace(hardware().cpu, memory_bytes=Quantity(value=1000.0, source="assumed"))
     )
-    with pytest.raises(DoesNotFit, match=r"its experts need 1.92 kB of host memory"):
+    with pytest.raises(DoesNotFit, match=r"its experts need 1.92 kB \(.*\) of host memory"):
         check_host(MODEL, small, "bf16")
 
 
@@ -101,5 +112,71 @@ def test_the_host_memory_that_is_advised_is_enough(model, precision):
     small = {"cpu.memory_bytes": "100MB"}
     with pytest.raises(DoesNotFit, match=r"--set hw\.cpu\.memory_bytes=") as told:
         check_host(load_model(model), load_hardware("rtx3090", small), precision)
-    advised = {"cpu.memory_bytes": str(told.value).rpartition("=")[2]}
-    assert check_host(load_model(model), load_hardware("rtx3090", advised), precision) > 1e9
+    advised = {
+        "cpu.memory_bytes": str(told.value).partition("more RAM (--set hw.cpu.memory_bytes=")[2].partition(")")[0]
+    }
+    check_host(load_model(model), load_hardware("rtx3090", advised), precision)
+
+
+@pytest.mark.parametrize("word", ["128GB", "128GiB", "131072MB", "0.125TB", "128g", str(128 * 2**30)])
+def test_ram_is_written_as_it_is_sold(word):
+    """128 GB of RAM hold 137e9 bytes, in the profile, the option, a grid and Python alike; VRAM stays decimal."""
+    held = 128 * 2**30
+    assert load_hardware("rtx3090", {"cpu.memory_bytes": word}).cpu.memory_bytes.value == held > 137e9
+    assert of_text(word, "host_memory_bytes", "--host-memory") == [held]
+    assert plain("host_memory_bytes", word) == held
+    assert simulate_options(["--host-memory", word])["host_memory_bytes"] == held
+    assert show("host_memory_bytes", held) == "128GiB"
+    assert of_text("24GB", "vram_bytes", "--vram") == [24 * 10**9]
+    assert load_hardware("rtx3090", {"vram_bytes": "24GB"}).vram_bytes.value == 24e9
+
+
+def simulate_options(words: list[str]) -> dict[str, Any]:
+    """What the command line makes of these words."""
+    command = click.command()(spec_options(lambda **given: given))
+    return command.make_context("x", words).params
+
+
+# -- what lies on GPUs for good -------------------------------------------------------------------------------------
+
+ENGINE: dict[str, Any] = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "stack": "llama_cpp"}
+
+
+def replayed(**fields: Any) -> Any:
+    made = prepare(RunSpec(**ENGINE | fields))
+    try:
+        return execute(made, bounds=False, by_layer=False).result
+    finally:
+        made.close()
+
+
+def test_without_a_mapped_file_layers_on_the_gpu_need_no_host_memory():
+    mapped, pinned = replayed(), replayed(set={"stack.pinned": True})
+    on_gpu_bytes = pinned.policy_stats["layers_on_gpu"] * pinned.shape.experts * pinned.expert_bytes
+    assert on_gpu_bytes > 0
+    assert pinned.peak_host_bytes == mapped.peak_host_bytes - on_gpu_bytes
+    # The least that holds it is enough, and a byte less is refused with what would do.
+    least = pinned.peak_host_bytes
+    assert replayed(set={"stack.pinned": True}, host_memory_bytes=least).tpot_s == pinned.tpot_s
+    with pytest.raises(DoesNotFit, match=r"that stay off the GPU need .*; take more RAM"):
+        replayed(set={"stack.pinned": True}, host_memory_bytes=least - 1)
+    with pytest.raises(DoesNotFit, match=r"take more RAM .*, --set stack.pinned=true \(llama.cpp's --no-mmap"):
+        replayed(host_memory_bytes=least)
+    with pytest.raises(DoesNotFit, match=r"take more RAM .*; stack.pinned=true alone is not enough"):
+        replayed(host_memory_bytes=least - 1)
+
+
+def test_a_cache_that_lets_experts_go_keeps_all_of_them_in_host_memory():
+    made = prepare(RunSpec(**ENGINE | {"policy": "lru", "stack": "bare"}))
+    made.close()
+    assert made.in_host_bytes(()) == host_need(made.model, "bf16")
+
+
+def test_layers_that_do_not_fit_are_refused_with_the_staging_room():
+    with pytest.raises(
+        DoesNotFit,
+        match=r"fit beside staging room of 3 experts \([0-9.e+,]+ MB\) .*; set it to \d+ or more, set op_off",
+    ):
+        replayed(set={"n_cpu_moe": 1})
+    with pytest.raises(DoesNotFit, match=r"and \d+ fit; set it to \d+ or more, or leave it out"):
+        replayed(set={"n_cpu_moe": 1, "op_offload": False})

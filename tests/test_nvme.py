@@ -390,9 +390,8 @@ def test_what_cannot_be_is_refused_in_a_line(fields, told):
 
 
 def test_host_memory_alone_is_a_size_that_experts_have_to_fit():
-    with pytest.raises(
-        DoesNotFit, match=r"--host-memory gives 40.0 GB; use a lower --precision, read them from a drive"
-    ):
+    # Rounded up to whole GiB: 90.2e9 bytes are 84.0.
+    with pytest.raises(DoesNotFit, match=r"gives 40.0 GB \(37.3 GiB\); take more RAM \(--host-memory 84GiB\), a lower"):
         prepare(RunSpec(**ASKED, host_memory_bytes=40 * 10**9))
 
 
@@ -407,7 +406,7 @@ def test_a_model_that_does_not_fit_host_memory_is_answered():
     assert result.bound.above_frac > 0
     assert result.host_memory.peak_bytes <= 40 * 10**9
     assert any("drive" in figure.figure for figure in result.provenance.figures)
-    assert any("host memory of 40.0 GB caches experts by lru" in label for label in result.labels)
+    assert any("host memory of 37.3 GiB caches experts by lru" in label for label in result.labels)
 
 
 def test_buffered_reads_are_slower_and_pageable():
@@ -420,6 +419,42 @@ def test_buffered_reads_are_slower_and_pageable():
         made.close()
     assert tpot_s["buffered"] > tpot_s["direct"]
     assert len(ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "drive", "reads", "start", "since"),
+    [
+        ({"stack": "llama_cpp"}, "gen4x4", "buffered", "warm", "since stack llama_cpp maps its file"),
+        ({"stack": "bare"}, "gen4x4", "direct", "cold", "since stack bare maps no file"),
+        ({"stack": "ktransformers"}, "gen4x4:start=warm", "direct", "warm", "reads=direct by default, since stack"),
+        ({"stack": "llama_cpp"}, "gen4x4:reads=direct", "direct", "cold", "start=cold by default"),
+        ({"stack": "llama_cpp"}, "gen4x4:reads=direct:start=cold", "direct", "cold", ""),
+        ({"stack": "llama_cpp", "set": {"stack.pinned": True}}, "gen4x4", "direct", "cold", "with stack.pinned=true"),
+        ({"stack": "bare", "set": {"stack.maps_weights": True}}, "gen4x4", "buffered", "warm", "maps its file"),
+    ],
+)
+def test_a_drive_is_read_as_its_engine_reads_unless_a_run_says_otherwise(settings, drive, reads, start, since):
+    fields = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "host_memory_bytes": 10**11, **settings}
+    made = prepare(RunSpec(**fields, nvme=drive))
+    made.close()
+    assert (made.tier.reads, made.tier.start) == (reads, start)
+    assert since in made.tier.why
+    assert any(since in label and made.tier.drive in label for label in made.labels)
+    # What is saved has no default left, and is the same run.
+    again = prepare(made.explicit())
+    again.close()
+    assert again.tier[:-1] == made.tier[:-1]
+    assert again.run_id == made.run_id
+
+
+def test_a_default_and_the_terms_that_it_stands_for_are_one_run():
+    fields = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "host_memory_bytes": 10**11, "stack": "llama_cpp"}
+    ids = []
+    for terms in ("", ":reads=buffered:start=warm", ":reads=direct:start=cold"):
+        made = prepare(RunSpec(**fields, nvme=f"gen4x4{terms}"))
+        made.close()
+        ids.append(made.run_id)
+    assert ids[0] == ids[1] != ids[2]
 
 
 def test_runs_without_a_drive_are_known_as_they_were():

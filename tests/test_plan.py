@@ -19,6 +19,7 @@ from sim.profiles.hardware import load_hardware
 from sim.setup.spec import RunSpec
 from sim.studies.plan import ways
 from sim.studies.plan.goal import Reading, goals_of
+from sim.studies.plan.measured import time_of
 from sim.studies.plan.text import reading_text
 from sim.studies.sweep import run as sweep_run
 from sim.studies.sweep import shared_recording
@@ -354,6 +355,28 @@ class TestMeasured:
         found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{bound.tpot_s * 0.99}s").json
         assert "faster than any lossless policy can be there" in found["answer"]
         assert "precision" in {one["what"] for one in found["explanations"]}
+
+    @pytest.mark.parametrize("text", ["12.5", " 3 ", "1e-1", ".5"])
+    def test_a_number_without_a_unit_is_refused_with_the_units(self, text: str) -> None:
+        with pytest.raises(BadInput, match=r"without a unit: add tok/s .* for a rate; s, ms or us for a time"):
+            time_of(text)
+
+    def test_causes_move_an_input_and_say_how_far(self, capsys: Any, trace: Path) -> None:
+        """In the words of a machine's owner, each by an input that was replayed; no other engine explains one's own."""
+        words = ("plan", "--hw", "rtx3090", "--policy", "fiddler", "--workers", 1, "--trace", trace)
+        at_s = tpot_s(policy="fiddler", hw="rtx3090", trace=trace)
+        found = moesim(capsys, *words, "--measured", f"{2 * at_s}s", "--json").json["explanations"]
+        assert "stack" not in {one["what"] for one in found}
+        cpu, *_ = found
+        assert all(one["causes"] for one in found)
+        assert cpu["what"] == "hw.cpu.memory_bandwidth_bytes_per_s" and cpu["value"] < cpu["now"]
+        half_s = tpot_s(policy="fiddler", hw="rtx3090", trace=trace, set={cpu["what"]: cpu["now"] / 2})
+        assert show_seconds(half_s) in cpu["causes"][0]
+        out = " ".join(moesim(capsys, *words, "--measured", f"{2 * at_s}s").out.split())
+        told = out.index("what may slow a machine"), out.index("XMP or EXPO off"), out.index("would explain it")
+        assert told == tuple(sorted(told))
+        faster = moesim(capsys, *words, "--measured", f"{0.8 * at_s}s", "--json").json["explanations"]
+        assert not any(one["causes"] for one in faster)
 
     @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 1.3, 2.0])
     def test_what_explains_it_comes_nearer(self, capsys: Any, trace: Path, share: float) -> None:

@@ -81,10 +81,14 @@ def test_all_layers_on_the_gpu_beside_n_cpu_moe_is_what_it_always_was(tmp_path):
 
 
 def test_more_than_fits_is_refused(tmp_path):
-    with pytest.raises(DoesNotFit, match=r"n_cpu_moe, got 0: it leaves 3 layers on the GPU, and 2 fit; set it to 1"):
+    with pytest.raises(
+        DoesNotFit, match=r"n_cpu_moe, got 0: it leaves 3 layers on the GPU, and 2 fit beside .*; set it to 1"
+    ):
         replay(LlamaCpp(placement="n_cpu_moe", n_cpu_moe=0), traced(tmp_path), 7)
 
-    with pytest.raises(DoesNotFit, match=r"n_gpu_layers, got 4: it leaves 3 layers .* and 2 fit; set it to 3 or"):
+    with pytest.raises(
+        DoesNotFit, match=r"n_gpu_layers, got 4: it leaves 3 layers .* and 2 fit beside .*; set it to 3 or"
+    ):
         replay(LlamaCpp(placement="ngl", n_gpu_layers=4), traced(tmp_path), 7)
 
 

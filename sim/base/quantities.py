@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sim.base.errors import BadInput
-from sim.base.units import parse_bytes
+from sim.base.units import parse_bytes, parse_size
 
 USER_REF = "set by the user"
 
@@ -120,7 +120,7 @@ def _number(value: Any, name: str, what: str) -> float | int:
     if isinstance(value, str) and value.lower().lstrip("+-.") in ("nan", "inf", "infinity"):
         raise BadInput(f"{what}, got {value}: a figure is finite; give a number")
     if isinstance(value, str) and name.endswith("_bytes"):
-        return parse_bytes(value, what)
+        return parse_size(value, name, what)
     if isinstance(value, str) and name.endswith("_bytes_per_s") and value.rstrip().endswith("/s"):
         return parse_bytes(value.rstrip().removesuffix("/s"), what)
     if isinstance(value, bool) or not isinstance(value, int | float):

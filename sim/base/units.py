@@ -28,14 +28,34 @@ _SIZE_UNITS = {
 }
 
 
-def parse_bytes(text: str, what: str = "size") -> int:
+RAM = ("host_memory_bytes", "memory_bytes")
+"""Fields that hold an amount of RAM. It is sold, and shown by operating systems, in binary units under decimal names: a
+machine with `128GB` has 128 GiB. So that is what it means here, in the option and in the profile alike. Files, VRAM and
+caches stay decimal, as model cards and data sheets have them."""
+
+
+def parse_size(text: str, field: str, what: str) -> int:
+    """Bytes of a field as people write them: an amount of `RAM` in powers of 1024, any other as `parse_bytes` does.
+
+    Raises:
+        BadInput: not a size, or negative.
+    """
+    return parse_bytes(text, what, binary=field in RAM)
+
+
+def parse_bytes(text: str, what: str = "size", binary: bool = False) -> int:
     """Read `24GiB`, `6e9`, `512 MB` or a plain count of bytes; decimal prefixes are powers of 1000.
+
+    Args:
+        binary: `kB` to `TB` are powers of 1024, too.
 
     Raises:
         BadInput: not a size, or negative.
     """
     match = _SIZE.match(text)
     unit = match.group(2).lower() if match else ""
+    if binary and unit[:1] in ("k", "m", "g", "t") and unit in _SIZE_UNITS:
+        unit = f"{unit[0]}ib"
     if match is None or unit not in _SIZE_UNITS:
         known = "B, kB, MB, GB, KiB, MiB or GiB"
         raise BadInput(f"{what}, got {text!r}: not a size; write a number with {known}, e.g. 6GB")
@@ -71,6 +91,11 @@ def show_bytes(n_bytes: float) -> str:
         if value >= scale * 0.9995:
             return f"{sign}{_three_digits(value / scale)} {unit}"
     return f"{sign}{value:.0f} B"
+
+
+def show_ram(n_bytes: float) -> str:
+    """An amount of RAM, three significant digits: `58.0 GiB`, `128 GiB`."""
+    return f"{_three_digits(n_bytes / GIB)} GiB"
 
 
 def show_seconds(duration_s: float) -> str:

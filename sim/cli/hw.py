@@ -11,7 +11,7 @@ from sim.base.errors import BadInput
 from sim.base.files import bundled
 from sim.base.quantities import quantities
 from sim.base.tables import fold, prose, render, table
-from sim.base.units import show_bytes, show_count, show_flops, show_rate, show_seconds
+from sim.base.units import RAM, show_bytes, show_count, show_flops, show_ram, show_rate, show_seconds
 from sim.cli.say import say
 from sim.profiles import find as profiles
 from sim.profiles.hardware import CPUS, GPUS, Bus, Hardware, Quantity, load_cpu, load_hardware
@@ -182,6 +182,8 @@ def _show(path: str, value: float) -> str:
         return show_flops(value)
     if name.endswith("_bytes_per_s"):
         return show_rate(value)
+    if name in RAM:
+        return show_ram(value)
     if name.endswith("_bytes"):
         return show_bytes(value)
     if name.endswith("_s"):

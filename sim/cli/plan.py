@@ -172,6 +172,7 @@ def _print(found: Planned) -> None:
         answer,
         counts_line,
         dearer_line,
+        drive_lines,
         machines_table,
         not_run,
         order_line,
@@ -180,7 +181,7 @@ def _print(found: Planned) -> None:
 
     say(answer(found), bold=True)
     rate = [*([] if found.headroom is None else [found.headroom.text]), *([found.hosts] if found.hosts else [])]
-    for line in (*rate, order_line(found), counts_line(found), found.trace):
+    for line in (*rate, order_line(found), counts_line(found), *drive_lines(found.candidates), found.trace):
         say(line)
     say()
     say(machines_table(found), nl=False)

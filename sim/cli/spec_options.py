@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
-from sim.base.units import parse_bytes
+from sim.base.units import parse_size
 from sim.workload import routers
 from sim.workload.schedulers import DEFAULT, schedulers
 
@@ -28,7 +28,8 @@ class Size(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        option, n_bytes = param.opts[0] if param else "size", parse_bytes(value, param.opts[0] if param else self.name)
+        option = param.opts[0] if param else self.name
+        n_bytes = parse_size(value, param.name or "" if param else "", option)
         if 0 < n_bytes < LEAST_MEANT and value.strip().isdigit():
             raise BadInput(f"{option}, got {value!r}: that is {n_bytes} bytes; did you mean {value.strip()}GB?")
         return n_bytes
@@ -78,7 +79,7 @@ SPEC_OPTIONS = (
         "--host-memory",
         "host_memory_bytes",
         type=Size(),
-        help="Host memory for experts; default: what the profile's host has.",
+        help="RAM for experts, in which GB is GiB, as it is sold; default: what the profile's host has.",
     ),
     click.option(
         "--nvme",

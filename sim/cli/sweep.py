@@ -46,7 +46,7 @@ AXES = (
     ),
     _axis("--placement", "placement", "FILE,...", "Which GPU each expert lives on."),
     _axis("--host-links", "host_links", _SEVERAL, "Bandwidth for several links: apart (default), shared, split."),
-    _axis("--host-memory", "host_memory_bytes", _NUMBERS, "Host memory for experts: 32GB:128GB:32GB."),
+    _axis("--host-memory", "host_memory_bytes", _NUMBERS, "RAM for experts, GB being GiB: 32GB:128GB:32GB."),
     _axis("--nvme", "nvme", _SEVERAL, "Drives for what it does not hold: gen4x4,gen5x4; see docs/nvme.md."),
     _axis("--ram-policy", "ram_policy", _SEVERAL, "Which experts stay in it; default: lru."),
     _axis("--replicas", "replicas", _NUMBERS, "Equal machines behind a router; default: 1."),
@@ -246,6 +246,8 @@ def _print(swept: Swept, out: Path | None) -> None:
         say(line)
     if drives := compared(row.asked.spec.nvme or "" for row in swept.rows):
         say(drives)
+    for told in dict.fromkeys(row.asked.drive for row in swept.rows if row.asked.drive):
+        say(f"drives: {told}")
     if any(group.systems or group.bounds for group in found.groups):
         say()
         say(points_table(found.groups[0], found) if len(found.groups) == 1 else groups_table(found), nl=False)

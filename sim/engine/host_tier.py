@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import DoesNotFit, IllegalDecision
-from sim.base.units import show_bytes
+from sim.base.units import show_bytes, show_ram
 from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import DEMANDED, PLACED, Residency
 from sim.engine.victims import victims_of
@@ -89,7 +89,7 @@ class HostTier:
         need = policy.min_experts(view)
         if self.residency.budget(0) < need * view.expert_bytes:
             raise DoesNotFit(
-                f"--host-memory, got {show_bytes(self.residency.budget(0))}: --ram-policy {policy.name} needs at least "
+                f"--host-memory, got {show_ram(self.residency.budget(0))}: --ram-policy {policy.name} needs at least "
                 f"{need} whole expert{'s' * (need != 1)} ({show_bytes(need * view.expert_bytes)}); raise it",
                 {"host_memory_bytes": self.residency.budget(0)},
             )

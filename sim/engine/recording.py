@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,7 +76,8 @@ class Recording:
     """What is left of such a run. `tally`, `residency` and `view` say what its engine's would of a result.
 
     Attributes:
-        settings, labels, stats: of its policy, as it resolved them. scheduler_stats: of its scheduler.
+        settings, labels, stats: of its policy, as it resolved them. scheduler_stats: of its scheduler. kept: layers
+            whose experts stay on their GPUs.
     """
 
     def __init__(
@@ -90,17 +91,19 @@ class Recording:
         labels: Sequence[str],
         stats: dict[str, float],
         scheduler_stats: dict[str, Any],
+        kept: Iterable[int] = (),
     ) -> None:
         self.tape, self.pieces, self.tally, self.residency, self.view = tape, pieces, tally, residency, view
         self.settings, self.labels, self.stats, self.scheduler_stats = settings, labels, stats, scheduler_stats
+        self.kept = frozenset(kept)
 
     @classmethod
     def of(cls, tape: Tape, engine: Engine, scheduler_stats: dict[str, Any]) -> Recording:
         """Of a run that is over."""
         room, policy = engine.residency, engine.policy
-        kept, size = _Room(room.budget_bytes, room.peak_bytes), _Size(engine.view.expert_bytes)
+        held, size = _Room(room.budget_bytes, room.peak_bytes), _Size(engine.view.expert_bytes)
         settings, labels, stats = dict(policy.settings), tuple(policy.labels), policy.stats()
-        return cls(tape, engine.pieces, engine.tally, kept, size, settings, labels, stats, scheduler_stats)
+        return cls(tape, engine.pieces, engine.tally, held, size, settings, labels, stats, scheduler_stats, engine.kept)
 
     def to_bytes(self) -> bytes:
         """For `from_bytes` in a process that has the same trace, requests and pieces."""
@@ -123,6 +126,7 @@ class Recording:
             "labels": self.labels,
             "stats": self.stats,
             "scheduler_stats": self.scheduler_stats,
+            "kept": sorted(self.kept),
         }
         head = json.dumps(facts).encode()
         return zlib.compress(b"%d\n%b" % (len(head), head) + b"".join(some.tobytes() for some in arrays), QUICK)
@@ -149,6 +153,6 @@ class Recording:
         tape.budget_bytes = budget_bytes
         tally = tally_of(counted.tolist(), *n_shape)
         tally.loss.mass_before, tally.loss.mass_kept = facts["mass"]
-        kept, size = _Room(*room), _Size(facts["expert_bytes"])
-        told = (facts[name] for name in ("settings", "labels", "stats", "scheduler_stats"))
-        return cls(tape, pieces, tally, kept, size, *told)
+        held, size = _Room(*room), _Size(facts["expert_bytes"])
+        told = (facts[name] for name in ("settings", "labels", "stats", "scheduler_stats", "kept"))
+        return cls(tape, pieces, tally, held, size, *told)

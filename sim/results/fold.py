@@ -185,7 +185,7 @@ def fold(
         h2d_bytes=machine.h2d_bytes,
         d2h_bytes=machine.d2h_bytes,
         peak_vram_bytes=memory.peak_bytes,
-        peak_host_bytes=(setup.host_bytes if host is None else host.peak_bytes)
+        peak_host_bytes=(setup.in_host_bytes(engine.kept) if host is None else host.peak_bytes)
         + (0 if kv is None else kv.peak_swapped_bytes),
         memory=memory,
         expert_bytes=size,

@@ -116,6 +116,7 @@ class Engines:
     def __init__(self, served: Sequence[Served]) -> None:
         first = served[0].engine
         self.view, self.cost, self.residency = first.view, _Costs(served), _Rooms(served)
+        self.kept = first.kept
         self.tally = Tally(first.pieces.n_layers, first.pieces.n_experts)
         for one in served:
             self.tally.take_in(one.engine.tally)

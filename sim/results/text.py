@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from sim.base.lanes import WAITED_FOR
-from sim.base.units import show_bytes, show_count, show_frac, show_fracs, show_number, show_seconds
+from sim.base.units import RAM, show_bytes, show_count, show_frac, show_fracs, show_number, show_ram, show_seconds
 from sim.engine.counts import CLASSES
 from sim.results.by_layer_text import lines
 from sim.results.energy_text import at_once, joules
@@ -60,8 +60,10 @@ FEW_STATS = 4  # of a policy, in a line
 
 def memory_lines(sizes: Mapping[str, int]) -> list[str]:
     """A line for each item of a memory that is too small."""
-    shown = ((words, sizes[key]) for key, words in _SIZES.items() if key in sizes)
-    return [f"  {words.format(**sizes):<34}{show_bytes(n_bytes):>12}" for words, n_bytes in shown]
+    shown = (
+        (words, (show_ram if key in RAM else show_bytes)(sizes[key])) for key, words in _SIZES.items() if key in sizes
+    )
+    return [f"  {words.format(**sizes):<34}{size:>12}" for words, size in shown]
 
 
 def verdict(result: Result) -> str:
@@ -272,7 +274,7 @@ def _host(result: Result) -> Table:
     rows.add_row("drive", f"{host.drive}, {host.reads_are} reads, {rate}: {reads}")
     found = host.by_phase.get("decode")
     parts = [f"{phase} {show_frac(one.hit / one.asked)} of {one.asked:,}" for phase, one in host.by_phase.items()]
-    held = f"{show_bytes(host.peak_bytes)} of {show_bytes(host.bytes)} held at most, by {host.ram_policy}"
+    held = f"{show_ram(host.peak_bytes)} of {show_ram(host.bytes)} held at most, by {host.ram_policy}"
     held += ", which began empty and was never full" if host.start == "cold" and host.peak_bytes < host.bytes else ""
     rows.add_row("experts there", f"{', '.join(parts) or 'none asked for'}; {held}")
     if found is not None and result.decode_tokens:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, DoesNotFit
-from sim.base.units import GIB, show_bytes
+from sim.base.units import GIB, show_bytes, show_ram
 from sim.machine.cost import key_share
 from sim.machine.several import TENSOR, Several
 
@@ -281,23 +281,60 @@ def _wanted(rule: BudgetRule, size: int, n_total: int, shares: list[int]) -> lis
     return None
 
 
-def check_host(model: Model, hw: Hardware, precision: str, given_bytes: int | None = None) -> int:
-    """Host bytes the experts take. Raises DoesNotFit when host memory is smaller.
+def host_need(model: Model, precision: str, kept: Collection[int] = ()) -> int:
+    """Bytes of host memory for experts and tables, without the experts of layers that are kept on GPUs."""
+    sizes = model.expert_bytes_by_layer(precision)
+    on_gpus = sum(sizes[layer] for layer in kept) * model.n_experts
+    return model.routed_bytes(precision) + model.host_bytes(precision) - on_gpus
+
+
+def check_host(
+    model: Model,
+    hw: Hardware,
+    precision: str,
+    given_bytes: int | None = None,
+    less_bytes: int | None = None,
+    mapped: bool = False,
+    sure: bool = True,
+) -> None:
+    """Raises DoesNotFit where host memory is too small, and says what would make it fit.
 
     Args:
-        given_bytes: `--host-memory`, in place of what the profile's host has.
+        given_bytes: `--host-memory`, in place of what the profile's host has. less_bytes: what is needed without what
+            lies on GPUs for good; None: as much. mapped: experts are pages of a mapped file, all of which is then
+            needed. sure: False where it is only known that no fewer than `less_bytes` are.
     """
-    need_bytes = model.routed_bytes(precision) + model.host_bytes(precision)
+    all_bytes = host_need(model, precision)
+    less_bytes = all_bytes if less_bytes is None else less_bytes
+    need_bytes = all_bytes if mapped else less_bytes
     has_bytes = int(hw.cpu.memory_bytes.value) if given_bytes is None else given_bytes
-    if need_bytes > has_bytes:
-        enough_gb = -(-need_bytes // 10**9)  # rounded up: to the nearest it may be too little
-        what = "experts and tables" if model.host_params else "experts"
-        whose, raised = f"{hw.id}'s host has", f"--set hw.cpu.memory_bytes={enough_gb}GB"
-        if given_bytes is not None:
-            whose, raised = "--host-memory gives", f"--host-memory {enough_gb}GB"
-        raise DoesNotFit(
-            f"{model.id} in {precision}: its {what} need {show_bytes(need_bytes)} of host memory, {whose} "
-            f"{show_bytes(has_bytes)}; use a lower --precision, read them from a drive with --nvme gen4x4, or {raised}",
-            {"host_experts_bytes": need_bytes, "host_memory_bytes": has_bytes},
-        )
-    return need_bytes
+    if need_bytes <= has_bytes:
+        return
+    what = "experts and tables" if model.host_params else "experts"
+    beside = " that stay off the GPU" if need_bytes < all_bytes else ""
+    whose, option = f"{hw.id}'s host has", "--set hw.cpu.memory_bytes="
+    if given_bytes is not None:
+        whose, option = "--host-memory gives", "--host-memory "
+    raised = f"{option}{math.ceil(need_bytes / GIB)}GiB"  # rounded up: to the nearest it may be too little
+    least = "" if sure else "at least "
+    pinned = (
+        "--set stack.pinned=true (llama.cpp's --no-mmap: what stays on the GPU needs no host memory, which leaves "
+        f"{least}{_both(less_bytes)})"
+    )
+    ways, note = [f"more RAM ({raised})"], ""
+    if mapped and less_bytes < all_bytes:
+        if less_bytes <= has_bytes:
+            ways.append(pinned)
+        else:
+            note = f"; stack.pinned=true alone is not enough, it leaves {least}{_both(less_bytes)}"
+    ways += ["a lower --precision", "a drive to read them from (--nvme gen4x4)"]
+    raise DoesNotFit(
+        f"{model.id} in {precision}: its {what}{beside} need {_both(need_bytes)} of host memory, {whose} "
+        f"{_both(has_bytes)}; take {', '.join(ways[:-1])} or {ways[-1]}{note}",
+        {"host_experts_bytes": need_bytes, "host_memory_bytes": has_bytes},
+    )
+
+
+def _both(n_bytes: int) -> str:
+    """In the unit of models, and in that of RAM."""
+    return f"{show_bytes(n_bytes)} ({show_ram(n_bytes)})"

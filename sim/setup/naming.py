@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.base.own_file import read_from
-from sim.base.units import show_count
+from sim.base.units import GIB, RAM, show_count
 from sim.policy.policy_file import file_of
 from sim.profiles.power import GPU
 
@@ -54,7 +54,7 @@ def title_of(setup: Setup) -> str:
     if spec.kv_memory_bytes is not None:
         rest += [f"KV memory {show('vram_bytes', spec.kv_memory_bytes)} in pages of {spec.kv_page}, {spec.preempt}"]
     if spec.host_memory_bytes is not None:
-        rest.append(f"host memory {show('vram_bytes', spec.host_memory_bytes)}")
+        rest.append(f"host memory {show('host_memory_bytes', spec.host_memory_bytes)}")
     rest += [f"drive {spec.nvme}"] * (spec.nvme is not None)
     rest += [f"host memory by {spec.ram_policy}"] * (spec.ram_policy is not None)
     rest += [f"batching {spec.batching}"] * (spec.batching is not None)
@@ -115,6 +115,8 @@ def show(key: str, value: Any) -> str:
     """A value as it can be typed again; never rounded, so that names of different runs differ."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
+    if isinstance(value, int | float) and key in RAM:
+        return f"{value / GIB:g}GiB" if float(f"{value / GIB:g}") * GIB == value else str(value)
     if isinstance(value, int | float) and key in OPTIONS and key.endswith("_bytes"):
         return f"{value / 1e9:g}GB" if float(f"{value / 1e9:g}") * 1e9 == value else str(value)
     if isinstance(value, float):

@@ -13,6 +13,7 @@ from sim.base.errors import BadInput, DoesNotFit, IllegalDecision, did_you_mean
 from sim.machine.copy_prices import crowded
 from sim.machine.memory_law import ON, needs_events
 from sim.machine.several import DATA, GPU0, PER_EXPERT, TENSOR, Several, homes_by_layer, way_of
+from sim.policy.api import overrides as implements
 from sim.policy.mistakes import blamed, check_traits, located
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import without_file
@@ -23,7 +24,7 @@ from sim.profiles.overrides import Overrides, parse_set
 from sim.profiles.stack import load_stack
 from sim.setup.drafting import Drafter
 from sim.setup.kv_pool import check_host_room, demand_of, kv_pool
-from sim.setup.memory import BudgetRule, Demand, check_host, plan
+from sim.setup.memory import BudgetRule, Demand, check_host, host_need, plan
 from sim.setup.one_memory import check_beside, check_copies
 from sim.setup.options import ARITHMETIC, check_options
 from sim.setup.pairing import (
@@ -38,7 +39,7 @@ from sim.setup.pairing import (
 from sim.setup.placement import read_placement
 from sim.setup.replicas import check_replicas
 from sim.setup.setup import Setup
-from sim.setup.third_tier import BUFFERED, check_together, described, host_memory_of, third_tier
+from sim.setup.third_tier import BUFFERED, check_together, described, host_memory_of, maps_its_file, third_tier
 from sim.workload.batching import STATIC
 from sim.workload.learn_split import no_store, requests_of
 from sim.workload.load import load_of
@@ -92,6 +93,7 @@ class _Named(NamedTuple):
     stack: Stack
     overrides: Overrides
     tier: ThirdTier | None
+    mapped: bool
 
 
 def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
@@ -114,14 +116,15 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
     _check_watts(spec, overrides)
     if spec.contention != ON and (off := [key for key in overrides.hw if key.startswith("contention.")]):
         raise BadInput(f"--set hw.{off[0]}, got it with --contention off: nothing shares memory then; leave one out")
-    tier = third_tier(spec)
+    loaded = load_stack(spec.stack, overrides.stack)
+    tier = third_tier(spec, loaded, overrides.stack)
     hw = load_hardware(spec.hw, overrides.hw, spec.link, None if tier is None else tier.drive)
     if spec.engine == ARITHMETIC and spec.contention == ON and needs_events(hw):
         raise BadInput(
             "--engine, got 'arithmetic': it slows kernels and experts on the CPU by copies and copies by the CPU, and "
             "another coefficient of hw.contention is active; leave it out, or take simpy"
         )
-    stack = _copied_by(policy, load_stack(spec.stack, overrides.stack).on(hw, policy.keeps_all), overrides.stack)
+    stack = _copied_by(policy, loaded.on(hw, policy.keeps_all), overrides.stack)
     if tier is not None and tier.reads == BUFFERED:
         stack = msgspec.structs.replace(stack, pinned=False)  # the page cache's pages are pageable
     if spec.engine == ARITHMETIC and crowded(hw, stack, spec.several):
@@ -129,7 +132,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and "
             f"{spec.gpus} links ask for more than there is; leave it out, or take --host-links split"
         )
-    return _Named(policy, hw, stack, overrides, tier)
+    return _Named(policy, hw, stack, overrides, tier, maps_its_file(loaded, overrides.stack))
 
 
 def _copied_by(policy: Policy, stack: Stack, asked: Mapping[str, object]) -> Stack:
@@ -243,16 +246,19 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
         if not all_stay:
             check_copies(hw, policy)
             if spec.nvme is None:
-                check_host(model, hw, spec.precision, spec.host_memory_bytes)
+                less_bytes = None
+                if implements(policy, "kept_layers"):
+                    less_bytes = max(0, host_need(model, spec.precision) - sum(memory.expert_bytes))
+                check_host(model, hw, spec.precision, spec.host_memory_bytes, less_bytes, named.mapped, sure=False)
     except DoesNotFit as error:
         told = f"{error}; counted for one token, before the trace {trace} is drawn"
         raise DoesNotFit(told, error.sizes) from None
 
 
 def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
-    policy, hw, stack, overrides, tier = named
+    policy, hw, stack, settings, tier, mapped = named
     spec = _as_its_engine(spec, stack)
-    model = load_model(spec.model or default_model(trace), overrides.model)
+    model = load_model(spec.model or default_model(trace), settings.model)
     stack = stack.of(model.id)
     check_shape(model, trace)
     trace.require_all(policy.needs, f"policy {policy.name}")
@@ -292,17 +298,20 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
         tier = None
     else:
         check_copies(hw, policy)
-        host_bytes = model.routed_bytes(spec.precision) + model.host_bytes(spec.precision)
-        if tier is None:
-            check_host(model, hw, spec.precision, spec.host_memory_bytes)
-        else:
+        host_bytes = host_need(model, spec.precision)
+        if tier is not None:
             host_bytes = min(host_bytes, host_memory_of(spec, hw))
+        elif not implements(policy, "kept_layers"):
+            check_host(
+                model, hw, spec.precision, spec.host_memory_bytes
+            )  # else once it has said which layers these are
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes, several.homes)
     if kv is not None:
         check_host_room(kv, hw, host_bytes, requests, together, tier is not None)
     store = requests_of(trace, "store")
     setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
     setup.clients, setup.labels, setup.kv, setup.tier = load.clients, load.labels, kv, tier
+    setup.mapped = mapped
     setup.homes, setup.all_kept = several.homes, all_kept
     setup.drafter = drafter
     if drafter is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from sim.profiles.hardware import GPUS
 from sim.profiles.models import PACKAGE as MODELS
 from sim.profiles.stack import PACKAGE as STACKS
 from sim.setup.drafting import Drafter
-from sim.setup.memory import MemoryPlan
+from sim.setup.memory import MemoryPlan, check_host, host_need
 from sim.setup.options import ARITHMETIC, SIMPY
 from sim.setup.request_estimates import profiled
 from sim.setup.third_tier import ThirdTier, price_drive
@@ -90,6 +90,7 @@ class Setup:
     labels: tuple[str, ...] = ()  # of the load
     homes: tuple[int, ...] | None = None  # the GPU of each expert, layer by layer; None: dealt round-robin
     tier: ThirdTier | None = None  # a drive below host memory; None: that holds every expert
+    mapped: bool = False  # its engine holds experts as pages of the file that it maps
     kv: KvPool | None = None  # pages for keys and values; None: as many as are ever needed
     all_kept: bool = False  # by a policy that keeps every expert where there is room for it
     drafter: Drafter | None = None  # of decode steps that verify drafts
@@ -111,6 +112,19 @@ class Setup:
         if self.tier is not None:
             price_drive(cost, self.tier, self.pieces.whole[0][0].n_bytes)
         return cost
+
+    def check_host(self, kept: Collection[int]) -> None:
+        """Raises DoesNotFit where host memory is too small beside the layers whose experts are kept on GPUs."""
+        if self.tier is None and self.host_bytes:
+            model, precision = self.model, self.spec.precision
+            need_bytes = host_need(model, precision, kept)
+            check_host(model, self.hw, precision, self.spec.host_memory_bytes, need_bytes, self.mapped)
+
+    def in_host_bytes(self, kept: Collection[int]) -> int:
+        """Bytes of host memory for experts: all of a mapped file, else without layers that are kept on GPUs."""
+        if not kept or self.mapped or self.tier is not None or not self.host_bytes:
+            return self.host_bytes
+        return host_need(self.model, self.spec.precision, kept)
 
     @property
     def leaves_unread(self) -> bool:
@@ -309,8 +323,10 @@ class Setup:
         for name in ("batching", "prefill_chunk", *KV):
             if name not in terms:
                 del spec[name]
-        if self.tier is not None and file_of(find(self.tier.ram_policy)) is not None:
-            del spec["ram_policy"]  # `resolved` has its text
+        if self.tier is not None:
+            spec["nvme"] = self.tier.said or spec["nvme"]  # the defaults of its engine, too
+            if file_of(find(self.tier.ram_policy)) is not None:
+                del spec["ram_policy"]  # `resolved` has its text
         if self.arrivals_file is not None:
             del spec["arrivals"]
         if self.scheduler.name == schedulers.DEFAULT or read_from(self.scheduler) is not None:
@@ -339,6 +355,7 @@ class Setup:
             router=None if spec.router is None else whole_plug_in(spec.router),
             scheduler=None if spec.scheduler is None else whole_plug_in(spec.scheduler),
             ram_policy=None if spec.ram_policy is None else whole_plug_in(spec.ram_policy),
+            nvme=spec.nvme if self.tier is None else self.tier.said or spec.nvme,
             hw=_whole(spec.hw, GPUS),
             stack=_whole(spec.stack, STACKS),
             placement=None if spec.placement is None else str(Path(spec.placement).resolve()),

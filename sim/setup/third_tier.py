@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.base.units import KIB, MIB, parse_bytes, show_bytes
+from sim.base.units import KIB, MIB, parse_bytes, show_bytes, show_ram
 from sim.policy.api import Policy
 from sim.policy.registry import find
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.profiles.hardware import Hardware
+    from sim.profiles.stack import Stack
     from sim.setup.setup import Setup
     from sim.setup.spec import RunSpec
 
@@ -35,7 +37,8 @@ class ThirdTier(NamedTuple):
     depth, block_bytes: requests under way at a time, and the bytes of each. reads: direct, into page-locked memory of
     the program; or buffered, into the page cache, whose pages are pageable. read_ahead: experts that follow in the
     file, read after each that was missing. start: cold, host memory is empty; warm, it holds what a load of the file
-    from front to back leaves in it.
+    from front to back leaves in it. said: the option with the terms that the engine's way of reading added. why: which
+    terms nobody gave, what they are and why; empty where all were given.
     """
 
     drive: str
@@ -45,10 +48,31 @@ class ThirdTier(NamedTuple):
     read_ahead: int = 0
     start: str = COLD
     ram_policy: str = LRU
+    said: str = ""
+    why: str = ""
 
 
-def third_tier(spec: RunSpec) -> ThirdTier | None:
-    """What a run asks for; None without a drive. Raises BadInput naming option, rule and a way out."""
+def maps_its_file(stack: Stack, asked: Mapping[str, object]) -> bool:
+    """Whether an engine holds experts as pages of the file that it maps.
+
+    Args:
+        stack: as it was loaded, before a policy has a say in how it copies. asked: what was set of it; `pinned=true`
+            is llama.cpp's --no-mmap.
+    """
+    return stack.maps_weights and asked.get("pinned") is not True
+
+
+def third_tier(spec: RunSpec, stack: Stack, asked: Mapping[str, object]) -> ThirdTier | None:
+    """What a run asks for; None without a drive. Raises BadInput naming option, rule and a way out.
+
+    An engine that maps its file reads through the page cache, in which loading the file has left its end. Others are
+    taken to read past it, into memory that is empty.
+
+    Args:
+        stack, asked: as for `maps_its_file`.
+    """
+    maps = maps_its_file(stack, asked)
+    since = _since(stack.id, maps, stack.maps_weights)
     if spec.nvme is None:
         if spec.ram_policy is not None:
             raise BadInput(
@@ -68,7 +92,9 @@ def third_tier(spec: RunSpec) -> ThirdTier | None:
         if key in given:
             raise BadInput(f"--nvme, got {key} twice: one value each; keep one of them")
         given[key] = value
-    reads, start = _word(given, "reads", READS), _word(given, "start", STARTS)
+    reads = _word(given, "reads", READS, BUFFERED if maps else DIRECT)
+    start = _word(given, "start", STARTS, WARM if maps and reads == BUFFERED else COLD)
+    left = {key: value for key, value in (("reads", reads), ("start", start)) if key not in given}
     depth, block_bytes = DEFAULTS[reads]
     if "depth" in given:
         depth = _whole(given["depth"], "depth", 1, MOST_DEPTH)
@@ -80,8 +106,8 @@ def third_tier(spec: RunSpec) -> ThirdTier | None:
     policy = LRU if spec.ram_policy is None else spec.ram_policy
     if reads == BUFFERED and policy != LRU:
         raise BadInput(
-            f"--ram-policy, got {policy!r} with reads=buffered: the page cache is the kernel's, which keeps what was "
-            "used last; leave it out, or take reads=direct"
+            f"--ram-policy, got {policy!r} with reads=buffered{since if 'reads' in left else ''}: the page "
+            f"cache is the kernel's, which keeps what was used last; leave it out, or take --nvme {word}:reads=direct"
         )
     try:
         kind = find(policy)
@@ -96,14 +122,26 @@ def third_tier(spec: RunSpec) -> ThirdTier | None:
             f"--ram-policy, got {policy!r}: {why} is more than keeping experts, and host memory only does that; take a "
             "cache, e.g. lru, lfu or fifo"
         )
-    return ThirdTier(word, depth, block_bytes, reads, ahead, start, policy)
+    added = [f"{key}={value}" for key, value in left.items() if value in (BUFFERED, WARM)]
+    terms_left = " and ".join(f"{key}={value}" for key, value in left.items())
+    why = f"{terms_left} by default{since}" if left else ""
+    return ThirdTier(word, depth, block_bytes, reads, ahead, start, policy, ":".join([spec.nvme, *added]), why)
 
 
 _TERMS = ("depth", "block", "reads", "ahead", "start")
 
 
-def _word(given: dict[str, str], key: str, known: tuple[str, ...]) -> str:
-    value = given.get(key, known[0])
+def _since(stack: str, maps: bool, may_map: bool) -> str:
+    """Why a default is what it is."""
+    if maps:
+        return f", since stack {stack} maps its file"
+    if may_map:
+        return f", since stack {stack} maps no file with stack.pinned=true"
+    return f", since stack {stack} maps no file (llama.cpp does, and reads more slowly: --stack llama_cpp)"
+
+
+def _word(given: dict[str, str], key: str, known: tuple[str, ...], default: str) -> str:
+    value = given.get(key, default)
     if value not in known:
         raise BadInput(f"--nvme {key}, got {value!r}: no such way; {did_you_mean(value, known)}")
     return value
@@ -130,8 +168,9 @@ def host_memory_of(spec: RunSpec, hw: Hardware) -> int:
 def described(tier: ThirdTier, n_bytes: int) -> str:
     """In words, for a label."""
     return (
-        f"host memory of {show_bytes(n_bytes)} caches experts by {tier.ram_policy}, above {tier.drive} "
-        f"({tier.reads} reads, {show_bytes(tier.block_bytes)} at a depth of {tier.depth})"
+        f"host memory of {show_ram(n_bytes)} caches experts by {tier.ram_policy}, above {tier.drive} "
+        f"({tier.reads} reads, {show_bytes(tier.block_bytes)} at a depth of {tier.depth}"
+        f"{f'; {tier.why}' if tier.why else ''})"
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from sim.base.errors import BadInput, CheckFailed
 from sim.base.files import to_struct
-from sim.base.units import parse_bytes
+from sim.base.units import parse_size
 from sim.policy.registry import name_of
 from sim.results.by_layer import expert_table, layer_table
 from sim.results.record import Result
@@ -116,7 +116,7 @@ def plain(key: str, value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if key.endswith("_bytes") and isinstance(value, str):
-        return parse_bytes(value, key)
+        return parse_size(value, key, key)
     return int(value) if key.endswith("_bytes") and isinstance(value, float) and value.is_integer() else value
 
 

@@ -176,9 +176,9 @@ def _settings(policy: str, words: list[str]) -> tuple[dict[str, Any], dict[str, 
         if "." not in key and (meant := f"{key}_bytes") in fields:
             raise BadInput(f"{key}, got it in a run's words: no field of a run; it is {meant}")
     for key in [key for key in shared if key.endswith("_bytes") and isinstance(shared[key], str)]:
-        from sim.base.units import parse_bytes
+        from sim.base.units import parse_size
 
-        shared[key] = parse_bytes(shared[key], key)
+        shared[key] = parse_size(shared[key], key, key)
     if shared.get("slo"):
         from sim.workload.slo import slo_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from sim.base.units import show_bytes, show_count, show_rate
+from sim.base.units import show_bytes, show_count, show_ram, show_rate
 from sim.profiles.drives import Drive
 from sim.setup.spec import CAPS
 from sim.studies.plan.goal import Goal, Reading, growing, readings
@@ -53,6 +53,8 @@ class Lever(NamedTuple):
         """A value of it, with its unit."""
         if self.key == ROOM:
             return show_count(round(value), "expert")
+        if self.key == HOST:
+            return show_ram(value)
         return show_rate(value) if self.key.endswith("bytes_per_s") else show_bytes(value)
 
 

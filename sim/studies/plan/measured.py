@@ -10,39 +10,66 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from sim.base.errors import BadInput
-from sim.base.files import bundled
 from sim.base.units import parse_seconds, show_bytes, show_count, show_frac, show_seconds
-from sim.profiles.stack import PACKAGE as STACKS
 from sim.results.expectations import Expectation
 from sim.results.routing_words import of_results
 from sim.studies.plan.candidate import Candidate
 from sim.studies.plan.goal import Goal, Reading, readings
 from sim.studies.plan.ladder import few_of
-from sim.studies.plan.lever import LINK, ROOM, ByReplay, levers_of, search
+from sim.studies.plan.lever import CPU, DRIVE, HOST, LINK, ROOM, ByReplay, Lever, levers_of, rate_lever, search
 from sim.studies.plan.limits import rule_out
 from sim.studies.plan.plan import Asked, candidates_of, facts_of
 from sim.studies.plan.remedy import link_word, lower_precisions
 from sim.studies.plan.replays import Replays
+from sim.studies.plan.text import drive_lines
 from sim.studies.pool import n_cores
 
 if TYPE_CHECKING:
     from sim.results.record import Result
+    from sim.setup.setup import Setup
+    from sim.setup.spec import RunSpec
     from sim.studies.sweep.run import Progress
 
+_BARE = re.compile(r"\s*[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?\s*")
+UNITS = "tok/s (or tokens/s, t/s, tps) for a rate; s, ms or us for a time per token"
 _RATE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(?:(?:tok|tokens|t)\s*/\s*s|tps)\s*")
 KEY = "tpot_s.mean"
 LITTLE_FRAC = 0.02
 """A prediction that comes nearer to the measurement by less explains nothing."""
+GPU = "hw.gpu.memory_bandwidth_bytes_per_s"
+SPILT = "VRAM that spills to system memory, which the GPU then reads across the link"
+CAUSES = {
+    CPU: (
+        "a memory channel that is empty",
+        "XMP or EXPO off",
+        "threads on SMT siblings or efficiency cores",
+        "another process that computes or reads memory",
+    ),
+    GPU: (SPILT, "another process on the GPU", "a power or temperature limit"),
+    ROOM: ("another process or a desktop that holds VRAM", "a longer context than the trace has"),
+    HOST: ("another process that holds RAM",),
+    DRIVE: ("another process that reads the drive", "a drive that is hot or nearly full"),
+    LINK: (
+        "a slot of fewer lanes, or a riser",
+        "host memory slower than the link (an empty channel, XMP or EXPO off)",
+        "another process that copies",
+    ),
+}
+"""What slows a machine, in the words of its owner, by the input of a profile that it moves; the likeliest first."""
 
 
 def time_of(text: str) -> float:
-    """Seconds per output token of `12.5tok/s` or `80ms`. Raises BadInput."""
+    """Seconds per output token of `12.5tok/s` or `80ms`. Raises BadInput, also for a number without a unit: it may be
+    either."""
+    if _BARE.fullmatch(text):
+        number = text.strip()
+        raise BadInput(f"--measured, got {text!r} without a unit: add {UNITS}; e.g. {number}tok/s or {number}ms")
     match = _RATE.fullmatch(text)
     rate = float(match[1]) if match is not None else None
     try:
         time_s = parse_seconds(text, "--measured") if rate is None else 1 / rate if rate else 0.0
     except BadInput:
-        raise BadInput(f"--measured, got {text!r}: neither a rate nor a time; write e.g. 12.5tok/s or 80ms") from None
+        raise BadInput(f"--measured, got {text!r}: neither a rate nor a time; add {UNITS}, e.g. 12.5tok/s") from None
     if not time_s:
         raise BadInput(f"--measured, got {text!r}: no token takes no time; write e.g. 12.5tok/s or 80ms")
     return time_s
@@ -53,6 +80,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         said: for people, the figure, its value, and what would explain the measurement. tpot_s: the prediction then.
+        causes: what may have moved it, in the words of a machine's owner.
     """
 
     what: str
@@ -60,12 +88,19 @@ class Explanation(NamedTuple):
     value: float | str
     tpot_s: float
     said: tuple[str, str, str]
+    causes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Its entry in `--json`."""
         found = self._asdict()
         del found["said"]
         return found
+
+    def line(self) -> str:
+        """What may have moved it, and how far it would have to be moved."""
+        figure, now, then = self.said
+        assert not isinstance(self.now, str) and not isinstance(self.value, str)
+        return f"{figure} at {self.value / self.now:.0%} ({then} for {now}): {', '.join(self.causes)}"
 
 
 @dataclass
@@ -121,10 +156,14 @@ class Judged:
         elif self._inside:
             found.append("so the machine may do what its profile says: the ranges of its figures and the choice of")
             found[-1] += " requests cover the difference"
+        slowed = [one for one in self.explanations if one.causes]
+        if slowed:
+            found.append("what may slow a machine, by the one input of its profile that it would have to move:")
+            found += [f"- {one.line()}" for one in slowed]
         found.append(
             f"{show_count(self.replays.n_runs, 'replay')}, as much as {self.replays.share:.3g} of all requests"
         )
-        return [*found, self.trace]
+        return [*found, *drive_lines([self.candidate]), self.trace]
 
     def table(self) -> str:
         """What, changed alone, would explain the difference."""
@@ -190,8 +229,10 @@ def judge(asked: Asked, text: str, progress: Progress, note: Callable[[str], Non
     bound_s = one.bounds[0].value if one.bounds else None
     slower, now_s = predicted.met, predicted.value
     found = list(_levers(one, goal, replays, slower))
-    found += _stacks(one, replays) if slower else _precision(one, measured_s, replays)
+    found += [] if slower else _precision(one, measured_s, replays)
     found = [told for told in found if _nearer(told.tpot_s, measured_s, now_s)]
+    order = list(CAUSES)
+    found.sort(key=lambda told: order.index(told.what) if told.what in order else len(order))
     return Judged(measured_s, one, result, predicted, bound_s, trace, found, replays)
 
 
@@ -208,6 +249,8 @@ def _levers(one: Candidate, goal: Goal, replays: Replays, slower: bool) -> Itera
     setup = prepare(one.spec)
     try:
         levers = levers_of(setup, one.spec, one.asked.cpu)
+        if slower:
+            levers.append(_gpu_lever(setup, one.spec))
     finally:
         setup.close()
     for lever in levers:
@@ -222,14 +265,18 @@ def _levers(one: Candidate, goal: Goal, replays: Replays, slower: bool) -> Itera
             said += f" ({show_bytes(result.memory.needed_bytes)} of VRAM), {show_frac(result.hit_rate)} hits"
         elif lever.key == LINK and (word := link_word(value)):
             said += f" (as {word})"
-        yield Explanation(lever.key, lever.now, value, told[0].value, (lever.name, lever.show(lever.now), said))
+        causes = CAUSES[lever.key] if slower else ()
+        if slower and lever.key == CPU and (half := probe.whole(lever, lever.now / 2)).readings:
+            filled = f" (half of them filled: {lever.show(lever.now / 2)}, {show_seconds(half.readings[0].value)})"
+            causes = (causes[0] + filled, *causes[1:])
+        yield Explanation(lever.key, lever.now, value, told[0].value, (lever.name, lever.show(lever.now), said), causes)
 
 
-def _stacks(one: Candidate, replays: Replays) -> Iterator[Explanation]:
-    """Every other one."""
-    for name in bundled(STACKS, ".yaml"):
-        if name != one.spec.stack and (at_s := _time_s(one, replays, stack=name)) is not None:
-            yield Explanation("stack", one.spec.stack, name, at_s, ("stack", one.spec.stack, name))
+def _gpu_lever(setup: Setup, spec: RunSpec) -> Lever:
+    """The memory of the GPU, down to what it would read across the link."""
+    now, link = setup.hw.gpu.memory_bandwidth_bytes_per_s.value, setup.hw.h2d.bandwidth_bytes_per_s.value
+    lever = rate_lever("GPU memory bandwidth", spec, GPU, now, now)
+    return lever._replace(least=min(now, max(lever.least, link)))
 
 
 def _precision(one: Candidate, measured_s: float, replays: Replays) -> Iterator[Explanation]:

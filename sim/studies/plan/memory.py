@@ -18,7 +18,7 @@ from sim.studies.plan.limits import rule_out
 from sim.studies.plan.plan import Asked, candidates_of, facts_of
 from sim.studies.plan.remedy import BOUND, Remedy, remedies
 from sim.studies.plan.replays import Replays
-from sim.studies.plan.text import goals_text, reading_text, remedy_table
+from sim.studies.plan.text import drive_lines, goals_text, reading_text, remedy_table
 from sim.studies.pool import n_cores
 from sim.studies.sweep.values import option_of
 
@@ -178,7 +178,7 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
     ready = [one for one in candidates if one.ready]
     if not ready:
         raise BadInput(candidates[0].reason)
-    for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
+    for text in (*dict.fromkeys(text for one in ready for text in one.asked.notes), *drive_lines(ready)):
         note(text)
     n_requests, trace, loaded = facts_of(ready[0])
     workers = asked.workers or n_cores()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sim.base.units import show_bytes, show_count, show_number, show_rate
+from sim.base.units import show_bytes, show_count, show_number, show_ram, show_rate
 from sim.results.figure import show_figure, unit_of
 from sim.results.text import BOUND_IS_OF
 from sim.setup.spec import CAPS
@@ -122,7 +122,7 @@ def _budget(spec: RunSpec) -> str:
 def budget_text(spec: RunSpec) -> str:
     """Host memory, drive and cap as people write them; nothing where all that is left may be used."""
     above = "" if spec.nvme is None else f" above {spec.nvme}"
-    host = "" if spec.host_memory_bytes is None else f"{show_bytes(spec.host_memory_bytes)} of host memory"
+    host = "" if spec.host_memory_bytes is None else f"{show_ram(spec.host_memory_bytes)} of host memory"
     if above and not host:
         host = "host memory"
     return ", ".join(text for text in (f"{host}{above}", _cap_text(spec)) if text)
@@ -170,6 +170,11 @@ def counts_line(planned: Planned) -> str:
     )
     parts += [show_count(few, "replay") + " of the first few"] if few else []
     return f"{text}; {' and '.join(parts)}, {replays.share:.3g} times all requests, where brute force takes {ready:,}"
+
+
+def drive_lines(some: Sequence[Candidate]) -> list[str]:
+    """How drives are read where nobody said it, and why so."""
+    return [f"drives: {told}" for told in dict.fromkeys(one.asked.drive for one in some if one.asked.drive)]
 
 
 def machines_table(planned: Planned) -> str:

@@ -14,6 +14,7 @@ from sim.studies.plan.ladder import few_of
 from sim.studies.plan.lever import NEAR_FRAC, Lever, levers_of
 from sim.studies.plan.plan import Asked, candidates_of, facts_of
 from sim.studies.plan.replays import Replays
+from sim.studies.plan.text import drive_lines
 from sim.workload.iterations import DECODE, MIXED
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ class Compared:
     def lines(self) -> list[str]:
         """How it was found."""
         text = f"{show_count(self.replays.n_runs, 'replay')}, as much as {self.replays.share:.3g} of all requests"
-        return [f"each way by its fastest policy over the first few requests: {text}", self.trace]
+        drives = drive_lines([way.candidate for way in self.ways])
+        return [f"each way by its fastest policy over the first few requests: {text}", *drives, self.trace]
 
     def table(self) -> str:
         """The ways, and where the order changes."""

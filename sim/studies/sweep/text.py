@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.base.units import GIB, RAM, show_bytes, show_count, show_frac, show_seconds
 from sim.results.routing_words import of_results
 from sim.setup.naming import show
 from sim.studies.common_bound import bound_line, show_above
@@ -205,7 +205,7 @@ def _word(name: str) -> str:
 def _value(name: str, value: Any) -> str:
     if value is None:
         return "default"
-    for end, unit, scale in _UNITS:
+    for end, unit, scale in [("_bytes", "GiB", GIB)] * (name in RAM) + [*_UNITS]:
         if name.endswith(end) and isinstance(value, int | float) and not isinstance(value, bool):
             return f"{value / scale:g} {unit}"
     return show(name, value)

@@ -10,7 +10,7 @@ import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.files import parse_yaml
-from sim.base.units import parse_bytes
+from sim.base.units import parse_size
 from sim.workload.draft_options import ks_of
 
 Scalar = bool | int | float | str | None
@@ -77,7 +77,7 @@ def one(text: str, name: str, what: str) -> Scalar:
     if name in TEXTS:
         return text
     if name in SIZES:
-        return parse_bytes(text, what)
+        return parse_size(text, name, what)
     value: Any = parse_yaml(text, what)
     if name in INTS and (isinstance(value, bool) or not isinstance(value, int)):
         raise BadInput(f"{what}, got {text!r}: not a whole number; write e.g. {what} 1,2 or {what} 1:8")
@@ -124,7 +124,7 @@ def _plain(value: Decimal, name: str, written: str, what: str) -> Scalar:
 
 def _decimal(text: str, name: str, what: str) -> Decimal:
     if name in SIZES:
-        return Decimal(parse_bytes(text, what))
+        return Decimal(parse_size(text, name, what))
     try:
         value = Decimal(text.strip())
     except InvalidOperation:

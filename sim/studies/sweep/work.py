@@ -43,6 +43,7 @@ class Resolved(msgspec.Struct, frozen=True):
         status, reason: `ok`, or why it cannot be set up.
         notes: what was asked for and cannot be had in full.
         n_layers: layers of output tokens, by which work is estimated.
+        drive: which terms of its drive nobody gave, what they are and why.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Resolved(msgspec.Struct, frozen=True):
     family: str = ""
     notes: tuple[str, ...] = ()
     n_layers: int = 0
+    drive: str = ""
 
 
 def resolve(specs: tuple[RunSpec, ...]) -> list[Resolved]:
@@ -86,6 +88,7 @@ def _resolve(spec: RunSpec) -> Resolved:
         family="" if (terms := family_terms(setup)) is None else _digest(terms),
         notes=tuple(setup.notes()),
         n_layers=n_layers,
+        drive="" if setup.tier is None else setup.tier.why,
     )
     if len(_READY) < MOST_READY and multiprocessing.parent_process() is None:
         _READY[found.id] = replace(setup, spec=found.spec)
