@@ -117,8 +117,8 @@ def doubts(data: Mapping[str, Any], command: str) -> Iterator[str]:
             again = f"{command} --resume --probe {probe} --rounds 12 --minutes 15"
             yield (
                 f"{path}: {note}; taken as assumed{ends}. Repeat it on a quiet machine with `{again}`: end other "
-                "programs that compute or copy, let nobody else use the machine, plug it in and fix its clocks (power mode "
-                "performance)"
+                "programs that compute or copy, let nobody else use the machine, plug it in and fix its clocks "
+                "(power mode performance)"
             )
 
 

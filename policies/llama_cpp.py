@@ -144,7 +144,7 @@ class LlamaCpp(Policy):
             if shares := self._shares(asked, view):
                 advice += f", give the first GPU more layers (--dense layers:{shares})"
         spare = self._large.spare(view)
-        size = f"{spare} expert{'s' * (spare != 1)} ({spare * view.expert_bytes / 1e6:,.3g} MB)"
+        size = f"{spare} expert{'s' * (spare != 1)} ({spare * view.expert_bytes / 1e6:,.0f} MB)"
         staging = f" beside staging room of {size} for copies of prompts (op_offload)" if spare else ""
         without = ", set op_offload=false, which needs none" if spare else ""
         return DoesNotFit(

@@ -400,11 +400,11 @@ def test_a_refusal_says_by_which_shares_it_fits():
     def with_cpu_layers(n: int, dense: str = "layers") -> RunSpec:
         return msgspec.structs.replace(spec, dense=dense, set={"placement": "n_cpu_moe", "n_cpu_moe": n})
 
-    says = r"10 layers on the GPU, and 7 fit; .* give the first GPU more layers \(--dense layers:27/5\), or leave"
+    says = r"10 layers on the GPU, and 7 fit beside .* give the first GPU more layers \(--dense layers:27/5\), set op_"
     with pytest.raises(DoesNotFit, match=says):
         run_of(with_cpu_layers(22))
     assert run_of(with_cpu_layers(22, "layers:27/5")).token_hit_rates.hit == pytest.approx(10 / 32)
-    with pytest.raises(DoesNotFit, match=r"and 7 fit; set it to 25 or more, or leave it out"):
+    with pytest.raises(DoesNotFit, match=r"and 7 fit beside .*; set it to 25 or more, set op_offload=false"):
         run_of(with_cpu_layers(20))  # six each, and room for seven: too near to be sure
 
 

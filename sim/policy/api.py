@@ -195,7 +195,8 @@ class Policy:
 
     def kept_layers(self, view: View) -> Collection[int]:
         """Layers whose experts all lie on their GPUs for good; asked once, after `initial`. An engine that reads no
-        router where all of them are there (its stack has `resident`) reads none of these layers."""
+        router where all of them are there (its stack has `resident`) reads none of these layers, and host memory has
+        none of them, unless they are pages of a mapped file."""
         return ()
 
     # -- hooks, in the order they fire ------------------------------------------------------------------------------
