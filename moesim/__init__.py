@@ -11,12 +11,12 @@ it is used. docs/python.md has the rest.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 from moesim._names import claim
 
 claim()  # before anything imports `sim`
 
+TYPE_CHECKING = False  # `typing` takes as long as all else here; a command hears Ctrl-C only after it
 if TYPE_CHECKING:
     from sim import __version__
     from sim.base.errors import CheckFailed, MoesimError

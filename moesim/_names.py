@@ -10,16 +10,19 @@ first. Only a name that both have means ours. Nothing of `sim` is imported here.
 
 from __future__ import annotations
 
+# The first that a command imports, before it hears Ctrl-C: so it imports only what Python has loaded by then.
 import importlib
+import os
 import sys
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import module_from_spec
-from pathlib import Path
-from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
 
 NAMES = ("sim", "policies", "traces", "hwprofiles", "calibrate", "reports")
-ROOT = str(Path(__file__).resolve().parents[1])
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 _displaced: dict[str, ModuleType] = {}  # a user's modules that had the names before
 
@@ -57,12 +60,12 @@ class _Theirs:
         top, *rest = name.split(".")
         if top not in NAMES or not rest:
             return None
-        return PathFinder.find_spec(name, [str(Path(folder).joinpath(top, *rest[:-1])) for folder in _folders()])
+        return PathFinder.find_spec(name, [os.path.join(folder, top, *rest[:-1]) for folder in _folders()])
 
 
 def _folders() -> list[str]:
     """Where the user's modules are looked for: `sys.path` without the folder of our packages."""
-    return [folder for folder in sys.path if str(Path(folder).resolve()) != ROOT]
+    return [folder for folder in sys.path if os.path.realpath(folder) != ROOT]
 
 
 def _their_module(name: str) -> ModuleType | None:
@@ -71,6 +74,8 @@ def _their_module(name: str) -> ModuleType | None:
         spec = PathFinder.find_spec(name, _folders())
         if spec is None or spec.origin is None or spec.loader is None:
             return None
+        from importlib.util import module_from_spec
+
         module = _displaced[name] = module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
@@ -91,7 +96,7 @@ def claim() -> None:
         if found is not None and not _is_ours(found):
             _displaced[name] = found
             for other in [key for key in sys.modules if key.startswith(f"{name}.")]:
-                if PathFinder.find_spec(other, [str(Path(ROOT).joinpath(*other.split(".")[:-1]))]) is not None:
+                if PathFinder.find_spec(other, [os.path.join(ROOT, *other.split(".")[:-1])]) is not None:
                     del sys.modules[other]  # we have one of that name
             del sys.modules[name]
             importlib.import_module(name)
@@ -99,4 +104,4 @@ def claim() -> None:
 
 def _is_ours(module: ModuleType) -> bool:
     spec = module.__spec__
-    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().is_relative_to(ROOT)
+    return spec is not None and spec.origin is not None and os.path.realpath(spec.origin).startswith(ROOT + os.sep)

@@ -70,6 +70,98 @@ main({args!r})
 """
 
 
+# Ctrl-C comes in an import (`IN_AN_IMPORT`) that takes long, and the command is over before anybody looks again; or in
+# the middle of something whose caller drops or catches whatever it raises.
+LOST_OTHERWISE = {
+    "an import that is the last thing done": """
+def call():
+    import importlib.util
+    class Loader:
+        def create_module(self, spec): return None
+        def exec_module(self, module): signal.raise_signal(signal.SIGINT)
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            return importlib.util.spec_from_loader(name, Loader()) if name == "no_such_module" else None
+    sys.meta_path.append(Finder())
+    import no_such_module
+""",
+    "the end of a hold, under an exception that a caller catches": """
+def call():
+    try:
+        with held():
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError
+    except ValueError:
+        pass
+""",
+    "the closing of a generator that holds": """
+def steps():
+    with held():
+        yield 1
+        yield 2
+def call():
+    made = steps()
+    next(made)
+    signal.raise_signal(signal.SIGINT)
+    made.close()
+""",
+    "a generator that nobody closes": """
+def steps():
+    with held():
+        yield 1
+        yield 2
+def call():
+    made = steps()
+    next(made)
+    signal.raise_signal(signal.SIGINT)
+    del made
+""",
+    "a callback from C, whose exceptions are dropped": """
+import ctypes
+def call():
+    ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))()
+""",
+    "something that catches everything": """
+def call():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException:
+        pass
+""",
+    "an error that it was turned into": """
+def call():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException as error:
+        raise ImportError("numpy failed to import") from error
+""",
+    "the end of the process by something else": """
+def call():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException:
+        sys.exit(0)
+""",
+}
+IN_A_COMMAND = """
+import os, signal, sys
+from sim.base.interrupts import held, run_command
+{call}
+run_command(call, {process})
+"""
+ON_THE_WAY = """
+import os, signal, sys
+import moesim  # whose finder comes first
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from moesim.commands import main
+main()
+"""
+
+
 def ran(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"  # a file: processes of a pool import what started them
     script.write_text(code)
@@ -142,6 +234,23 @@ def test_in_an_import(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("process", [True, False])
+@pytest.mark.parametrize("way", LOST_OTHERWISE)
+def test_none_is_lost(tmp_path: Path, way: str, process: bool) -> None:
+    assert interrupted(ran(IN_A_COMMAND.format(call=LOST_OTHERWISE[way], process=process), tmp_path))
+
+
+@pytest.mark.parametrize("name", ["sim", "sim.base.compiled", "hashlib", "sim.cli", "sim.base.interrupts"])
+def test_before_a_command_listens(tmp_path: Path, name: str) -> None:
+    """From the import of a console script on."""
+    assert interrupted(ran(ON_THE_WAY.format(name=name), tmp_path))
+
+
+def test_importing_the_commands_leaves_ctrl_c_as_it_was() -> None:
+    code = "import signal\nimport moesim.commands\nassert signal.getsignal(2) is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=TESTS.parent)
+
+
 def test_in_a_finaliser_where_it_would_be_lost(tmp_path: Path) -> None:
     trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=1500)
     args = ["run", "--policy", "lru", "--hw", "rtx3090", "--trace", str(trace)]
@@ -176,6 +285,12 @@ class TestHeld:
             threading.Timer(0.05, press).start()
             interrupts.wait_for(never)
         late.cancel()
+
+    def test_it_is_raised_in_place_of_what_is_under_way(self) -> None:
+        with pytest.raises(KeyboardInterrupt) as raised, interrupts.held():
+            press()
+            raise ValueError
+        assert isinstance(raised.value.__context__, ValueError)
 
     def test_twice_at_once_is_once(self) -> None:
         with interrupts.held():

@@ -14,7 +14,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -29,7 +28,7 @@ outdated = False
 """Whether this process runs sources that were edited after they had been compiled; `choose` finds out."""
 
 
-class SourceFinder(MetaPathFinder):
+class SourceFinder:
     """Finds the source of modules that may lie there compiled as well."""
 
     def __init__(self, sources: dict[str, Path]) -> None:
@@ -42,7 +41,7 @@ class SourceFinder(MetaPathFinder):
         return None if source is None else spec_from_file_location(fullname, source)
 
 
-class PolicyFinder(MetaPathFinder):
+class PolicyFinder:
     """Finds what a policy's source was compiled to, as it lies there now."""
 
     def find_spec(

@@ -3,6 +3,9 @@
 Python raises KeyboardInterrupt between any two bytecodes of the main thread: inside the lock of an event that another
 thread sets at that moment (both then fail), in the middle of an import (libraries turn it into errors of their own), or
 in a finaliser (where it is printed and lost). Here it is noted instead, and raised a little later.
+
+None is lost. What is noted stays noted until it is raised, whatever else is under way; what Python drops (a finaliser,
+a callback from C) is noted again; and a command during which Ctrl-C came ends with 130, though somebody caught it.
 """
 
 # Imported before anything else of a command, so it imports little.
@@ -26,10 +29,13 @@ SAME_S = 0.4
 PATIENCE_S = 1.5
 """Ctrl-C again after this long is raised wherever the program stands."""
 AGAIN_S = 0.02
+INTERRUPTED = 130
+"""Exit status, as shells have it."""
 
-_noted_s: float | None = None
+_noted_s: float | None = None  # when the first one came that is still to be raised
 _heard_s = float("-inf")
 _holds = 0
+_interrupted = False  # whether one came since the command began
 
 
 def heard() -> None:
@@ -47,28 +53,57 @@ def wait_for(event: threading.Event) -> None:
     heard()
 
 
-def _came(signum: int, frame: FrameType | None) -> None:
+def _came(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - handlers have this form
     """The handler."""
-    global _noted_s, _heard_s
+    global _interrupted
+    _interrupted = True
     now_s = time.monotonic()
-    if now_s - _heard_s < SAME_S:
+    if now_s - _heard_s >= SAME_S:
+        _raise_here(frame, now_s, _noted_s is None or now_s - _noted_s < PATIENCE_S)
+
+
+def _again(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - handlers have this form
+    if _noted_s is not None:
+        _raise_here(frame, time.monotonic(), True)
+
+
+def _raise_here(frame: FrameType | None, now_s: float, patient: bool) -> None:
+    """Raise KeyboardInterrupt, or note it where it would break something or be lost.
+
+    Args:
+        patient: whether there is time. Without, only the functions of this file are left to end.
+    """
+    global _noted_s, _heard_s
+    ours = frame is not None and frame.f_code.co_filename == __file__
+    if ours or (patient and (_holds or (_has_timer() and _lost_here(frame)))):
+        _note(now_s)
         return
-    first_s = now_s if _noted_s is None else _noted_s
-    if now_s - first_s < PATIENCE_S or signum != signal.SIGINT:
-        if _holds:
-            _noted_s = first_s
-            return
-        if hasattr(signal, "setitimer") and _lost_here(frame):
-            _noted_s = first_s
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)  # once more, when that is over
-            return
     _noted_s, _heard_s = None, now_s
     raise KeyboardInterrupt
 
 
-def _again(signum: int, frame: FrameType | None) -> None:
-    if _noted_s is not None:
-        _came(signum, frame)
+def _note(now_s: float) -> None:
+    global _noted_s
+    if _noted_s is None:
+        _noted_s = now_s
+    if not _holds and _has_timer():  # who holds it back hears it
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+
+
+def _has_timer() -> bool:
+    """Whether a command runs, on a system that can remind it of what is noted."""
+    return hasattr(signal, "setitimer") and signal.getsignal(signal.SIGALRM) is _again
+
+
+def _dropped(unraisable: sys.UnraisableHookArgs) -> None:
+    """What Python calls in place of raising, where nobody could catch it."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _note(time.monotonic())
+    else:
+        _say_dropped(unraisable)
+
+
+_say_dropped = sys.unraisablehook
 
 
 def _lost_here(frame: FrameType | None) -> bool:
@@ -100,12 +135,14 @@ class held:  # noqa: N801 - used as a function
     """
 
     def __enter__(self) -> Self:
-        global _holds
+        global _holds, _noted_s
         self._held = _ours_to_handle()
         self._before: Any = None
         if self._held:
-            _holds += 1
+            if not _holds and signal.getsignal(signal.SIGINT) is not _came:
+                _noted_s = None  # of an earlier one, outside a command, while it ended
             self._before = signal.signal(signal.SIGINT, _came)
+            _holds += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -117,9 +154,9 @@ class held:  # noqa: N801 - used as a function
             signal.signal(signal.SIGINT, self._before)
         if _holds:
             return
-        if kind is None:
-            heard()
-        _noted_s = None  # what is under way ends the command, too
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            _noted_s = None  # it is being raised
+        heard()  # in place of any other exception, which a caller may be glad to catch
 
 
 def run_command(call: Callable[[], None], process: bool) -> None:
@@ -128,28 +165,36 @@ def run_command(call: Callable[[], None], process: bool) -> None:
     Raises:
         SystemExit: with 130 after Ctrl-C, whatever it hit.
     """
+    global _interrupted, _noted_s, _heard_s, _say_dropped
     if not _ours_to_handle():
         call()
         return
+    _interrupted, _noted_s, _heard_s = False, None, float("-inf")
+    dropped, _say_dropped = sys.unraisablehook, sys.unraisablehook
     before = signal.signal(signal.SIGINT, _came)
     alarm = signal.signal(signal.SIGALRM, _again) if hasattr(signal, "setitimer") else None
-
-    def give_back() -> None:
-        # What has been said is said: nothing may turn the end of a process into a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_IGN if process else before)
-        if alarm is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, alarm)
-
+    sys.unraisablehook = _dropped
+    said = False
     try:
         try:
+            heard()
             call()
+        except SystemExit as ending:
+            said = ending.code == INTERRUPTED
+            raise
         finally:
-            give_back()
+            sys.unraisablehook = dropped
+            if alarm is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                signal.signal(signal.SIGALRM, alarm)
+            # What has been said is said: nothing may turn the end of a process into a traceback.
+            signal.signal(signal.SIGINT, signal.SIG_IGN if process else before)
+            if _interrupted:  # looked at only now that none can come any more
+                raise KeyboardInterrupt
     except KeyboardInterrupt:
-        give_back()  # Ctrl-C may have come just before it was done
-        _say_interrupted()
-        raise SystemExit(130) from None
+        if not said:
+            _say_interrupted()
+        raise SystemExit(INTERRUPTED) from None
 
 
 def _say_interrupted() -> None:

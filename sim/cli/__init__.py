@@ -59,13 +59,17 @@ def calibrating(args: Sequence[str] | None = None) -> None:
 
 def _command(call: Callable[[], None], process: bool) -> None:
     """Call what a command does; `process`: the process is there for nothing else."""
-    if process:
-        _open_streams()
-        if _limit_bytes() < LEAST_BYTES:
-            _out_of_memory()
-        _say_outdated()
+
+    def whole() -> None:
+        if process:
+            _open_streams()
+            if _limit_bytes() < LEAST_BYTES:
+                _out_of_memory()
+            _say_outdated()
+        call()
+
     try:
-        run_command(call, process)
+        run_command(whole, process)
     except (MemoryError, ImportError, OSError, SystemError) as error:
         if not (
             isinstance(error, MemoryError)

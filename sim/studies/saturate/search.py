@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import msgspec
@@ -100,12 +101,13 @@ def saturate(
     jobs = [(i, draw) for i in range(len(specs)) for draw in range(n_draws)]
     calls = [(one_draw, (_seeded(specs[i][1], draw), kept_frac)) for i, draw in jobs]
     found: dict[tuple[int, int], Drawn] = {}
-    for at, answer in answers(calls, workers or n_cores()):
-        if isinstance(answer, MoesimError):
-            raise answer
-        found[jobs[at]] = answer
-        if progress is not None:
-            progress(len(found), len(jobs), specs[jobs[at][0]][0])
+    with closing(answers(calls, workers or n_cores())) as stream:
+        for at, answer in stream:
+            if isinstance(answer, MoesimError):
+                raise answer
+            found[jobs[at]] = answer
+            if progress is not None:
+                progress(len(found), len(jobs), specs[jobs[at][0]][0])
     rows = [_over(name, [found[i, draw] for draw in range(n_draws)]) for i, (name, _) in enumerate(specs)]
     return sorted(rows, key=lambda row: -(row.capacity_per_s if row.kept_per_s is None else row.kept_per_s).mean)
 
