@@ -128,6 +128,21 @@ def call():
     except BaseException:
         pass
 """,
+    "C code that clears every exception": """
+class Key:
+    def __hash__(self):
+        signal.raise_signal(signal.SIGINT)
+        return 1
+def call():
+    import ctypes
+    made, key = {}, ctypes.py_object(Key())
+    ctypes.pythonapi.PyDict_GetItem(ctypes.py_object(made), key)
+    import time
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        pass
+    sys.stderr.write("nobody heard it\\n")
+""",
     "an error that it was turned into": """
 def call():
     try:

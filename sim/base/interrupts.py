@@ -4,8 +4,9 @@ Python raises KeyboardInterrupt between any two bytecodes of the main thread: in
 thread sets at that moment (both then fail), in the middle of an import (libraries turn it into errors of their own), or
 in a finaliser (where it is printed and lost). Here it is noted instead, and raised a little later.
 
-None is lost. What is noted stays noted until it is raised, whatever else is under way; what Python drops (a finaliser,
-a callback from C) is noted again; and a command during which Ctrl-C came ends with 130, though somebody caught it.
+None is lost. What is noted stays noted until it is raised, whatever else is under way. What is raised and dropped
+before it has ended the command (in a finaliser, by C code that clears every exception, as msgspec does where it hashes
+a type) is noted again. And a command during which Ctrl-C came ends with 130, though somebody caught it.
 """
 
 # Imported before anything else of a command, so it imports little.
@@ -36,6 +37,21 @@ _noted_s: float | None = None  # when the first one came that is still to be rai
 _heard_s = float("-inf")
 _holds = 0
 _interrupted = False  # whether one came since the command began
+_answered = False  # whether somebody who caught the last one made something of it
+
+
+class _Raised(KeyboardInterrupt):
+    """Of a command: nothing that catches it may drop it but `answered`."""
+
+    def __del__(self) -> None:
+        if not _answered and _has_timer():
+            _note(time.monotonic())
+
+
+def answered() -> None:
+    """Say that what was caught is not to be raised again: a result tells that it was interrupted."""
+    global _answered
+    _answered = True
 
 
 def heard() -> None:
@@ -43,7 +59,11 @@ def heard() -> None:
     global _noted_s, _heard_s
     if _noted_s is not None:
         _noted_s, _heard_s = None, time.monotonic()
-        raise KeyboardInterrupt
+        raise _exception()
+
+
+def _exception() -> KeyboardInterrupt:
+    return _Raised() if _has_timer() else KeyboardInterrupt()
 
 
 def wait_for(event: threading.Event) -> None:
@@ -55,8 +75,8 @@ def wait_for(event: threading.Event) -> None:
 
 def _came(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - handlers have this form
     """The handler."""
-    global _interrupted
-    _interrupted = True
+    global _interrupted, _answered
+    _interrupted, _answered = True, False
     now_s = time.monotonic()
     if now_s - _heard_s >= SAME_S:
         _raise_here(frame, now_s, _noted_s is None or now_s - _noted_s < PATIENCE_S)
@@ -79,7 +99,7 @@ def _raise_here(frame: FrameType | None, now_s: float, patient: bool) -> None:
         _note(now_s)
         return
     _noted_s, _heard_s = None, now_s
-    raise KeyboardInterrupt
+    raise _exception()
 
 
 def _note(now_s: float) -> None:
@@ -112,8 +132,10 @@ def _lost_here(frame: FrameType | None) -> bool:
         code = frame.f_code
         if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__":
             return True
-        if code.co_filename == __file__:  # the command begins here; what runs it may be an import itself
+        if code is run_command.__code__:  # the command begins here; what runs it may be an import itself
             return False
+        if code.co_filename in (__file__, signal.__file__):  # a handler, or a change of handlers
+            return True
         if code.co_filename.endswith(("weakref.py", "_weakrefset.py")):
             return True
         frame = frame.f_back
@@ -165,11 +187,11 @@ def run_command(call: Callable[[], None], process: bool) -> None:
     Raises:
         SystemExit: with 130 after Ctrl-C, whatever it hit.
     """
-    global _interrupted, _noted_s, _heard_s, _say_dropped
+    global _interrupted, _answered, _noted_s, _heard_s, _say_dropped
     if not _ours_to_handle():
         call()
         return
-    _interrupted, _noted_s, _heard_s = False, None, float("-inf")
+    _interrupted, _answered, _noted_s, _heard_s = False, False, None, float("-inf")
     dropped, _say_dropped = sys.unraisablehook, sys.unraisablehook
     before = signal.signal(signal.SIGINT, _came)
     alarm = signal.signal(signal.SIGALRM, _again) if hasattr(signal, "setitimer") else None
@@ -189,6 +211,7 @@ def run_command(call: Callable[[], None], process: bool) -> None:
                 signal.signal(signal.SIGALRM, alarm)
             # What has been said is said: nothing may turn the end of a process into a traceback.
             signal.signal(signal.SIGINT, signal.SIG_IGN if process else before)
+            _noted_s = None
             if _interrupted:  # looked at only now that none can come any more
                 raise KeyboardInterrupt
     except KeyboardInterrupt:

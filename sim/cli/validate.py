@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
+from sim.base.interrupts import answered
 from sim.base.tables import fold
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
@@ -304,6 +305,7 @@ def _measure(
                     _keep(so_far(True), out)
         except KeyboardInterrupt:
             if any(known) or any(run.reals for run in runs):
+                answered()
                 return so_far(True)
             raise
     return so_far(False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.base.device_faults import DeviceFault, fault_of
-from sim.base.interrupts import heard, held
+from sim.base.interrupts import answered, heard, held
 from sim.engine.engine import Engine
 from sim.engine.run_loop import Clockwork, Loop, RequestTimes, drive
 from sim.machine.cost import Cost
@@ -217,6 +217,7 @@ def _run_real(
         if not n_steps:
             raise
         fault = "interrupted"
+        answered()
     except (RuntimeError, MemoryError, DeviceFault) as error:
         found = fault_of(error, "running")
         if not n_steps or not isinstance(found, DeviceFault):
