@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +104,56 @@ def test_an_address_where_nobody_answers(capsys: Any, monkeypatch: pytest.Monkey
     words = ("sweep", "--policy", "lru", "--hw", "rtx3090", "--requests", "1")
     said = moesim(capsys, *words, "--cluster", "tcp://127.0.0.1:1").error
     assert "no scheduler answers there" in said
-    assert "an address is tcp://HOST:PORT" in moesim(capsys, *words, "--cluster", "localhost").error
+    assert "an address is tcp://HOST:PORT or tls://HOST:PORT" in moesim(capsys, *words, "--cluster", "localhost").error
     assert "leave one of them out" in moesim(capsys, *words, "--cluster", "tcp://x:1", "--workers", 2).error
+
+
+@needs_dask
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"])
+def test_a_port_on_which_something_else_answers(capsys: Any, monkeypatch: pytest.MonkeyPatch, says: bytes) -> None:
+    monkeypatch.setattr("sim.studies.cluster.CONNECT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held = []
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    held.append(connection)
+                    connection.sendall(says)
+
+        threading.Thread(target=serve, daemon=True).start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        said = moesim(
+            capsys, "sweep", "--policy", "lru", "--hw", "rtx3090", "--requests", "1", "--cluster", address
+        ).error
+        server.shutdown(socket.SHUT_RDWR)
+        for connection in held:
+            connection.close()
+    assert "no scheduler answers there" in said
+    assert "start one with `dask scheduler`" in said
+
+
+@pytest.mark.thorough
+@needs_dask
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_a_scheduler_that_is_killed_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    trace = mixtral_shaped(tmp_path, outputs=200)
+    cluster.worker()
+    words = ["sweep", "--policy", "random", "--hw", "rtx3090", "--experts", "40", "--seed", "0:199", "--trace", trace]
+    there = [*words, "--out", tmp_path / "there", "--cluster", cluster.address]
+    command = [sys.executable, "-m", "sim", *map(str, there)]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as sweep:
+        deadline_s = time.monotonic() + 180
+        while len(list((tmp_path / "there").glob("points/*.json"))) < 2 and sweep.poll() is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        cluster.processes[0].kill()
+        _, said = sweep.communicate(timeout=60)
+    assert sweep.returncode == 1, said
+    assert len(said.splitlines()) == 1, said
+    assert "the scheduler has gone" in said
+    assert "add --resume" in said
 
 
 def test_without_dask_the_error_says_what_to_install() -> None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from sim import __version__
-from sim.base.errors import BadInput, CheckFailed
+from sim.base.errors import BadInput, CheckFailed, MoesimError
+from sim.base.interrupts import heard, held
 from sim.studies.pool import Order
 
 if TYPE_CHECKING:
     from sim.studies.pool import Call
 
 CONNECT_S = 10.0
+ANSWER_S = 120.0
+"""For an answer that is there: recordings are tens of megabytes."""
+CLOSE_S = 2.0
+LOOK_S = 0.01
+LOGGERS = ("distributed", "tornado", "asyncio")
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -33,7 +43,10 @@ def answers_of(address: str) -> Callable[[Sequence[Call], int], Generator[tuple[
             f"--cluster, got {address!r}: Dask is not installed here; pip install 'moe-offload-sim[cluster]'"
         ) from None
     if "://" not in address:
-        raise BadInput(f"--cluster, got {address!r}: an address is tcp://HOST:PORT, as `dask scheduler` prints it")
+        raise BadInput(
+            f"--cluster, got {address!r}: an address is tcp://HOST:PORT or tls://HOST:PORT, as `dask scheduler` prints "
+            "it"
+        )
 
     def answered(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:  # noqa: ARG001
         if calls:
@@ -46,46 +59,126 @@ def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], 
     import distributed
     from distributed.scheduler import KilledWorker
 
-    try:
-        make: Any = distributed.Client
-        client = make(address, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"--cluster, got {address!r}: no scheduler answers there ({type(error).__name__}); start one with "
-            "`dask scheduler`, and workers with `dask worker ADDRESS --nthreads 1`"
-        ) from None
-    try:
-        _check(client, address)
-        order = Order(calls)
+    # Dask's threads set events that this one waits for: Ctrl-C must not come in the middle of that.
+    with held(), _silent():
+        _greet(address)
+        own: BaseException | None = None  # what a call itself has raised
+        client = None
+        try:
+            make: Any = distributed.Client
+            client = make(address, timeout=CONNECT_S, set_as_default=False)
+            _check(client, address)
+            order = Order(calls)
 
-        def begin(some: Sequence[tuple[int, Call]]) -> dict[Any, int]:
-            return {client.submit(_call, *call, pure=False): index for index, call in some}
+            def begin(some: Sequence[tuple[int, Call]]) -> dict[Any, int]:
+                return {client.submit(_call, *call, pure=False): index for index, call in some}
 
-        futures = begin(order.first())
-        as_completed: Any = distributed.as_completed
-        done = as_completed(futures, loop=client.loop)
-        for future in done:
-            if future.status != "finished":
-                why = future.exception()
-                if isinstance(why, KilledWorker):
-                    raise CheckFailed(
-                        f"--cluster, got {address!r}: several workers ended without an answer to one call (out of "
-                        "memory?); what is recorded stays: give them more, and add --resume"
-                    )
-                if future.status == "cancelled" or why is None:
-                    raise CheckFailed(
-                        f"--cluster, got {address!r}: the scheduler has gone, or has dropped the work; what is "
-                        "recorded stays: start it again, and add --resume"
-                    )
-                raise why
-            index, answer = futures.pop(future), future.result()
-            more = begin(order.freed(index, answer))
-            futures |= more
-            done.update(more)
-            yield index, answer
-            future.release()
+            futures = begin(order.first())
+            as_completed: Any = distributed.as_completed
+            done = as_completed(futures, loop=client.loop)
+            while not done.is_empty():
+                while not done.has_ready():
+                    time.sleep(LOOK_S)
+                    heard()
+                future = next(done)
+                if future.status == "cancelled":
+                    raise ConnectionError("it has dropped the work")
+                if future.status != "finished":
+                    own = future.exception(timeout=CONNECT_S)
+                    if isinstance(own, KilledWorker):
+                        raise CheckFailed(
+                            f"--cluster, got {address!r}: several workers ended without an answer to one call (out of "
+                            "memory?); what is recorded stays: give them more, and add --resume"
+                        )
+                    assert own is not None
+                    raise own
+                index, answer = futures.pop(future), future.result(timeout=ANSWER_S)
+                more = begin(order.freed(index, answer))
+                futures |= more
+                done.update(more)
+                yield index, answer
+                future.release()
+        except MoesimError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            if error is own:
+                raise
+            raise CheckFailed(
+                f"--cluster, got {address!r}: the scheduler has gone, or has dropped the work ({_short(error)}); what "
+                "is recorded stays: start it again, and add --resume"
+            ) from None
+        finally:
+            if client is not None:
+                with suppress(Exception, asyncio.CancelledError):  # nobody may be there any more
+                    client.close(timeout=CLOSE_S)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Dask logs tracebacks of all that goes wrong with a connection; here one line says it."""
+    made = [each for name, each in logging.root.manager.loggerDict.items() if name.split(".")[0] in LOGGERS]
+    loud = [each for each in made if isinstance(each, logging.Logger) and not each.disabled]
+    for logger in loud:
+        logger.disabled = True
+    try:
+        yield
     finally:
-        client.close(timeout=CONNECT_S)
+        for logger in loud:
+            logger.disabled = False
+
+
+def _greet(address: str) -> None:
+    """Ask who answers there. A client would wait for ever for something else that listens.
+
+    Raises:
+        BadInput: nobody answers in time, or something that is no scheduler.
+    """
+    import distributed
+    from distributed.security import Security
+
+    security: Any = Security
+
+    async def ask() -> str:
+        make: Any = distributed.rpc
+        there = make(address, timeout=CONNECT_S, connection_args=security().get_connection_args("client"))
+        try:
+            told = await asyncio.wait_for(there.identity(), CONNECT_S)
+            return str(told["type"])
+        finally:
+            await there.close_rpc()
+
+    found: list[str | BaseException] = []
+
+    def in_a_thread() -> None:  # a notebook has a running loop in this one
+        try:
+            found.append(asyncio.run(ask()))
+        except Exception as error:
+            found.append(error)  # MemoryError, too: bytes of another protocol, read as a length
+
+    thread = threading.Thread(target=in_a_thread, daemon=True)
+    thread.start()
+    deadline_s = time.monotonic() + 2 * CONNECT_S
+    while thread.is_alive() and time.monotonic() < deadline_s:
+        time.sleep(LOOK_S)
+        heard()
+    who = found[0] if found else TimeoutError()
+    if who == "Scheduler":
+        return
+    if isinstance(who, str):
+        said = f"a {who.lower()} answers there, and no scheduler"
+    elif isinstance(who, MemoryError):
+        said = "no scheduler answers there, but something else does"
+    else:
+        said = f"no scheduler answers there ({_short(who)})"
+    raise BadInput(
+        f"--cluster, got {address!r}: {said}; start one with `dask scheduler`, and workers with "
+        "`dask worker ADDRESS --nthreads 1`"
+    )
+
+
+def _short(error: BaseException) -> str:
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
 
 
 def _check(client: Any, address: str) -> None:
