@@ -62,6 +62,11 @@ def heard() -> None:
         raise _exception()
 
 
+def pressed(error: BaseException) -> bool:
+    """Whether somebody has pressed Ctrl-C, rather than code of a third party's having raised what looks like it."""
+    return isinstance(error, KeyboardInterrupt) and (_interrupted or not _has_timer())
+
+
 def _exception() -> KeyboardInterrupt:
     return _Raised() if _has_timer() else KeyboardInterrupt()
 

@@ -9,15 +9,17 @@ import importlib
 import inspect
 import pkgutil
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from stat import S_ISDIR
-from typing import cast
+from typing import Any, cast
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.base.interrupts import pressed
 from sim.base.own_file import failure, is_file
 from sim.base.paths import mode_of
-from sim.policy.api import Policy
+from sim.policy.api import Param, Policy
 from sim.policy.policy_file import NO_POLICY, given, load, policies_in, without_file
 
 GROUP = "moesim.policies"
@@ -49,7 +51,9 @@ def _by_file(name: str) -> type[Policy] | None:
         return None
     try:
         module = importlib.import_module(f"policies.{name}")
-    except (Exception, SystemExit):
+    except BaseException as error:
+        if pressed(error):
+            raise
         return None
     return {kind.name: kind for kind in policies_in(module).values()}.get(name)
 
@@ -63,26 +67,63 @@ def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
     for name in _files():
         try:
             module = importlib.import_module(f"policies.{name}")
-        except (Exception, SystemExit) as error:  # somebody is writing it, and it may fail in any way
+        except BaseException as error:  # somebody is writing it, and it may fail in any way
+            if pressed(error):
+                raise
             wrong[name] = f"policy {name!r}, got {failure(error)}: correct that file"
             continue
         for kind in policies_in(module).values():
             if found.setdefault(kind.name, kind) is not kind:
                 wrong[name] = _twice(found[kind.name], kind)
     for entry in entry_points(group=GROUP):
+        named = f"entry point {entry.name} = {entry.value}"
         try:
             kind = entry.load()
-        except (Exception, SystemExit) as error:  # a third party's import may fail in any way
+            why = _undeclared(kind)
+        except BaseException as error:  # a third party's import, and its classes, may fail in any way
+            if pressed(error):
+                raise
             wrong[entry.name] = (
                 f"policy package {entry.value!r}, got {type(error).__name__} ({error}) on import: "
                 "repair or uninstall that package"
             )
             continue
-        if not (inspect.isclass(kind) and issubclass(kind, Policy) and kind.name):
-            wrong[entry.name] = f"entry point {entry.name} = {entry.value}: must name a sim.policy.Policy with a name"
+        if why:
+            wrong[entry.name] = f"{named}, got {why}; repair or uninstall that package"
         elif found.setdefault(kind.name, kind) is not kind:
             wrong[entry.name] = _twice(found[kind.name], kind)
     return dict(sorted(found.items())), wrong
+
+
+def _undeclared(kind: Any) -> str:
+    """What is wrong with what a third party's class says of itself, which lists and tables read; "" for nothing."""
+    if not (inspect.isclass(kind) and issubclass(kind, Policy)):
+        return f"{type(kind).__name__} {kind!r}: it must name a class derived from sim.policy.Policy, with a name"
+    for field, rule, holds in DECLARED:
+        value = getattr(kind, field)
+        if not holds(value):
+            return f"{field} {value!r}: {rule}"
+    return ""
+
+
+def _texts(value: Any) -> bool:
+    return all(isinstance(one, str) for one in value)
+
+
+DECLARED: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("name", "a text that can be printed", lambda v: isinstance(v, str) and v.isprintable() and bool(v.strip())),
+    ("title", "a text", lambda v: isinstance(v, str)),
+    ("source", "a text", lambda v: isinstance(v, str)),
+    ("aliases", "a tuple of texts", lambda v: isinstance(v, tuple | list) and _texts(v)),
+    ("from_notes", "True or False", lambda v: isinstance(v, bool)),
+    ("traits", "a set of texts", lambda v: isinstance(v, set | frozenset) and _texts(v)),
+    ("needs", "a set of texts", lambda v: isinstance(v, set | frozenset) and _texts(v)),
+    (
+        "params",
+        "a tuple of sim.policy.Param",
+        lambda v: isinstance(v, tuple | list) and all(isinstance(one, Param) for one in v),
+    ),
+)
 
 
 def _twice(first: type[Policy], second: type[Policy]) -> str:
