@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_help import mixtral_shaped
+from cli_help import mixtral_shaped, moesim, simulated
 
-from sim.base.errors import BadInput
+from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import parse_yaml
 from traces.convert import Options, convert
 
@@ -44,6 +44,29 @@ def test_a_number_of_many_digits_is_not_worked_out() -> None:
     with pytest.raises(BadInput, match="a number of 601 characters: at most 100"):
         parse_yaml("a: 1" + ":59" * 200, "c.yaml")
     assert parse_yaml("a: 1:59", "c.yaml") == {"a": 119}
+
+
+@pytest.mark.parametrize(
+    "words", [("--{}",), ("--policy", "lru", "--batch", "{}"), ("--policy", "lru", "--split", "{}")]
+)
+def test_an_error_quotes_the_ends_of_what_it_was_given(capsys: pytest.CaptureFixture[str], words: tuple[str]) -> None:
+    said = simulated(capsys, "--hw", "rtx3090", *(word.format("y\x1b[31m" * 5_000) for word in words)).error
+    assert len(said) < 2_000
+    assert said.rstrip("\n").isprintable()
+    assert said.endswith(("--help\n", "known: all, store, test\n"))
+
+
+def test_titles_do_not_reach_the_terminal_as_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from policies.lru import Lru\nclass Mine(Lru):\n    name, title = 'mine', 'red \\x1b[31m \\x9b2J \\u202e'\n"
+    )
+    said = moesim(capsys, "policies", tmp_path / "mine.py").out
+    assert "red \\x1b[31m \\x9b2J \\u202e" in said
+    assert all(line.isprintable() for line in said.splitlines())
+
+
+def test_nothing_known_is_said_so() -> None:
+    assert did_you_mean("x", []) == "there is none"
 
 
 def npz(path: Path, header: bytes) -> Path:

@@ -59,11 +59,16 @@ def one_line(text: str) -> str:
         text = f"{text[:HEAD_CHARS]} [...] {text[-TAIL_CHARS:]}"
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else escaped(c) for c in text)
+
+
+def escaped(character: str) -> str:
+    """As Python writes it between quotes: `\\x1b`."""
+    return character.encode("unicode_escape").decode()
 
 
 def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
-    """Return `"did you mean 'lru'?"` or, without a near name, `"known: a, b, c"`.
+    """Return `"did you mean 'lru'?"` or, without a near name, `"known: a, b, c"`; `"there is none"`.
 
     A name cut short is near too: `bandwith` means `bandwidth_bytes_per_s`. `also`: names that may be meant, and are not
     listed.
@@ -76,5 +81,7 @@ def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> s
         near = [begins[found] for found in difflib.get_close_matches(name, begins, n=1, cutoff=0.8)]
     if near:
         return f"did you mean {near[0]!r}?"
+    if not names:
+        return "there is none"
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES + 1 else ""
     return "known: " + ", ".join(names[:SHOWN_NAMES] if more else names) + more

@@ -6,6 +6,9 @@ import re
 import shutil
 import textwrap
 from typing import TYPE_CHECKING
+from unicodedata import category
+
+from sim.base.errors import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +32,14 @@ def columns() -> int:
 def fold(text: str, width: int | None = None) -> str:
     """Every line that is too long goes on under its own text; a word is never broken (a path is there to be copied)."""
     width = width or columns()
-    return "\n".join(line if len(line) <= width else _folded(line, width) for line in text.split("\n"))
+    return "\n".join(line if len(line) <= width else _folded(line, width) for line in shown(text).split("\n"))
+
+
+def shown(text: str) -> str:
+    """Without what would recolour a terminal or move its cursor: titles and names come from files of anybody's."""
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" or category(c) == "Zs" else escaped(c) for c in text)
 
 
 def _folded(line: str, width: int) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.base.errors import one_line
 from sim.base.tables import columns, fold
 from sim.cli.say import say
 
@@ -41,7 +42,7 @@ def command(name: str | None, as_json: bool, api: bool) -> None:
         return
     if name is None:
         for why in unusable().values():
-            click.echo(f"left out: {why}", err=True)
+            click.echo(one_line(f"left out: {why}"), err=True)
         found = list(policies().values())
         facts = json.dumps([_facts(kind) for kind in found], indent=2) if as_json else fold(_list(found))
         click.echo(facts, nl=as_json)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim import __version__
+from sim.base.errors import one_line
 from sim.cli.progress import RunBar
 from sim.cli.run_request import RunRequest
 from sim.cli.say import say
@@ -126,7 +127,7 @@ def _run(request: RunRequest) -> Outcome:
     try:
         warn_if_changed(setup, meant, request.config)
         for note in setup.notes():
-            click.echo(note, err=True)
+            click.echo(one_line(note), err=True)
         with RunBar(setup) as bar:
             if request.keep:
                 from sim.results.sinks import recorded

@@ -84,7 +84,9 @@ def with_way_out(error: click.ClickException, name: str) -> str:
     said = error.format_message()
     if isinstance(error, click.UsageError) and not {";", "?"} & set(said):
         said = f"{said.removesuffix('.')}; see {name if error.ctx is None else error.ctx.command_path} --help"
-    return said
+    return one_line(
+        " ".join(line.strip() for line in said.splitlines())
+    )  # it quotes what it was given, whatever its length
 
 
 def in_its_letters(error: UnicodeError) -> tuple[str, int]:
