@@ -17,7 +17,7 @@ from calibrate.geometry import AttentionShape, ExpertShape, MeasuredGeometry
 from calibrate.runner import PROBES, Health, Progress, run
 from calibrate.store import Count, MachineFacts, Store
 from sim.base.errors import BadInput
-from sim.base.files import read_object, to_struct, write_json
+from sim.base.files import must_be_writable, read_object, to_struct, write_json
 from sim.profiles.models import Model, load_model
 from sim.real.devices import environment
 from sim.real.devices.open import open_device, usable_device
@@ -117,6 +117,7 @@ def calibrate(
     Raises:
         BadInput: unknown device, model or probe; samples of another device under --resume.
     """
+    check_place(request)
     geometries = [geometry_of(load_model(name)) for name in request.models]
     probes = [p for p in PROBES if not request.probes or p.name in request.probes]
     own = device is None
@@ -180,6 +181,17 @@ def calibrate(
             device.close()
 
 
+def check_place(request: CalibrationRequest) -> None:
+    """Find out before anything is measured whether its files can be written. Raises BadInput; changes nothing."""
+    for path in (request.profile_path, request.samples_path, request.environment_path):
+        must_be_writable(path)
+    if request.profile_path.exists() and not request.samples_path.exists():
+        raise BadInput(
+            f"{request.profile_path}: it is there, and no samples of a calibration beside it: somebody wrote it; give "
+            "another --name"
+        )
+
+
 LANES = "lanes"
 LANES_FROM_S = 150.0
 """Budget from which operations are timed on the real machine's lanes too."""
@@ -221,6 +233,7 @@ def _measure_lanes(request: CalibrationRequest, dtype: str, progress: Progress |
 
 def finish(request: CalibrationRequest) -> Calibration:
     """Fit saved samples and write the profile; needs no device. Raises BadInput when there are no usable samples."""
+    must_be_writable(request.profile_path)
     store = Store.load(request.samples_path)
     state = _read_environment(request.environment_path)
     table = Table(store)

@@ -29,6 +29,7 @@ from sim.policy.api import overrides as implements
 from sim.policy.mistakes import PUZZLED, blamed, located, sound_number
 from sim.policy.pieces import Pieces
 from sim.policy.registry import find
+from sim.policy.watchdog import watched as watched_hooks
 from sim.results.fold import fold as fold
 from sim.results.replicas import Clockworks, Engines, Machines, Served, Watched
 from sim.setup.options import ARITHMETIC, SIMPY
@@ -93,7 +94,7 @@ def execute(
         watched: of several replicas, what each is told of in place of `spans`, `log`, `on_step` and `begun`.
         by_layer: work out the key `by_layer` too, of a single replica; without it that is empty.
     """
-    with blamed(setup.policy):
+    with blamed(setup.policy), watched_hooks():
         if setup.spec.replicas > 1:
             return _execute_replicas(setup, progress, watched)
         return _execute(setup, spans, log, progress, on_step, bounds, begun, by_layer)
@@ -217,7 +218,7 @@ def tellable(setup: Setup) -> bool:
 
 def record(setup: Setup, by_layer: bool = True) -> tuple[Outcome, Recording | None]:
     """Run it, and write down what others like it need; None where a time or a price had a part in its decisions."""
-    with blamed(setup.policy):
+    with blamed(setup.policy), watched_hooks():
         began_s = time.perf_counter()
         cost = setup.cost()
         asked, machine = AskedPrices(cost), SimulatedMachine(cost, setup.spec.gpus)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -17,11 +18,13 @@ from cli_help import mixtral_shaped
 
 import moesim as face
 from sim.base.errors import BadInput
+from sim.base.files import MAX_YAML_BYTES, parse_yaml
 from sim.cli.verbs import guarded, moesim
 from sim.results.figure import better, figures, parse_figure, show_figure, unit_of
 from sim.studies.check.baseline import Tolerance, read_baseline
 from sim.studies.check.check import BETTER, CHANGED, NEW, SAME, WORSE, Judged, verdict_of
 from sim.studies.check.text import change
+from sim.studies.check.update import updated
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -203,6 +206,101 @@ def test_update_leaves_the_layout(check, baseline) -> None:
     assert check(path, "--strict").code == 0
 
 
+LRU = "{policy: lru, hw: rtx3090}"
+LAYOUTS = {
+    "json": '{"schema": 1, "runs": [{"policy": "lru", "hw": "rtx3090"}], "inputs": {"hw rtx3090": "x"}}\n',
+    "json, no newline": '{"schema":1,"runs":[{"policy":"lru","hw":"rtx3090"},{"policy":"lfu","hw":"x"}]}',
+    "json, indented": '{\n  "schema": 1,\n  "runs": [\n    {\n      "policy": "lru",\n      "hw": "x"\n    }\n  ]\n}\n',
+    "json, null figures": '{"runs": [{"figures": null, "policy": "lru", "hw": "x"}], "schema": 1, "inputs": {}}',
+    "json, figures": '{"runs": [{"figures": {"hit_rate": 1e-3, "h2d_bytes":null}, "policy": "lru"}], "schema": 1}',
+    "json, byte order mark": '\ufeff{"schema": 1, "runs": [{"policy": "lru", "hw": "rtx3090"}]}\n',
+    "flow": f"{{schema: 1, runs: [{LRU}, {LRU}], inputs: {{hw rtx3090: x}}}}\n",
+    "flow, comments": "# a\n{schema: 1, # b\n runs: [ # c\n  {policy: lru, # d\n   hw: rtx3090, }, # e\n  ]}\n# f\n",
+    "flow inputs": f"schema: 1\nruns: [{LRU}]\ninputs: {{hw rtx3090: x, # a\n  hw gone: y}} # b\n",
+    "flow inputs, kept": f"schema: 1\nruns: [{LRU}]\ninputs: {{hw rtx3090: x}} # b\n",
+    "no value": "schema: 1\nruns: [{policy: lru, name: , figures: }]\n",
+    "block": "schema: 1\nruns:\n  - policy: lru # a\n    hw: rtx3090 # b\n  # - policy: off\n# c",
+    "indented root": "  schema: 1\n  runs:\n    -   policy: lru\n        hw: rtx3090\n",
+    "inputs with comments": (
+        f"inputs: # a\n  hw rtx3090: x # b\n  # c\n  model kept: 'z'\n  hw gone: y\n  # e\nschema: 1\nruns: [{LRU}]\n"
+    ),
+    "inputs last, gone last": f"schema: 1\nruns: [{LRU}]\ninputs:\n  hw rtx3090: x # b\n  hw gone: y",
+    "documents' ends": f"%YAML 1.1\n--- # a\nschema: 1\nruns: [{LRU}]\n... # b\n",
+    "a block of text last": "schema: 1\nruns:\n- policy: lru\n  name: |\n    two\n    lines\n# a\n- policy: lfu\n",
+    "a folded text kept last": "schema: 1\nruns:\n- policy: lru\n  name: >+\n    two\n\n\n- policy: lfu\n",
+    "a figure in a block of text": "schema: 1\nruns:\n- policy: lru\n  figures:\n    hit_rate: |\n      1\n  name: a\n",
+    "anchors and tags": f"schema: !!int 1\nruns: &all\n- &one {LRU}\n- !!map {{figures: &f {{hit_rate: &h 1}}}}\n",
+    "odd keys": "'schema': 1\n? runs\n: - \"policy\" : lru\n    'figures' : {\"hit_rate\" : 1 , 'h2d_bytes': 2,}\n",
+    "tabs": "schema: 1\t# a\nruns: [{policy: lru,\thw: rtx3090\t}]\t# b\n",
+    "a block of text without an end": "schema: 1\nruns:\n- policy: lru\n  name: |\n    two",
+}
+
+
+@pytest.mark.parametrize("breaks", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_layout_is_kept_or_refused(tmp_path: Path, name: str, breaks: str) -> None:
+    """What is written means what was meant, every other line and comment is still there, and JSON is still JSON."""
+    path, text = tmp_path / "b.yaml", LAYOUTS[name].replace("\n", breaks)
+    before = parse_yaml(text, "")
+    inputs = {"hw rtx3090": "new", "model kept": "z", "trace ./a: b.safetensors": "1e5"}
+    found = [dict.fromkeys(run.get("figures") or ("hit_rate", "h2d_bytes"), 5e-7) for run in before["runs"]]
+    try:
+        written = updated(path, text, found, inputs)
+    except BadInput as refused:
+        assert name == "a block of text without an end", refused
+        assert "\n" not in str(refused) and "left as it was" in str(refused)
+        return
+    after = parse_yaml(written, "")
+    for run, figures in zip(before["runs"], found, strict=True):
+        run["figures"] = figures
+    assert after == {**before, "inputs": inputs}
+    comments = set(re.findall(r"# [a-z]\b", text)) - ({"# a"} if name == "flow inputs" else set())  # of what is gone
+    assert comments <= set(re.findall(r"# [a-z]\b", written))
+    assert written.startswith("\ufeff") == text.startswith("\ufeff")
+    assert ("\r\n" in text and written.count("\n") == written.count("\r\n")) == (breaks == "\r\n" and "\n" in text)
+    if name.startswith("json"):
+        assert json.loads(written.removeprefix("\ufeff")) == after
+    assert updated(path, written, [{}] * len(found), inputs) == written
+
+
+@pytest.mark.skipif(os.name != "posix", reason="symbolic links and modes")
+def test_a_baseline_is_replaced_in_its_place_or_refused_before_the_runs(check, baseline, monkeypatch) -> None:
+    path = baseline("- {policy: lru}\n")
+    path.chmod(0o640)
+    link = path.with_name("link.yaml")
+    link.symlink_to(path.name)
+    assert check(link, "--update").code == 0
+    assert link.is_symlink()
+    assert "figures: {" in path.read_text("utf-8")
+    assert path.stat().st_mode & 0o777 == 0o640
+
+    monkeypatch.setattr("sim.studies.check.check.check", None)
+    path.chmod(0o440)
+    text = path.read_bytes()
+    done = check(link, "--update")
+    assert (done.code, path.read_bytes()) == (2, text)
+    assert "it is read-only" in done.err and done.err.count("\n") == 1
+    path.chmod(0o640)
+    path.write_text("\n" * (MAX_YAML_BYTES - 60) + "{schema: 1, runs: [{policy: lru, hw: rtx3090}]}")
+    done = check(path, "--update")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+
+
+def test_a_baseline_that_is_edited_while_its_runs_are_replayed_stays(check, baseline, monkeypatch) -> None:
+    from sim.studies.check import check as module
+
+    path, run = baseline("- {policy: lru}\n"), module.check
+
+    def edited(*args: Any) -> Any:
+        path.write_text("# mine\n" + path.read_text("utf-8"), "utf-8")
+        return run(*args)
+
+    monkeypatch.setattr(module, "check", edited)
+    done = check(path, "--update")
+    assert done.code == 2 and "it was changed while its runs were replayed" in done.err
+    assert path.read_text("utf-8").startswith("# mine\n# ours\n")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -255,7 +353,7 @@ def test_mistakes_are_exit_2_and_nothing_is_written(check, baseline) -> None:
     assert path.read_bytes() == before
     assert check(path.with_name("none.yaml")).code == 2
     assert check(baseline("- {policy: lruu}\n")).code == 2
-    assert check(baseline("- {policy: lru}\n"), "--junit", path.parent / "no" / "j.xml").code == 2
+    assert check(baseline("- {policy: lru}\n"), "--junit", path / "j.xml").code == 2
 
 
 FAILS = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +273,7 @@ def test_bundled_fits_are_sound_sourced_and_checked():
 
 
 def test_a_model_without_a_trace_gets_one_drawn_from_its_fit(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(drawn.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "moesim" / "drawn")
     monkeypatch.setattr(fitted, "DRAWN_REQUESTS", 3)
     assert trace_for("deepseek-v2-lite", type("O", (), {"model": {}})()) == "deepseek-v2-lite"
     with pytest.raises(SystemExit) as stopped:
@@ -305,7 +304,7 @@ def test_a_model_without_a_trace_gets_one_drawn_from_its_fit(tmp_path, monkeypat
 def test_a_model_without_trace_and_fit_gets_one_scaled_from_the_nearest(tmp_path, monkeypatch, capsys):
     """gpt-oss-20b, 24 x 32, k = 4: of the sources that choose an eighth, OLMoE's fit; 64 experts are as far as 16."""
     monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setattr(drawn.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "moesim" / "drawn")
     monkeypatch.setattr(fitted, "DRAWN_REQUESTS", 3)
     args = ["run", "--policy", "lru", "--hw", "rtx3090", "--model", "gpt-oss-20b", "--requests", "1"]
     with pytest.raises(SystemExit) as stopped:
@@ -360,10 +359,25 @@ def test_many_small_experts_drawn_from_the_nearest_share_what_is_published(tmp_p
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders have no owner here")
 def test_a_trace_in_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawn.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "moesim" / "drawn")
     monkeypatch.setattr(os, "getuid", lambda: -1)
-    with pytest.raises(BadInput, match="got a folder of another user"):
+    with pytest.raises(BadInput, match="another user's"):
         drawn.drawn("deepseek-v2-lite")
+
+
+def test_a_drawn_trace_that_is_damaged_or_cut_off_is_drawn_anew_for_this_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "cache" / "moesim" / "drawn")
+    path = drawn.drawn("qwen3-30b-a3b@3x4k2")
+    whole, modified = path.read_bytes(), path.stat()
+    assert [one.stat().st_mode & 0o777 for one in (path.parents[1], path.parents[2])] == [0o700] * 2 or os.name == "nt"
+    for damaged in (whole[:-1], b"", whole[:-9] + b"x" + whole[-8:]):
+        path.write_bytes(damaged)
+        os.utime(path, ns=(0, modified.st_mtime_ns - len(damaged) - 1))
+        assert drawn.drawn("qwen3-30b-a3b@3x4k2").read_bytes() == whole
+    path.with_name(f"{path.name}.sha256").unlink()
+    drawn._sound.cache_clear()
+    assert drawn.drawn("qwen3-30b-a3b@3x4k2").read_bytes() == whole
+    assert len(list(path.parent.iterdir())) == 2, "nothing else is left"
 
 
 def test_fit_and_synth_on_the_command_line(tmp_path, capsys, monkeypatch):
@@ -432,14 +446,14 @@ def test_what_has_to_be_drawn_first_is_told(tmp_path: Path, monkeypatch: pytest.
     from sim.setup.spec import RunSpec
     from traces.synth.drawn import drawn_path
 
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "moesim" / "drawn")
     asked = RunSpec(policy="lru", hw="a6000", model="olmoe-1b-7b")
     assert to_draw(asked) == "olmoe-1b-7b"
     tell_drawing(asked)
     assert capsys.readouterr().err.startswith("drawing the trace olmoe-1b-7b: ")
     path = drawn_path("olmoe-1b-7b")
     assert path is not None
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.touch()
     for there in (asked, RunSpec(policy="lru", hw="a6000"), RunSpec(policy="lru", hw="a6000", trace=str(path))):
         assert to_draw(there) is None
@@ -452,7 +466,7 @@ def test_what_fits_no_request_is_refused_before_anything_is_drawn(tmp_path, monk
     from sim.setup.prepare import prepare, to_draw
     from sim.setup.spec import RunSpec
 
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "moesim" / "drawn")
     asked = {"policy": "lru", "hw": "a6000", "model": "mixtral-8x22b", "requests": 1}
     small = RunSpec(**asked, vram_bytes=4 * 10**9)
     hosted = RunSpec(**asked, set={"hw.cpu.memory_bytes": "64GB"})

@@ -134,6 +134,40 @@ def test_a_killed_run_with_tables_and_timeline(tmp_path: Path) -> None:
     assert hidden(folder) == []
 
 
+LRU = ["--policy", "lru", "--hw", "rtx3090", "--requests", "1"]
+WRITERS = {  # a command, and what goes on with it or does it again
+    "sweep": (["sweep", *LRU, "--workers", "1", "--out", "s"], ["--resume"]),
+    "run": (["run", *LRU, "--out", "r", "--spans", "--timeline", "t.json"], ["--force"]),
+    "hits": (["sweep", *LRU[:2], *LRU[4:], "--workers", "1", "--hits-only", "--out", "s"], []),
+    "ways": (["plan", *LRU[2:], "--workers", "1", "--quick", "--out", "p"], ["--resume"]),
+    "check": (["check", "b.json", "--update", "--junit", "j.xml", "--markdown", "m.md"], []),
+    "saturate": (["saturate", *LRU[:4], "--requests", "3", "--workers", "1", "--out", "s.json"], []),
+    "synth": (["traces", "synth", "--requests", "2", "-o", "t.safetensors"], ["--force"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        ("sweep", 6),
+        *(pytest.param(name, 97 if name == "ways" else 2, marks=pytest.mark.thorough) for name in WRITERS),
+    ],
+)
+def test_killed_at_any_step(tmp_path: Path, name: str, every: int) -> None:
+    """Whatever a killed writer leaves, the next one neither refuses nor keeps."""
+    first, again = WRITERS[name]
+    (tmp_path / "all").mkdir()
+    command = [sys.executable, str(TESTS / "kill_stages.py"), str(tmp_path / "all"), str(every)]
+    done = subprocess.run(
+        [*command, json.dumps(first), json.dumps([*first, *again])], cwd=TESTS.parent, capture_output=True, text=True
+    )
+    steps = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(steps) > 3, done.stderr
+    for step in steps:
+        assert step["status"] == 0, step
+        assert "thesis.tex" in step["left"] and not [path for path in step["left"] if "/." in f"/{path}"], step
+
+
 OLD, NEW = '{"run_id": "old"}', '{"run_id": "new"}'
 REPLACE = """
 import os, signal, sys
@@ -157,8 +191,8 @@ with sinks.new_folder(Path({out!r}), force=True) as folder:
 def test_killed_while_replacing_a_run(tmp_path: Path, calls: int) -> None:
     """Before the old run is set aside, between the two renames, and (not at all) after them."""
     out = tmp_path / "a"
-    out.mkdir()
-    (out / "result.json").write_text(OLD)
+    with sinks.new_folder(out, force=False) as folder:
+        (folder / "result.json").write_text(OLD)
     done = subprocess.run([sys.executable, "-c", REPLACE.format(calls=calls, out=str(out), new=NEW)], cwd=TESTS.parent)
     assert done.returncode == (0 if calls == 2 else -signal.SIGKILL)
     assert out.exists() == (calls != 1)
@@ -186,7 +220,7 @@ class TestSweep:
 
     def leave(self, target: Path, suffix: str, pid: int, name: str = "") -> Path:
         prefix = owned_prefix(target.with_name(name or target.name)).replace(f"-{os.getpid()}-", f"-{pid}-")
-        path = target.parent / f"{prefix}abc12_x{suffix}"
+        path = target.parent / f"{prefix}abc123_x{suffix}"
         path.mkdir()
         (path / "experts").write_bytes(b"half")
         return path
@@ -227,8 +261,8 @@ class TestSweep:
     def test_a_run_whose_replacement_was_killed_comes_back(self, tmp_path: Path, gone: int) -> None:
         run = tmp_path / "run"
         left = self.leave(run, ".old", gone)
-        (left / "run").mkdir()
-        (left / "run" / "result.json").write_text(OLD)
+        with sinks.new_folder(left / "run", force=False) as folder:
+            (folder / "result.json").write_text(OLD)
         with pytest.raises(BadInput, match="it holds a run; add --force"), sinks.new_folder(run, force=False):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -360,3 +360,32 @@ def test_an_inherited_order_does_not_silence_a_victim(tmp_path):
 
     with pytest.raises(IllegalDecision, match=r"`bind` it inherits names a native order.*order = None"):
         run(Stubborn(), tmp_path, ROWS, room=3, n_experts=4)
+
+
+def test_a_hook_that_does_not_return_is_named(tmp_path, monkeypatch, capfd):
+    import _thread
+
+    from sim.policy import watchdog
+    from sim.run import execute, prepare
+    from sim.setup.spec import RunSpec
+
+    path = tmp_path / "loop.py"
+    path.write_text(
+        "from sim.policy import Policy\n\n\nclass Loop(Policy):\n    name = 'loop'\n\n"
+        "    def layer_enter(self, layer, view):\n        while layer == 3:\n            pass\n        return ()\n"
+    )
+    monkeypatch.setattr(watchdog, "WARN_AFTER_S", 0.05)
+    line = watchdog._line
+
+    def interrupting(*args):
+        _thread.interrupt_main()
+        return line(*args)
+
+    monkeypatch.setattr(watchdog, "_line", interrupting)
+    setup = prepare(RunSpec(policy=str(path), hw="rtx3090", requests=1))
+    with pytest.raises(KeyboardInterrupt):
+        execute(setup)
+    setup.close()
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith("warning: loop.layer_enter at layer 3 has not returned for 0.")
+    assert "and has made no decision: it is at " in said and "loop.py:" in said

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from cli_help import Said, mixtral_shaped, simulated
 
@@ -49,31 +50,64 @@ def refused(said: Said) -> str:
 
 @pytest.mark.usefixtures("no_work")
 class TestNoRun:
-    """`--force` replaces a run, which its result makes known; names alone make none."""
+    """`--force` replaces what the manifest of a run lists, as it was written; names alone make none."""
 
     def test_a_folder_that_is_called_like_a_file_of_a_run(self, simulate: Any, tmp_path: Path) -> None:
         (tmp_path / "a" / "config.yaml").mkdir(parents=True)
         (tmp_path / "a" / "config.yaml" / "thesis.tex").write_text("precious")
         line = refused(simulate("--out", tmp_path / "a", "--force"))
-        assert "it holds 'config.yaml', which is no part of a run" in line
+        assert "it holds 'config.yaml' and no manifest.json of a run" in line
         assert (tmp_path / "a" / "config.yaml" / "thesis.tex").read_text() == "precious"
 
-    def test_somebodys_own_configuration(self, simulate: Any, tmp_path: Path) -> None:
-        (tmp_path / "config.yaml").write_text("mine: 1")
-        assert "it holds 'config.yaml' and no result of a run" in refused(simulate("--out", tmp_path, "--force"))
-        assert (tmp_path / "config.yaml").read_text() == "mine: 1"
+    def test_a_table_beside_a_result_that_anybody_could_write(self, simulate: Any, tmp_path: Path) -> None:
+        (tmp_path / "result.json").write_text('{"run_id": "x"}')
+        (tmp_path / "requests.parquet").write_text("mine")
+        assert "'requests.parquet' and no manifest.json of a run" in refused(simulate("--out", tmp_path, "--force"))
+        assert (tmp_path / "requests.parquet").read_text() == "mine"
 
-    @pytest.mark.parametrize("text", ["", "{}", "[]", '{"run_id": 1}', "old", "[" * 100_000, '{"run_id": "a"'])
-    def test_a_result_of_something_else(self, simulate: Any, tmp_path: Path, text: str) -> None:
-        (tmp_path / "result.json").write_text(text)
-        assert "it holds 'result.json' and no result of a run" in refused(simulate("--out", tmp_path, "--force"))
-        assert (tmp_path / "result.json").read_text() == text
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{}",
+            "[]",
+            '{"sha256": []}',
+            '{"sha256": {"thesis.tex": "x"}}',
+            '{"sha256": {"a": 1}}',
+            "[" * 100_000,
+            "{",
+        ],
+        ids=range(8),
+    )
+    def test_a_manifest_of_something_else(self, simulate: Any, tmp_path: Path, text: str) -> None:
+        (tmp_path / "manifest.json").write_text(text)
+        (tmp_path / "thesis.tex").write_text("precious")
+        assert "no manifest.json of a run" in refused(simulate("--out", tmp_path, "--force"))
+        assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+    def kept(self, folder: Path) -> Path:
+        with sinks.new_folder(folder, force=False) as new:
+            (new / "result.json").write_text("{}")
+        return folder
+
+    @pytest.mark.parametrize("name", ["requests.parquet", "config.yaml", "thesis.tex"])
+    def test_what_a_run_has_not_written_beside_its_files(self, simulate: Any, tmp_path: Path, name: str) -> None:
+        (self.kept(tmp_path / "a") / name).write_text("mine")
+        assert f"{name!r}, which is no part of a run" in refused(simulate("--out", tmp_path / "a", "--force"))
+        assert (tmp_path / "a" / name).read_text() == "mine"
+
+    def test_a_file_that_was_changed_since(self, simulate: Any, tmp_path: Path) -> None:
+        (self.kept(tmp_path / "a") / "result.json").write_text("mine")
+        assert "its 'result.json' has been changed since the run" in refused(
+            simulate("--out", tmp_path / "a", "--force")
+        )
+        assert (tmp_path / "a" / "result.json").read_text() == "mine"
 
     @LINKS
     def test_a_link_among_a_runs_files(self, simulate: Any, tmp_path: Path) -> None:
-        (tmp_path / "a").mkdir()
-        (tmp_path / "result.json").write_text('{"run_id": "r"}')
-        (tmp_path / "a" / "result.json").symlink_to(tmp_path / "result.json")
+        path = self.kept(tmp_path / "a") / "result.json"
+        path.rename(tmp_path / "result.json")
+        path.symlink_to(tmp_path / "result.json")
         assert "'result.json', which is no part" in refused(simulate("--out", tmp_path / "a", "--force"))
 
 
@@ -152,3 +186,69 @@ class TestFinishedWork:
         assert f"lies in '{tmp_path / 't.json.1'}'" in line
         assert json.loads((tmp_path / "t.json.1").read_text())["traceEvents"]
         assert json.loads((tmp_path / "a" / "result.json").read_text())["run_id"]
+
+
+def outputs() -> list[tuple[list[str], click.Parameter]]:
+    """Every command with each place that it writes to by name."""
+    from sim.cli.output_place import outputs_of
+    from sim.cli.verbs import moesim
+
+    found: list[tuple[list[str], click.Parameter]] = []
+
+    def walk(command: click.Command, words: list[str]) -> None:
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                one = command.get_command(context, name)
+                assert one is not None
+                walk(one, [*words, name])
+        found.extend((words, param) for param in outputs_of(command))
+
+    walk(moesim, [])
+    return found
+
+
+def test_every_option_that_names_an_output_is_known() -> None:
+    """One of another type would be found out after the work."""
+    from sim.cli.verbs import moesim
+
+    known = {(*words, param.name) for words, param in outputs()}
+    assert len(known) >= 20
+    for words, name in [(["run"], "timeline"), (["traces", "squeeze"], "out"), (["check"], "junit")]:
+        assert (*words, name) in known
+
+    def walk(command: click.Command, words: list[str]) -> None:
+        if isinstance(command, click.Group):
+            for name in command.list_commands(click.Context(command)):
+                one = command.get_command(click.Context(command), name)
+                assert one is not None
+                walk(one, [*words, name])
+        for param in command.params:
+            if param.name in ("out", "output", "timeline", "junit", "markdown") or {"-o", "--output"} & set(param.opts):
+                assert (*words, param.name) in known, (words, param.name)
+
+    walk(moesim, [])
+
+
+@pytest.mark.parametrize("place", ["file/x", "folder or file", "a name that is much too long"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, place: str
+) -> None:
+    """Whatever else is asked: the option is read before a command begins."""
+    from sim.cli.output_place import OutputFolder
+    from sim.cli.verbs import guarded, moesim
+
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "folder").mkdir()
+    for words, param in outputs():
+        folder = isinstance(param.type, OutputFolder)
+        wrong = "file" if folder else "folder"
+        path = tmp_path / {"file/x": "file/x", "folder or file": wrong}.get(place, "x" * 300)
+        given = [param.opts[0], str(path)] if isinstance(param, click.Option) else ["trace", str(path)]
+        with pytest.raises(SystemExit) as left:
+            guarded(moesim, [*words, *given], "moesim")
+        said = capsys.readouterr()
+        assert left.value.code == 2, (words, param.name)
+        assert said.out == "" and said.err.count("\n") == 1 and f"{path}" in said.err.replace("'", ""), said.err
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == "precious"

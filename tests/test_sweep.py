@@ -433,3 +433,20 @@ class TestSummary:
         grid = [self.row("a", hw, (s, s), 9, link=link) for (hw, link), s in seconds.items()]
         said = answer(grid, summarise(grid))
         assert said.startswith("2.00x as fast with hw y, 1.25x with link fast, each alone against hw x, link slow; a, ")
+
+
+def test_a_refused_sweep_leaves_no_trace_open(monkeypatch):
+    from sim.base.errors import MoesimError
+    from sim.studies.sweep import work
+    from sim.studies.sweep.grid import given
+    from sim.studies.sweep.sweep import Asked, sweep
+    from sim.studies.sweep.values import AXES
+    from traces.format.reader import Trace
+
+    opened = []
+    init = Trace.__init__
+    monkeypatch.setattr(Trace, "__init__", lambda self, path: (opened.append(self), init(self, path))[1])
+    axes = dict.fromkeys(AXES, ()) | {"hw": ("rtx3090",), "requests": ("1",), "experts": ("0,20",)}
+    with pytest.raises(MoesimError):
+        sweep(Asked(given(("lru",), axes, (), None), workers=1), lambda _: None, lambda *_: None)
+    assert opened and not work._READY

@@ -26,7 +26,12 @@ MAX_YAML_BYTES = 512 * 1024  # PyYAML reads about 100 kB per second, and a profi
 MOST_NEEDED = 6  # fields that an error names where one of them is missing
 MAX_YAML_DEPTH = 32
 MAX_NUMBER_CHARS = 100  # base 60, as YAML has it, takes time with the square of them
-PART = ".part"
+PART, SPOOL, OLD = ".part", ".spool", ".old"
+"""How hidden names end: of what is being written, of what waits until it is, of what is being replaced."""
+_HIDDEN = re.compile(
+    rf"\..+\.(?P<host>[0-9a-f]{{8}})-(?P<pid>[0-9]+)-[a-z0-9_]{{8}}({'|'.join(map(re.escape, (PART, SPOOL, OLD)))})",
+    re.DOTALL,
+)
 
 T = TypeVar("T")
 
@@ -226,28 +231,59 @@ def _listed(folder: Path, suffix: str, mtime_ns: int) -> dict[str, Path]:  # noq
     return dict(sorted(found.items()))
 
 
+def hidden_file(target: Path, folder: Path | None = None) -> Path:
+    """A new empty file for what will be `target`, beside it or in `folder`.
+
+    Its name says which process of which machine writes, so that others know what a killed one has left.
+    """
+    handle, name = tempfile.mkstemp(prefix=owned_prefix(target), suffix=PART, dir=folder or target.parent)
+    os.close(handle)
+    return Path(name)
+
+
+def hidden_folder(target: Path, suffix: str = PART) -> Path:
+    """A new empty folder of that kind beside `target`, under such a name."""
+    return Path(tempfile.mkdtemp(prefix=owned_prefix(target), suffix=suffix, dir=target.absolute().parent))
+
+
 def owned_prefix(target: Path) -> str:
-    """How hidden names beside `target` begin while this process works on it: they say which machine's which process."""
+    """How hidden names beside `target` begin while this process works on it."""
     return f".{target.name}.{_host()}-{os.getpid()}-"
 
 
-def orphans(target: Path, suffix: str) -> list[Path]:
-    """What killed processes of this machine left beside `target` under such names.
+def is_hidden(name: str) -> bool:
+    """Whether a name is one of those: whoever looks into a folder passes over them, or sweeps them out."""
+    return _HIDDEN.fullmatch(name) is not None
+
+
+def _is_orphan(name: str) -> bool:
+    """Whether a killed process of this machine left it.
 
     What belongs to a living process or to another machine is none, and on Windows, where asking whether a process lives
     takes more than a signal, nothing is.
     """
-    found = []
-    for left in target.parent.glob(f".{glob.escape(target.name)}.{_host()}-*{suffix}"):
-        owner = left.name.removesuffix(suffix).split("-")[-2]
-        if owner.isdecimal() and not _alive(int(owner)):
-            found.append(left)
-    return found
+    found = _HIDDEN.fullmatch(name)
+    return found is not None and found["host"] == _host() and not _alive(int(found["pid"]))
 
 
-def sweep(target: Path, suffix: str) -> None:
+def orphans(target: Path, suffix: str) -> list[Path]:
+    """What killed processes left beside `target` under such names."""
+    hidden = target.parent.glob(f".{glob.escape(target.name)}.{_host()}-*{suffix}")
+    return [left for left in hidden if _is_orphan(left.name)]
+
+
+def sweep(target: Path, suffix: str = PART) -> None:
     """Remove the orphans, now that somebody writes `target` again."""
-    for left in orphans(target, suffix):
+    _remove(orphans(target, suffix))
+
+
+def sweep_out(folder: Path) -> None:
+    """Remove all orphans in a folder of ours, but for what was being replaced: that may be a finished run."""
+    _remove([left for left in folder.iterdir() if _is_orphan(left.name) and left.suffix != OLD])
+
+
+def _remove(hidden: list[Path]) -> None:
+    for left in hidden:
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)
         else:
@@ -273,50 +309,76 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _must_be_a_file(path: Path) -> None:
-    if path.exists() and not path.is_file():
+def behind_links(path: Path) -> Path:
+    """Where a symbolic link leads. Raises BadInput for one that leads round in a circle."""
+    if not path.is_symlink():
+        return path
+    with suppress(OSError, RuntimeError):
+        found = path.resolve()
+        if not found.is_symlink():
+            return found
+    raise BadInput(f"{str(path)!r}: a symbolic link to itself; choose another place")
+
+
+def _must_be_replaceable(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_file():
         what = "a folder" if path.is_dir() else "a device or a pipe"
-        raise BadInput(f"{path}: {what}, and output replaces what has its name; name a file")
+        raise BadInput(f"{path}: it is {what}, and output replaces what has its name; name a file")
+    if not path.stat().st_mode & 0o222 or not os.access(path, os.W_OK):  # to root every file looks writable
+        raise BadInput(f"{path}: it is read-only, and output would replace it; name another file, or make it writable")
 
 
-def must_be_writable(target: Path) -> None:
-    """Find out now, not after the work, whether a file can be written where `target` is to be.
+def must_be_writable(target: Path, folder: bool = False) -> None:
+    """Find out now, not after the work, whether `target` can be written; nothing is changed, and nothing left behind.
+
+    Args:
+        folder: it is to be a folder with files in it. Folders above it that are missing are made when it is written.
 
     Raises:
-        BadInput: its folder cannot be made or written, or it is a folder, a device or a pipe itself.
+        BadInput: no file can be made there; it is a folder, a device or a pipe, or read-only; or no folder.
     """
-    if target.is_dir():
-        raise BadInput(f"{target}: it is a folder; name a file in it")
-    _must_be_a_file(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
+        place = behind_links(target)
+        if not folder:
+            _must_be_replaceable(place)
+        elif place.exists() and not place.is_dir():
+            raise BadInput(f"{target}: it is a file; name a folder")
+        above = place if folder else place.parent
+        while not above.exists() and not above.is_symlink():
+            above = above.parent
+        sweep(above / place.name)  # one that was killed here has left its own
+        hidden_file(place, above).unlink()
     except OSError as error:
-        raise BadInput(f"{target.parent}: {error.strerror or error}; choose another place") from None
+        raise BadInput(f"{target}: {error.strerror or error}; choose another place") from None
+    except ValueError:
+        raise BadInput(f"{str(target)!r}: not a path; check the name") from None
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it replaces `path`, on any error nothing is left behind.
 
-    A process that is killed leaves a hidden `.NAME.*.part`, which whoever writes `path` next removes.
+    A symbolic link stays one, and a file that is replaced hands on its permissions. A process that is killed leaves a
+    hidden `.NAME.*.part`, which whoever writes `path` next removes.
 
     Raises:
-        BadInput: `path` is a folder, or a device or pipe (renaming over /dev/null would leave the machine without one).
+        BadInput: `path` is read-only, a folder, or a device or pipe (renaming over /dev/null would leave the machine
+            without one).
     """
-    _must_be_a_file(path)
+    path = behind_links(path)
+    _must_be_replaceable(path)
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
     path.parent.mkdir(parents=True, exist_ok=True)
-    sweep(path, PART)
-    handle, name = tempfile.mkstemp(prefix=owned_prefix(path), suffix=PART, dir=path.parent)
-    os.close(handle)
-    part = Path(name)
+    sweep(path)
+    part = hidden_file(path)
     try:
         yield part
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    part.chmod(0o644)
+    part.chmod(mode)
     try:
         part.replace(path)
     except OSError as error:

@@ -14,6 +14,7 @@ from sim.base.errors import BadInput
 from sim.base.interrupts import held
 from sim.base.units import show_rate, show_seconds
 from sim.cli import calibrating as main
+from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OutputFolder(),
     default=Path(),
     show_default=True,
     help="Folder for NAME.yaml, NAME.samples.jsonl.gz and NAME.environment.json.",

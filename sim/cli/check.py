@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sim.base.errors import BadInput
+from sim.cli.output_place import OutputFile
 from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
@@ -29,11 +29,11 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 @click.option("--update", is_flag=True, help="Write what is found into the file, and say what changed; exit 0.")
 @click.option("--strict", is_flag=True, help="Fail where a figure became better, too: the file should say so.")
 @click.option("--all", "every", is_flag=True, help="List every figure, those that are as expected included.")
-@click.option("--junit", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML.")
+@click.option("--junit", metavar="FILE", type=OutputFile(), help="Write JUnit XML.")
 @click.option(
     "--markdown",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help=f"Write Markdown, for a pull request; ${SUMMARY} is added to.",
 )
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at the same time; default: the cores.")
@@ -57,13 +57,14 @@ def command(
     from sim.studies.check.check import check
 
     held = read_baseline(baseline)
-    with Bar("checking runs") as bar:
-        found = check(held, workers, strict, bar.update)
-    n_written = None
-    if update and not found.misspelt:
+    if update:
+        from sim.studies.check.update import check_update
         from sim.studies.check.update import update as record
 
-        n_written = record(found)
+        check_update(held)
+    with Bar("checking runs") as bar:
+        found = check(held, workers, strict, bar.update)
+    n_written = record(found) if update and not found.misspelt else None
     if junit is not None:
         from sim.studies.check.text import junit as junit_of
 
@@ -109,7 +110,5 @@ def _write(path: Path, text: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
         return
-    if not path.parent.is_dir():
-        raise BadInput(f"{path}: no such folder as {path.parent}; make it, or choose another place")
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8", newline="\n")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.sweep import axes, pool_of
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 @click.option("--quick", is_flag=True, help="Leave out what would have to be true of the machines that fail.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=OutputFolder(),
     metavar="DIR",
     help="Keep a record of each replay and bound, for --resume.",
 )
@@ -99,6 +100,7 @@ def command(
     from sim.studies.plan.plan import Asked, Planned, plan
     from sim.studies.sweep.grid import given
     from sim.studies.sweep.point_store import Records
+    from sim.studies.sweep.work import closing_ready
 
     if not goals and measured is None and (least or len(axes["hw"]) != 1 or "," in axes["hw"][0]):
         raise BadInput(
@@ -113,7 +115,7 @@ def command(
     asked = replace(asked, pool=pool_of(workers, cluster), records=Records(out))
     asked.records.begin_plan(resume)
     found: Answered
-    with Bar("planning") as bar:
+    with Bar("planning") as bar, closing_ready():
         if measured is not None:
             from sim.studies.plan.measured import judge
 

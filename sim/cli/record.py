@@ -9,6 +9,7 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes
+from sim.cli.output_place import OutputFile
 from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
@@ -19,7 +20,7 @@ LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"
 
 @click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model", metavar="FOLDER|OWNER/NAME|NAME")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The trace to write.")
+@click.option("--out", type=OutputFile(), required=True, help="The trace to write.")
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.output_place import OutputFile
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
@@ -32,7 +33,7 @@ IMAGES = (".svg", ".png")
 @click.option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     metavar="FILE.html",
     help="Where to; default: beside the first PATH. FILE.svg or FILE.png: one plot as an image (extra `images`).",
 )
@@ -56,15 +57,19 @@ def command(
     PATH is a run's folder (`simulate --out`), several of them, a sweep's folder (`moesim sweep --out`), what
     `--json` of run, compare, sweep, plan, saturate or validate printed, or the NAME.yaml that `calibrate` wrote.
     """
+    from sim.base.files import must_be_writable, replacing
     from sim.pages.lanes import Window
 
+    if out is None and not as_json:
+        out = _beside(paths[0])
+        must_be_writable(out)
     page = _page(paths, Window(first, iterations))
     if as_json:
         from sim.base.json import to_json
 
         click.echo(to_json(page.to_dict()))
         return
-    out = out or _beside(paths[0])
+    assert out is not None
     if out.suffix.lower() in IMAGES:
         from sim.pages.image import write_image
 
@@ -72,7 +77,6 @@ def command(
     elif plot is not None:
         raise BadInput(f"--plot, got it with {str(out)!r}: it is of an image; write to FILE.svg or FILE.png")
     else:
-        from sim.base.files import replacing
         from sim.pages.html import html_of
 
         text = html_of(page)

@@ -11,6 +11,7 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.tables import fold
+from sim.cli.output_place import OutputFolder
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ KINDS = ("a", "b", "c")
 @click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=OutputFolder(),
     help="Keep traces, single runs and the result here; what is there is not run again.",
 )
 @click.option("--last", is_flag=True, help="Print the last full run that comes with this installation; run nothing.")

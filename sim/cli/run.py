@@ -10,6 +10,7 @@ import click
 
 from sim import __version__
 from sim.base.errors import one_line
+from sim.cli.output_place import OutputFile, OutputFolder
 from sim.cli.progress import RunBar
 from sim.cli.run_request import RunRequest
 from sim.cli.say import say
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=OutputFolder(),
     help="Write configuration, result and tables; missing folders are made.",
 )
 @click.option(
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeline",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=OutputFile(),
     help="Write the lanes as trace events for Perfetto; missing folders are made.",
 )
 @click.option(
@@ -118,6 +119,10 @@ def _show(outcome: Outcome, request: RunRequest, told: dict[str, Any], found: li
 
 
 def _run(request: RunRequest) -> Outcome:
+    if request.keep:
+        from sim.results.sinks import check_places, recorded
+
+        check_places(request.keep)
     given = {**request.given, "unstable": True} if request.keep.force else request.given
     spec, meant = specify(given, request.settings, request.config)
     tell_drawing(spec)
@@ -130,8 +135,6 @@ def _run(request: RunRequest) -> Outcome:
             click.echo(one_line(note), err=True)
         with RunBar(setup) as bar:
             if request.keep:
-                from sim.results.sinks import recorded
-
                 outcome: Outcome = recorded(execute, setup, bar.progress, request.keep)
             else:
                 outcome = execute(setup, progress=bar.progress)

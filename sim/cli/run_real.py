@@ -25,8 +25,9 @@ def run_real(request: RunRequest) -> int:
     from sim.cli.spec_options import specify, tell_drawing, warn_if_changed
     from sim.real.devices.open import usable_device
     from sim.real.run import execute_real
-    from sim.results.sinks import recorded
+    from sim.results.sinks import check_places, recorded
 
+    check_places(request.keep)
     place, folder = usable_device(request.device), None
     if request.checkpoint is not None:
         folder = checkpoint_folder(request.checkpoint)

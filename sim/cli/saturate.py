@@ -9,6 +9,7 @@ from typing import Any, cast
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.output_place import OutputFile
 from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.spec_options import spec_options, tell_drawing
@@ -49,7 +50,7 @@ ATTAIN = 0.95
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at the same time; default: the cores.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     metavar="FILE.json",
     help="Keep the JSON object; `moesim report FILE.json` makes a page of it.",
 )

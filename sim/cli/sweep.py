@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
@@ -116,7 +117,7 @@ def axes(command: Any) -> Any:
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=OutputFolder(),
     metavar="DIR",
     help="Keep a record of each point and the table, sweep.parquet.",
 )
@@ -197,10 +198,13 @@ def command(
 
 def _hits_only(asked: Asked, dry_run: bool, as_json: bool) -> None:
     from sim.studies.sweep.hits import TABLE, hits_only
+    from sim.studies.sweep.point_store import check_table
     from sim.studies.sweep.table import write
 
     if dry_run or asked.resume or asked.by is not None:
         raise BadInput("--hits-only, got it with --dry-run, --resume or --group-by: it takes one pass; leave them out")
+    if asked.out is not None:
+        check_table(asked.out / TABLE)
     with Bar("counting hits") as bar:
         found = hits_only(asked, bar.update)
     for text in dict.fromkeys(text for curve in found.curves for text in curve.notes):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from sim.cli.output_place import OutputFile
 from sim.cli.progress import bar
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
@@ -18,9 +19,7 @@ from sim.results.keep import TIMELINE_ITERATIONS, Keep, TimelineStart, timeline_
     epilog="Example: moesim timeline runs/lru runs/lfu -o both.json --from 100 --iterations 5",
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", "file", metavar="FILE", required=True, type=click.Path(path_type=Path), help="Where it goes."
-)
+@click.option("-o", "--output", "file", metavar="FILE", required=True, type=OutputFile(), help="Where it goes.")
 @click.option(
     "--from",
     "start",

@@ -8,6 +8,7 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.units import show_count
+from sim.cli.output_place import OutputFile
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
@@ -19,7 +20,7 @@ _EPILOG = (
 
 @click.command("compose", cls=UniqueOptions, short_help="Give the requests of TRACE arrival times.", epilog=_EPILOG)
 @click.argument("trace")
-@click.option("-o", "--out", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
+@click.option("-o", "--out", required=True, metavar="FILE", type=OutputFile(), help="The trace to write.")
 @click.option(
     "--arrivals",
     "source",

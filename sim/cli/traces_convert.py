@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.output_place import OutputFile
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
@@ -19,7 +20,7 @@ from sim.cli.unique_options import UniqueOptions
     epilog="docs/convert.md describes every format, what it lacks and how to get rid of a .pt file.",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option("-o", "--out", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
+@click.option("-o", "--out", required=True, metavar="FILE", type=OutputFile(), help="The trace to write.")
 @click.option("--from", "source", metavar="FORMAT", help="Format of the inputs; default: told from their content.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--n-experts", type=int, metavar="N", help="Routed experts per layer, where the file does not tell.")
@@ -102,7 +103,6 @@ def _is_imatrix(path: Path, source: str | None) -> bool:
 
 def _counts(inputs: tuple[Path, ...], out: Path, given: dict[str, Any]) -> None:
     """An importance matrix becomes a file of counts, not a trace."""
-    from sim.base.files import must_be_writable
     from traces.convert import imatrix
     from traces.stats import counts
 
@@ -115,7 +115,6 @@ def _counts(inputs: tuple[Path, ...], out: Path, given: dict[str, Any]) -> None:
         raise BadInput(
             f"--out, got {str(out)!r}: an importance matrix becomes counts by expert, no trace; name it .yaml"
         )
-    must_be_writable(out)
     found = imatrix.read(inputs[0], given["model"] or "")
     counts.save(out, found)
     told = found.summary(out.stem)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.base.errors import BadInput
-from sim.base.files import must_be_writable
 from sim.base.units import show_frac
+from sim.cli.output_place import OutputFile
 from sim.cli.progress import bar
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     epilog="Example: moesim traces fit mine.safetensors -o mine.yaml; moesim traces synth mine.yaml -o x.safetensors",
 )
 @click.argument("source", metavar="TRACE")
-@click.option("-o", "--out", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The YAML to write.")
+@click.option("-o", "--out", required=True, metavar="FILE", type=OutputFile(), help="The YAML to write.")
 @click.option("--id", "name", metavar="NAME", help="What to call it; default: the file's name.")
 @click.option("--model", metavar="NAME", help="Draw for this model's shape, where TRACE lacks layers or experts of it.")
 @click.option("--lend", metavar="TRACE", help="Take what TRACE lacks (predictions, scores, lengths) from this one.")
@@ -54,7 +54,6 @@ def command(
 
     if out.exists() and not force:
         raise BadInput(f"--out, got {str(out)!r}: the file exists; --force replaces it")
-    must_be_writable(out)
     with open_trace(source) as trace:
         check = _checked(trace)
         profile = fit(trace)

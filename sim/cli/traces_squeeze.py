@@ -8,13 +8,14 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes
+from sim.cli.output_place import OutputFile
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 
 @click.command("squeeze", cls=UniqueOptions, short_help="Write TRACE in fewer bytes.")
 @click.argument("trace")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=OutputFile())
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def squeeze(trace: str, out: Path, force: bool) -> None:
     """Write TRACE, a bundled name or a file, to OUT in blocks that are unpacked as they are read.
@@ -26,7 +27,7 @@ def squeeze(trace: str, out: Path, force: bool) -> None:
 
 @click.command("unsqueeze", cls=UniqueOptions, short_help="Write TRACE as a plain file again.")
 @click.argument("trace")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=OutputFile())
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def unsqueeze(trace: str, out: Path, force: bool) -> None:
     """Write TRACE, squeezed or not, to OUT as a plain file, whose tensors any safetensors reader can read."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput, CheckFailed
-from sim.base.files import must_be_writable
 from sim.base.units import show_bytes, show_frac
+from sim.cli.output_place import OutputFile
 from sim.cli.progress import bar
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
@@ -33,7 +33,7 @@ _EPILOG = (
     "synth", cls=UniqueOptions, short_help="Draw a synthetic trace like SOURCE, of any shape.", epilog=_EPILOG
 )
 @click.argument("source")
-@click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="The trace to write.")
+@click.option("-o", "--out", metavar="FILE", type=OutputFile(), help="The trace to write.")
 @click.option("--model", metavar="NAME", help="Draw for this model's routing shape; how it scales is an assumption.")
 @click.option("--shape", metavar="LxE,k=K", help="The same for a shape, e.g. 58x256,k=8.")
 @click.option("--targets", metavar="NAME|FILE", help="Bend the fit to figures that a paper prints; `list` lists them.")
@@ -84,8 +84,6 @@ def command(
         raise BadInput("--requests and --tokens, got both: give one of them")
     if out is not None and out.exists() and not force:
         raise BadInput(f"--out, got {str(out)!r}: the file exists; --force replaces it")
-    if out is not None:
-        must_be_writable(out)  # not found out after the fit
     figures = None if targets is None else published.load(targets)
     wanted = _wanted(model, shape, figures)
     profile, kept_for = kept(source)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sim.cli.output_place import OutputFile
 from sim.cli.progress import TrainingBar
 from sim.cli.say import say
 from sim.cli.train_emoe import emoe
@@ -28,7 +29,7 @@ def command() -> None:
     "simulate --policy duoserve --hw rtx3090 --predictor mine.safetensors",
 )
 @click.option("--trace", "name", metavar="NAME|FILE", required=True, help="Trace whose store split is learnt from.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File to write.")
+@click.option("--out", type=OutputFile(), required=True, help="File to write.")
 @click.option(
     "--epochs",
     type=click.IntRange(1, 1000),
@@ -70,7 +71,6 @@ def duoserve(
     """Train DuoServe-MoE's ExpertMLP and measure it on the test split as the paper's Table 3 does."""
     from policies.duoserve.predictor import WIDTHS
     from policies.duoserve.train import TrainingPlan, train
-    from sim.base.files import must_be_writable
     from traces.format.catalogue import open_trace
 
     plan = TrainingPlan(
@@ -83,7 +83,6 @@ def duoserve(
         widths=WIDTHS if widths is None else _widths(widths),
     )
     with open_trace(name) as trace, TrainingBar() as bar:
-        must_be_writable(out)  # not found out after the training
         facts = train(trace, out, plan, bar.told, outputs_only)
     test = facts["test"]
     say(f"written: {out}, trained on {facts['tokens']:,} tokens of {trace.name}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.output_place import OutputFile
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     "simulate --policy emoe --hw a6000 --predictor mine.safetensors",
 )
 @click.option("--trace", "name", metavar="NAME|FILE", required=True, help="Trace whose store split is learnt from.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File to write.")
+@click.option("--out", type=OutputFile(), required=True, help="File to write.")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -64,13 +65,11 @@ def emoe(
         from policies.emoe.train import TrainingPlan, train
     except ImportError as error:
         raise BadInput(f"training, got {error}: pip install 'moe-offload-sim[torch]'") from None
-    from sim.base.files import must_be_writable
     from sim.cli.progress import TrainingBar
     from traces.format.catalogue import open_trace
 
     plan = TrainingPlan(steps, batch_size, learning_rate, width, 2 * width, layers, seed)
     with open_trace(name) as trace, TrainingBar() as bar:
-        must_be_writable(out)  # not found out after the training
         measured, facts = sensitivity(trace, checkpoint, per_task, seed)
         found = train(trace, out, plan, bar.told, measured, facts)
     test = found["test"]

@@ -12,6 +12,7 @@ import click
 from sim.base.errors import BadInput
 from sim.base.interrupts import answered
 from sim.base.tables import fold
+from sim.cli.output_place import OutputFile
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 from sim.real.validate_text import kept_text, read, read_report, report, talk_report
@@ -82,7 +83,7 @@ TALK_OUTPUTS = 32
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Keep every comparison as JSON, written anew after each run.",
 )
@@ -128,10 +129,6 @@ def command(
             f"{missing}, got none: it is needed; e.g. moesim validate --policy lru --experts 64 --hw my-cpu.yaml, "
             "whose profile `calibrate --device cpu --model cpu-small --name my-cpu` writes"
         )
-    if out is not None:
-        from sim.base.files import must_be_writable
-
-        must_be_writable(out)
     if checkpoint is not None:
         talked = _talk(
             checkpoint, policies, experts or (None,), hw, device, trace, requests, settings, outputs or TALK_OUTPUTS

@@ -20,6 +20,7 @@ from sim.machine.cost import Cost
 from sim.policy.api import Policy
 from sim.policy.api import overrides as implements
 from sim.policy.mistakes import blamed
+from sim.policy.watchdog import watched
 from sim.real.devices.open import open_lanes
 from sim.real.machine.machine import RealMachine
 from sim.real.machine.routing import Routing
@@ -154,7 +155,7 @@ def measure(
 ) -> Measured:
     """Run it on open lanes. An interrupt or a fault ends it early; what was measured until then is folded."""
     began_s = time.perf_counter()
-    with blamed(setup.policy):
+    with blamed(setup.policy), watched():
         engine, machine = assemble_real(setup, lanes, weights, spans, log, keep)
         if prepared is not None:
             prepared(machine)

@@ -16,7 +16,7 @@ from sim.base.errors import BadInput
 from sim.base.files import replacing
 from sim.results.by_layer import expert_table, layer_table
 from sim.results.replicas import Watched, request_rows
-from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, new_folder
+from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, check_place, new_folder
 from sim.results.tables import TABLES, TableWriter, run_row
 from sim.results.timeline.document import Document
 from sim.results.timeline.requests import Present
@@ -103,8 +103,6 @@ def recorded(
             that `force` does not say to replace.
     """
     out, timeline = keep.out, keep.timeline
-    if out is not None and timeline is not None:
-        check_apart(out, timeline)
     try:
         with ExitStack() as stack:
             keeper = document = drawing = None
@@ -134,13 +132,27 @@ def recorded(
         raise BadInput(f"{where}: {error.strerror or error}; choose another place") from None
 
 
-@contextmanager
-def new_timeline(path: Path, force: bool) -> Iterator[Document]:
-    """A document that takes its place when all went well. Raises BadInput where it may not."""
+def check_places(keep: Keep) -> None:
+    """Find out before a run is set up whether it can be kept. Raises BadInput as `recorded` does; changes nothing."""
+    if keep.out is not None and keep.timeline is not None:
+        check_apart(keep.out, keep.timeline)
+    if keep.out is not None:
+        check_place(keep.out, keep.force)
+    if keep.timeline is not None:
+        _check_timeline(keep.timeline, keep.force)
+
+
+def _check_timeline(path: Path, force: bool) -> None:
     if path.is_dir():
         raise BadInput(f"timeline, got {str(path)!r}: it is a folder; name a file in it")
     if path.exists() and not force:
         raise BadInput(f"timeline, got {str(path)!r}: it exists; replace it with --force, or name another file")
+
+
+@contextmanager
+def new_timeline(path: Path, force: bool) -> Iterator[Document]:
+    """A document that takes its place when all went well. Raises BadInput where it may not."""
+    _check_timeline(path, force)
     with replacing(path) as part, Document(part) as document:
         yield document
 

@@ -7,7 +7,6 @@ in the order of their file. `traces.convert.grid` puts cells in place afterwards
 from __future__ import annotations
 
 import shutil
-import tempfile
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sim.base.errors import BadInput
-from sim.base.files import owned_prefix, sweep
+from sim.base.files import SPOOL, hidden_folder, sweep
 from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, Array
 
-_SUFFIX = ".spool"
 _BUFFERED = 4096  # records or tokens that wait in memory
 _MAX_LAYER = 65_535  # a layer's number in its source; how many there are is another matter
 UNKNOWN, PREFILL, DECODE = -1, 0, 1
@@ -34,8 +32,8 @@ class Spool:
 
     def __init__(self, beside: Path) -> None:
         try:
-            sweep(beside, _SUFFIX)
-            self.folder = Path(tempfile.mkdtemp(prefix=owned_prefix(beside), suffix=_SUFFIX, dir=beside.parent))
+            sweep(beside, SPOOL)
+            self.folder = hidden_folder(beside, SPOOL)
         except OSError as error:
             raise BadInput(
                 f"{beside}: {error.strerror or 'cannot be written'}; create the folder, or choose another"

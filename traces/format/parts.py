@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from sim.base.errors import BadInput
-from sim.base.files import owned_prefix, replacing, sweep
+from sim.base.files import SPOOL, hidden_folder, replacing, sweep
 from traces.format.container import header_bytes, layout
 from traces.format.layout import DTYPES, Array
 from traces.format.reader import Trace
 
 _COPY_BYTES = 1 << 20
-_SPOOL = ".spool"
 
 
 class Parts:
@@ -29,8 +27,8 @@ class Parts:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        sweep(path, _SPOOL)
-        self._folder = Path(tempfile.mkdtemp(prefix=owned_prefix(path), suffix=_SPOOL, dir=path.parent))
+        sweep(path, SPOOL)
+        self._folder = hidden_folder(path, SPOOL)
         self.shapes: dict[str, tuple[str, tuple[int, ...]]] = {}  # tensor -> its type's name and its shape so far
 
     def add(self, tensor: str, rows: Array) -> None:

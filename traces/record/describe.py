@@ -13,7 +13,7 @@ from traces.format.layout import DISTANCES, U8_SQUARE, U16_LINEAR
 from traces.format.writer import Layout
 from traces.record.families import MoeLayer
 from traces.record.prompts import RANDOM_LABEL, Prompt
-from traces.record.session import DIGEST, digest_of
+from traces.record.session import Session
 from traces.record.settings import Settings
 
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
@@ -84,7 +84,7 @@ def _text_source(settings: Settings) -> str:
 
 def header_of(
     settings: Settings,
-    plan: dict[str, Any],
+    session: Session,
     model: Any,
     layers: list[MoeLayer],
     gate: GateRule,
@@ -92,7 +92,7 @@ def header_of(
     prompts: list[Prompt],
 ) -> Header:
     """What the trace is; `notes` says how the model was run and what was cut."""
-    config = model.config
+    config, plan = model.config, session.plan
     source = settings.source
     place = Path(source.name).name if Path(source.name).is_dir() else f"huggingface.co/{source.name}"
     at = f" at {revision}" if (revision := plan["commit"] or source.revision) else ""
@@ -126,5 +126,5 @@ def header_of(
         labels=(RANDOM_LABEL,) if settings.prompts is None else (),
         tasks=tuple(sorted({prompt.task for prompt in prompts if prompt.task})),
         notes=" ".join(notes),
-        extra={DIGEST: digest_of(plan)},
+        extra=session.facts,
     )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.base.errors import BadInput
-from sim.base.files import write_json
 from traces.format.header import Header
 from traces.format.layout import Array
 from traces.format.requests import Request
@@ -66,13 +65,11 @@ def record(
     prompts = _prompts(settings, config, tokenizer)
     device = usable_device(settings.device)
     plan = plan_of(settings, config, prompts, device)
-    session = Session(settings.out, plan)
-    copy = settings.out.with_name(settings.out.name.removesuffix(".safetensors") + ".config.json")
-    if session.open(resume, force):
-        write_json(copy, {**config.to_dict(), "_name_or_path": name_of(settings)})
+    session = Session(settings.out, plan, {**config.to_dict(), "_name_or_path": name_of(settings)})
+    fresh = session.open(resume, force)
+    if fresh:
         _run(settings, session, config, tokenizer, prompts, device, on_progress or (lambda *_: None))
-        return Recorded(settings.out, copy, len(prompts))
-    return Recorded(settings.out, copy, len(prompts), fresh=False)
+    return Recorded(settings.out, session.copy, len(prompts), fresh)
 
 
 def _prompts(settings: Settings, config: Any, tokenizer: Any) -> list[Prompt]:
@@ -147,7 +144,7 @@ def _run(
     model = load_model(settings.source, config, settings.dtype, device)
     layers = moe_layers(model, settings.source.name)
     gate = gate_of(model, layers)
-    header = header_of(settings, session.plan, model, layers, gate, tokenizer, prompts)
+    header = header_of(settings, session, model, layers, gate, tokenizer, prompts)
     embedding = None if settings.embedding_width == 0 else model.get_input_embeddings()
     ranked = FAMILIES[config.model_type].ranked
     sampling = Sampling(settings.temperature, settings.seed, _end_ids(config, model))

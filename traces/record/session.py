@@ -1,22 +1,25 @@
 """A recording on disk: one small trace per finished request, joined at the end; it can be cut off and continued.
 
-`FILE.recording/` holds `plan.json` and `request-000000.safetensors` ..., each a sound trace that appears whole or not
-at all. A batch is the unit of progress: it is run again unless all of its requests are there.
+`FILE.recording/` holds `plan.json`, `manifest.json` and `request-000000.safetensors` ..., each a sound trace that
+appears whole or not at all. A batch is the unit of progress: it is run again unless all of its requests are there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.base import digests
 from sim.base.errors import BadInput
-from sim.base.files import write_json
+from sim.base.files import is_hidden, write_json
 from traces.format.header import Header
 from traces.format.layout import Array
 from traces.format.reader import Trace
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 16 * 1024 * 1024  # rows of a batch that wait in memory before they go to disk
 _JOIN_ROWS = 4096
-DIGEST = "recording"  # key of the plan's digest in the header's free facts
+DIGEST, CONFIG = "recording", "config_sha256"
+"""Keys of the header's free facts: digests of the plan, and of the model's configuration beside the trace."""
+_OWN = re.compile(r"plan\.json|manifest\.json|whole\.safetensors|request-[0-9]{6,}\.safetensors")
 
 
 def digest_of(plan: dict[str, Any]) -> str:
@@ -37,44 +42,83 @@ def digest_of(plan: dict[str, Any]) -> str:
 
 
 class Session:
-    """The folder of one recording that will become the trace `out`."""
+    """The folder of one recording that will become the trace `out`, with `config` as `NAME.config.json` beside it."""
 
-    def __init__(self, out: Path, plan: dict[str, Any]) -> None:
-        self.out, self.plan = out, plan
+    def __init__(self, out: Path, plan: dict[str, Any], config: dict[str, Any]) -> None:
+        self.out, self.plan, self.config = out, plan, config
         self.folder = out.with_name(out.name + ".recording")
+        self.copy = out.with_name(out.name.removesuffix(".safetensors") + ".config.json")
+        self.facts = {DIGEST: digest_of(plan), CONFIG: digests.of_text(json.dumps(config, indent=1) + "\n")}
 
     def open(self, resume: bool, force: bool) -> bool:
         """Prepare the folder. Returns False when `out` is the finished result of the very same plan (with `resume`).
 
+        The folder's manifest lists what the recording replaces and what it has written, so that one that was begun with
+        `force` goes on after a kill, and nobody else's file is replaced.
+
         Raises:
-            BadInput: `out` or a begun recording exists and neither flag says what to do; a plan that differs.
+            BadInput: `out` or a begun recording exists and neither flag says what to do; a plan that differs; a
+                configuration beside `out` that no recording has written.
         """
+        there = self._facts_of_out()
+        begun = (self.folder / "plan.json").exists()
+        listed = self._manifest() if begun else {}
         if force:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        elif self.out.exists():
-            if not resume:
-                raise BadInput(f"{self.out}: it exists; give --force to replace it, or another --out")
-            self._require_same_as_finished()
-            shutil.rmtree(self.folder, ignore_errors=True)  # cut off between the last two steps
-            return False
-        elif (self.folder / "plan.json").exists():
-            if not resume:
-                raise BadInput(
-                    f"{self.folder}: a recording was begun and not finished; give --resume to continue it, "
-                    f"or --force to begin anew"
-                )
-            self._require_same_plan()
+            replaces = digests.of_file(self.out) if self.out.exists() else None
+        else:
+            replaces = listed.get("replaces")
+            if self.out.exists():
+                if not resume:
+                    raise BadInput(f"{self.out}: it exists; give --force to replace it, or another --out")
+                if there.get(DIGEST) == self.facts[DIGEST]:
+                    self._clear()  # cut off between the last two steps
+                    return False
+                if not begun or replaces != digests.of_file(self.out):
+                    raise BadInput(f"{self.out}: it exists and holds another recording; give --force to replace it")
+            if begun:
+                if not resume:
+                    raise BadInput(
+                        f"{self.folder}: a recording was begun and not finished; give --resume to continue it, "
+                        f"or --force to begin anew"
+                    )
+                self._require_same_plan()
+        ours = (self.facts[CONFIG], there.get(CONFIG), listed.get(CONFIG))
+        if self.copy.exists() and digests.of_file(self.copy) not in ours:
+            raise BadInput(
+                f"{self.copy}: the model's configuration goes there, and what is there no recording has left so; "
+                "move it away, or name another --out"
+            )
+        if force:
+            self._clear()
         self.folder.mkdir(parents=True, exist_ok=True)
         for entry in self.folder.iterdir():  # what was being written when it was cut off
-            if entry.name.startswith("."):
+            if is_hidden(entry.name):
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        write_json(self.folder / "manifest.json", {"replaces": replaces, CONFIG: self.facts[CONFIG]})
         write_json(self.folder / "plan.json", self.plan)
+        write_json(self.copy, self.config)
         return True
 
-    def _require_same_as_finished(self) -> None:
-        with Trace(self.out) as trace:
-            if trace.header.extra.get(DIGEST) != digest_of(self.plan):
-                raise BadInput(f"{self.out}: it exists and holds another recording; give --force to replace it")
+    def _facts_of_out(self) -> dict[str, Any]:
+        """What the header of the trace at `out` says of its recording; nothing where there is no such trace."""
+        with suppress(BadInput), Trace(self.out) as trace:
+            return dict(trace.header.extra)
+        return {}
+
+    def _manifest(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError, TypeError):
+            return dict(json.loads((self.folder / "manifest.json").read_text(encoding="utf-8")))
+        return {}
+
+    def _clear(self) -> None:
+        """Remove what a recording keeps in the folder, and the folder where it holds nothing else."""
+        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
+            if is_hidden(entry.name):
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
+            elif _OWN.fullmatch(entry.name):
+                entry.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def _require_same_plan(self) -> None:
         path = self.folder / "plan.json"
@@ -105,7 +149,7 @@ class Session:
                 with Trace(self.part(index)) as part:
                     _append_part(writer, part)
         whole.replace(self.out)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._clear()
         return self.out
 
 

@@ -11,7 +11,7 @@ import yaml
 from msgspec import Meta
 
 from sim.base.errors import BadInput
-from sim.base.files import read_yaml, to_struct
+from sim.base.files import read_yaml, replacing, to_struct
 from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, Floats
 from traces.stats.figures import normalised_entropy
 from traces.stats.summary import Summary
@@ -68,7 +68,8 @@ def save(path: Path, found: ExpertCounts) -> None:
     facts = {"schema": SCHEMA, "model": found.model, "source": found.source, "tokens": found.tokens}
     text = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)
     text += f"layers: {found.layers}\ncounts:\n" + "".join(f"- {row}\n" for row in found.counts)
-    path.write_text(text, encoding="utf-8")
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def is_one(path: Path) -> bool:

@@ -1,7 +1,8 @@
 """Traces that are drawn because a run asks for a model: from its own fit, or scaled from the nearest shape's.
 
 `NAME` is the trace drawn from the bundled fit of that name; `NAME@LxEkK` the one scaled from a bundled fit or trace to
-another shape. Either is drawn once by each version of the code that draws, into a folder for temporary files.
+another shape. Either is drawn once by each version of the code that draws, into a folder of the user's own for what can
+be had again; beside it lies its digest, by which one that is damaged or cut off is known, and drawn anew.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ import hashlib
 import math
 import os
 import re
-import tempfile
+import shutil
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import platformdirs
+
 from sim import __version__
+from sim.base.digests import of_file
 from sim.base.errors import BadInput
+from sim.base.files import must_be_writable, replacing, sweep_out
 from traces.format.catalogue import DEFAULT, bundled_traces, open_trace
 from traces.format.layout import SUFFIX
 from traces.format.reader import Trace
@@ -26,6 +33,10 @@ from traces.synth.profile import Profile
 from traces.synth.scale import scaled
 
 _SCALED = re.compile(r"(?P<source>[^@/\\]+)@(?P<shape>[0-9]{1,4}x[0-9]{1,4}k[0-9]{1,4})")
+
+
+UNUSED_S = 30 * 86_400
+"""After so long what other versions drew is removed, when something is drawn."""
 
 
 class Source(NamedTuple):
@@ -77,7 +88,12 @@ def drawn_path(name: str) -> Path | None:
         return None
     asked = f"{__version__} {_code()} {fitted.DRAWN_REQUESTS} {name if source != name else ''}"
     digest = hashlib.sha256(asked.encode() + path.read_bytes()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"moesim-{digest}" / f"{name}{SUFFIX}"
+    return folder() / digest / f"{name}{SUFFIX}"
+
+
+def folder() -> Path:
+    """Where drawn traces lie."""
+    return Path(platformdirs.user_cache_dir("moesim", appauthor=False)) / "drawn"
 
 
 @cache
@@ -88,21 +104,66 @@ def _code() -> str:
 
 
 def drawn(name: str) -> Path:
-    """The trace of that name (`drawn_path` knows it), drawn now if it was not yet. Raises BadInput."""
+    """The trace of that name (`drawn_path` knows it), drawn now if it was not yet or is damaged. Raises BadInput."""
     path = drawn_path(name)
     assert path is not None
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid():
-        raise BadInput(f"{path.parent}, got a folder of another user: traces are kept there; remove it, or set TMPDIR")
-    if not path.exists():
-        from traces.synth.write import write  # loads scipy
+    if path.exists() and _sound(path, path.stat().st_size, path.stat().st_mtime_ns):
+        return path
+    _make_private(folder(), path)
+    from traces.synth.write import write  # loads scipy
 
-        source, shape = _parts(name)
-        profile, own_shape = _profile(source, shape)
-        own = path.with_name(f"{os.getpid()}{SUFFIX}")
+    source, shape = _parts(name)
+    profile, own_shape = _profile(source, shape)
+    path.parent.mkdir(exist_ok=True)
+    sweep_out(path.parent)
+    with replacing(path) as own:
         write(own, scaled(profile, *(shape or own_shape)), n_requests=fitted.DRAWN_REQUESTS, model=name)
-        own.replace(path)
+        digest = of_file(own)  # first: without the file it belongs to it does no harm
+        with replacing(_digest_path(path)) as part:
+            part.write_text(f"{digest}\n", encoding="ascii")
+    _remove_unused(path.parent)
     return path
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+@cache
+def _sound(path: Path, n_bytes: int, mtime_ns: int) -> bool:  # noqa: ARG001 - they tell a file that has changed
+    """Whether a drawn trace is as it was drawn: read through once by each process."""
+    with suppress(OSError, ValueError, BadInput):
+        sound = _digest_path(path).read_text(encoding="ascii").strip() == of_file(path)
+        if sound and time.time() - path.parent.stat().st_mtime > UNUSED_S / 30:
+            os.utime(path.parent)  # used, for `_remove_unused`
+        return sound
+    return False
+
+
+def _make_private(top: Path, path: Path) -> None:
+    """Make the folder, for this user alone. Raises BadInput where it cannot be had, or is somebody else's."""
+    try:
+        must_be_writable(path)
+        for one in (top.parent, top):
+            one.parent.mkdir(parents=True, exist_ok=True)
+            one.mkdir(mode=0o700, exist_ok=True)
+            if hasattr(os, "getuid") and one.stat().st_uid != os.getuid():
+                raise BadInput(f"{one}: the folder for drawn traces, and another user's; {_WAY_OUT}")
+            if os.name == "posix" and one.stat().st_mode & 0o077:
+                one.chmod(0o700)
+    except OSError as error:
+        raise BadInput(f"{top}: the folder for drawn traces: {error.strerror or error}; {_WAY_OUT}") from None
+
+
+_WAY_OUT = "see to it that it is yours, or (on Linux) set XDG_CACHE_HOME to a folder that is"
+
+
+def _remove_unused(own: Path) -> None:
+    """Remove what other versions of the code drew and nobody has used for long."""
+    for one in own.parent.iterdir():
+        with suppress(OSError):
+            if one != own and time.time() - one.stat().st_mtime > UNUSED_S:
+                shutil.rmtree(one, ignore_errors=True)
 
 
 def shape_named(name: str) -> tuple[int, int, int]:

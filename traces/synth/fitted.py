@@ -14,7 +14,7 @@ import yaml
 from msgspec import Meta
 
 from sim.base.errors import BadInput
-from sim.base.files import bundled, read_yaml, to_struct
+from sim.base.files import bundled, read_yaml, replacing, to_struct
 from traces.stats.counts import WHAT_FOR, is_one
 from traces.synth.profile import Profile
 from traces.synth.scale import scaled
@@ -87,7 +87,9 @@ def save(path: Path, found: Fitted) -> None:
 
     Dumper.add_representer(list, in_a_line)
     Dumper.add_representer(dict, facts)
-    path.write_text(yaml.dump(data, Dumper=Dumper, sort_keys=False, width=118, allow_unicode=True), encoding="utf-8")
+    text = yaml.dump(data, Dumper=Dumper, sort_keys=False, width=118, allow_unicode=True)
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def _rounded(value: Any) -> Any:

@@ -13,7 +13,7 @@ from sim.results.figure import better, figures
 from sim.studies.pool import n_cores
 from sim.studies.sweep.point_store import Records
 from sim.studies.sweep.run import Progress, resolved, run_points
-from sim.studies.sweep.work import OK, Resolved
+from sim.studies.sweep.work import OK, Resolved, closing_ready
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +121,7 @@ class Verdict:
         }
 
 
+@closing_ready()
 def check(held: Held, workers: int | None, strict: bool, progress: Progress) -> Verdict:
     """Replay and judge.
 

@@ -1,20 +1,32 @@
-"""Write figures into a baseline: only the values change; comments, order and layout stay as they were."""
+"""Write figures into a baseline: only the values change; comments, order and layout stay as they were.
+
+The text is edited at the marks of a parser, since a library that keeps comments (ruamel.yaml) loses those inside flow
+mappings and lays JSON and indented lists out anew. What was written is read back and has to mean what was meant.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from sim.base.errors import BadInput
-from sim.base.files import replacing
+from sim.base.files import MAX_YAML_BYTES, must_be_writable, parse_yaml, read_yaml, replacing
 
 if TYPE_CHECKING:
-    from sim.studies.check.check import Checked, Verdict
+    from sim.studies.check.baseline import Held
+    from sim.studies.check.check import Verdict
 
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.=/ -]*[A-Za-z0-9]")
+_BLOCKS = ("|", ">")
+BYTE_ORDER_MARK = "\ufeff"
+LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # what reads tabs, where it can be had
+
+Figures = Mapping[str, float | None]
 
 
 class Edit(NamedTuple):
@@ -31,87 +43,180 @@ def update(verdict: Verdict) -> int:
     A run that did not run keeps what is recorded of it.
 
     Raises:
-        BadInput: the file cannot be written.
+        BadInput: the file cannot be written, was changed meanwhile, or cannot be kept as it is laid out.
     """
     held = verdict.held
-    text, n_changed = updated(held.text, verdict)
-    if text != held.text:
-        carriage = b"\r\n" in held.path.read_bytes()
+    text = _raw(held.path)
+    if text.replace("\r\n", "\n") != held.text:
+        raise BadInput(f"{held.path}: it was changed while its runs were replayed; check it again")
+    found = [{one.key: one.value for one in run.figures if one.value != one.expected} for run in verdict.runs]
+    written = updated(held.path, text, found, verdict.inputs)
+    if written != text:
         with replacing(held.path) as part:
-            part.write_bytes((text.replace("\n", "\r\n") if carriage else text).encode())
-    return n_changed
+            part.write_bytes(written.encode())
+            if _meaning(read_yaml(part)) != _meaning(_updated(parse_yaml(text, ""), found, verdict.inputs)):
+                raise _cannot_be_kept(held.path)
+    return sum(len(figures) for figures in found)
 
 
-def updated(text: str, verdict: Verdict) -> tuple[str, int]:
-    """The file's text with what was found, and how many figures changed."""
-    root = yaml.compose(text, yaml.SafeLoader)
+def check_update(held: Held) -> None:
+    """Find out before the runs whether figures can be written into the file. Raises BadInput; changes nothing."""
+    must_be_writable(held.path)
+    updated(held.path, _raw(held.path), [dict.fromkeys(run.figures, 0.125) for run in held.runs], {"hw any": "0" * 12})
+
+
+def updated(path: Path, text: str, found: Sequence[Figures], inputs: Mapping[str, str]) -> str:
+    """The file's text with these figures of each run, and these inputs.
+
+    Raises:
+        BadInput: it is laid out in a way in which they cannot be written.
+    """
+    try:
+        new = _edited(text, found, inputs)
+        kept = _meaning(parse_yaml(new, "")) == _meaning(_updated(parse_yaml(text, ""), found, inputs))
+        kept = kept and (not _is_json(text) or _is_json(new)) and len(new.encode()) <= MAX_YAML_BYTES
+    except (BadInput, yaml.YAMLError):
+        kept = False
+    if not kept:
+        raise _cannot_be_kept(path)
+    return new
+
+
+def _cannot_be_kept(path: Path) -> BadInput:
+    return BadInput(
+        f"{path}: as it is laid out no figures can be written into it, and it is left as it was; write each field on a "
+        "line of its own, as docs/check.md has it"
+    )
+
+
+def _raw(path: Path) -> str:
+    return path.read_bytes().decode("utf-8")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text.removeprefix(BYTE_ORDER_MARK))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _updated(data: dict[str, Any], found: Sequence[Figures], inputs: Mapping[str, str]) -> dict[str, Any]:
+    """What the file shall mean."""
+    for run, figures in zip(data["runs"], found, strict=True):
+        if figures:
+            run["figures"] = {**(run.get("figures") or {}), **figures}
+    return {**data, "inputs": dict(inputs)}
+
+
+def _meaning(data: Any) -> Any:
+    """Data in a form in which equal means the same: no order of keys, but 1, 1.0 and true apart."""
+    if isinstance(data, dict):
+        return sorted((repr(key), _meaning(value)) for key, value in data.items())
+    return [_meaning(value) for value in data] if isinstance(data, list) else repr(data)
+
+
+def _edited(text: str, found: Sequence[Figures], inputs: Mapping[str, str]) -> str:
+    if text.startswith(BYTE_ORDER_MARK):  # which libyaml leaves out of its marks
+        return BYTE_ORDER_MARK + _edited(text.removeprefix(BYTE_ORDER_MARK), found, inputs)
+    root = yaml.compose(text, LOADER)
     assert isinstance(root, yaml.MappingNode)
-    runs = _only(root, "runs")
+    runs = _child(root, "runs")
     assert isinstance(runs, yaml.SequenceNode)
     edits: list[Edit] = []
-    n_changed = 0
-    for node, run in zip(runs.value, verdict.runs, strict=True):
-        found = {one.key: one.value for one in run.figures if one.value != one.expected}
-        n_changed += len(found)
-        edits += _of_run(text, node, run, found)
-    edits += _inputs(text, root, verdict.inputs)
+    for node, figures in zip(runs.value, found, strict=True):
+        edits += _of_run(text, node, figures)
+    edits += _of_inputs(text, root, inputs)
     for edit in sorted(edits, reverse=True):
         text = text[: edit.start] + edit.text + text[edit.stop :]
-    return text, n_changed
+    return text
 
 
-def _of_run(text: str, node: yaml.MappingNode, run: Checked, found: dict[str, float | None]) -> list[Edit]:
-    if not found:
+def _of_run(text: str, node: yaml.MappingNode, figures: Figures) -> list[Edit]:
+    if not figures:
         return []
     written = _child(node, "figures")
     if isinstance(written, yaml.MappingNode):
-        return [_replacing(text, _only(written, key), _show(value)) for key, value in found.items()]
-    line = "{" + ", ".join(f"{key}: {_show(one.value)}" for key in found for one in run.figures if one.key == key) + "}"
+        values = {key.value: value for key, value in written.value}
+        return [_replaced(text, values[key], _show(value)) for key, value in figures.items()]
+    line = _in_a_line(node, {key: _show(value) for key, value in figures.items()})
     if written is not None:  # `figures:` with nothing behind it
-        return [_replacing(text, written, line)]
-    if node.flow_style:
-        at = node.end_mark.index - 1
-        return [Edit(at, at, f", figures: {line}")]
-    line_end = text.find("\n", _end(node))  # a comment behind the last value stays where it is
-    at = len(text) if line_end < 0 else line_end
-    return [Edit(at, at, "\n" + " " * node.start_mark.column + f"figures: {line}")]
+        return [_replaced(text, written, line)]
+    return [_added(text, node, {"figures": line})]
 
 
-def _inputs(text: str, root: yaml.MappingNode, inputs: dict[str, str]) -> list[Edit]:
-    """The block `inputs:`, in place of the one there, or at the end."""
+def _of_inputs(text: str, root: yaml.MappingNode, inputs: Mapping[str, str]) -> list[Edit]:
+    """The mapping `inputs`: values in place of others, names that are gone out, new ones behind; or all of it."""
+    values = {name: json.dumps(digest) for name, digest in inputs.items()}
     written = _child(root, "inputs")
-    block = isinstance(written, yaml.MappingNode) and not written.flow_style
-    indent = "\n" + " " * (written.start_mark.column if written is not None and block else 2)
-    lines = "".join(f"{indent}{_key(name)}: {json.dumps(digest)}" for name, digest in inputs.items())
-    if written is not None and block:  # a comment behind `inputs:` stays
-        return [Edit(written.start_mark.index, _end(written), lines.removeprefix(indent))]
-    if written is not None:
-        start = next(key.end_mark.index for key, value in root.value if value is written) + 1
-        return [Edit(start, max(start, _end(written)), lines)]
-    if root.flow_style:
-        at = root.end_mark.index - 1
-        return [Edit(at, at, ", inputs: {" + ", ".join(lines.strip().splitlines()) + "}")]
-    gap = "" if text.endswith("\n") else "\n"
-    return [Edit(len(text), len(text), f"{gap}inputs:  # what names meant when this was recorded{lines}\n")]
+    if written is None and root.flow_style:
+        return [_added(text, root, {"inputs": _in_a_line(root, values)})]
+    if written is None:
+        at, newline = _end_of_document(text), _newline(text)
+        gap = "" if at == 0 or text[at - 1] == "\n" else newline
+        own = " " * root.start_mark.column
+        lines = "".join(f"{newline}{own}  {_key(name)}: {value}" for name, value in values.items())
+        return [Edit(at, at, f"{gap}{own}inputs:  # what names meant when this was recorded{lines}{newline}")]
+    assert isinstance(written, yaml.MappingNode)
+    there = {key.value: (key, value) for key, value in written.value}
+    gone = [there[name] for name in there if name not in values]
+    if (written.flow_style and gone) or not set(values) & set(there):  # nothing of it stays
+        if written.flow_style:
+            return [Edit(written.start_mark.index, _end(written), _in_a_line(root, values))]
+        indent = _newline(text) + " " * written.start_mark.column
+        lines = indent.join(f"{_key(name)}: {value}" for name, value in values.items())
+        return [Edit(written.start_mark.index, _end(written), lines)]
+    edits = [_replaced(text, there[name][1], value) for name, value in values.items() if name in there]
+    for key, value in gone:
+        start, stop = text.rfind("\n", 0, key.start_mark.index) + 1, text.find("\n", _end(value)) + 1
+        edits.append(Edit(start, stop or len(text), ""))
+    new = {name: value for name, value in values.items() if name not in there}
+    kept = [pair for pair in written.value if pair[0].value in values]
+    return [*edits, _added(text, written, new, kept[-1][1])] if new else edits
+
+
+def _added(text: str, node: yaml.MappingNode, pairs: Mapping[str, str], last: yaml.Node | None = None) -> Edit:
+    """Names with their values behind the last value of a mapping, or behind another of its values."""
+    first_key, last_key = node.value[0][0], node.value[-1][0]
+    last = node.value[-1][1] if last is None else last
+    at = _end(last)
+    if node.flow_style:
+        alone = last_key is not first_key and not text[: last_key.start_mark.index].rpartition("\n")[2].strip()
+        gap = _newline(text) + " " * last_key.start_mark.column if alone else " "  # as its last name stands
+        return Edit(at, at, "".join(f",{gap}{_name(node, name)}: {value}" for name, value in pairs.items()))
+    newline, indent = _newline(text), " " * node.start_mark.column
+    lines = [f"{indent}{_key(name)}: {value}" for name, value in pairs.items()]
+    if isinstance(last, yaml.ScalarNode) and last.style in _BLOCKS and text[at - 1] == "\n":
+        return Edit(at, at, "".join(line + newline for line in lines))
+    at = _line_end(text, at)  # a comment behind the last value stays where it is
+    return Edit(at, at, "".join(newline + line for line in lines))
+
+
+def _in_a_line(beside: yaml.MappingNode, pairs: Mapping[str, str]) -> str:
+    """A flow mapping, its names quoted where those of the mapping around it are: JSON stays JSON."""
+    return "{" + ", ".join(f"{_name(beside, name)}: {value}" for name, value in pairs.items()) + "}"
+
+
+def _name(beside: yaml.MappingNode, name: str) -> str:
+    quoted = beside.flow_style and any(key.style == '"' for key, _ in beside.value)
+    return json.dumps(name) if quoted else _key(name)
+
+
+def _key(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else json.dumps(name)
 
 
 def _child(node: yaml.MappingNode, name: str) -> yaml.Node | None:
     return next((value for key, value in node.value if key.value == name), None)
 
 
-def _only(node: yaml.MappingNode, name: str) -> yaml.Node:
-    found = _child(node, name)
-    assert found is not None
-    return found
-
-
-def _replacing(text: str, node: yaml.Node, value: str) -> Edit:
+def _replaced(text: str, node: yaml.Node, value: str) -> Edit:
     """A value in place of another; one that is not there yet stands behind its key's colon."""
     start, stop = node.start_mark.index, _end(node)
     if start == stop:
         return Edit(start, start, value if text[start - 1 : start].isspace() else f" {value}")
-    if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
-        raise BadInput(f"line {node.start_mark.line + 1}: a figure in a block of text; write it behind its name")
+    if isinstance(node, yaml.ScalarNode) and node.style in _BLOCKS and text[stop - 1] == "\n":
+        value += _newline(text)
     return Edit(start, stop, value)
 
 
@@ -121,6 +226,23 @@ def _end(node: yaml.Node) -> int:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)
     return int(node.end_mark.index)
+
+
+def _newline(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _line_end(text: str, at: int) -> int:
+    """Where the line ends, before the characters that end it."""
+    end = text.find("\n", at)
+    end = len(text) if end < 0 else end
+    return end - 1 if text[end - 1 : end] == "\r" else end
+
+
+def _end_of_document(text: str) -> int:
+    """Where a line can still be added: the end of the text, or the `...` that ends the document."""
+    ends = [event for event in yaml.parse(text, LOADER) if isinstance(event, yaml.DocumentEndEvent)]
+    return int(ends[0].start_mark.index) if ends[0].explicit else len(text)
 
 
 def _show(value: float | None) -> str:
@@ -133,7 +255,3 @@ def _show(value: float | None) -> str:
         return text
     sign = "" if exponent[0] in "+-" else "+"
     return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{sign}{exponent}"
-
-
-def _key(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else json.dumps(name)

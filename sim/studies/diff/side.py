@@ -12,6 +12,7 @@ from sim import __version__
 from sim.base.errors import MoesimError
 from sim.engine.run_loop import Clockwork, Loop, drive
 from sim.policy.mistakes import blamed
+from sim.policy.watchdog import watched
 from sim.results.figure import figures
 from sim.results.keep import Keep
 from sim.run import Outcome, assemble, execute, fold, prepare
@@ -161,7 +162,7 @@ def _carried_out(named: Named, setup: Setup, scratch: Path, progress: Progress |
     found: list[Spent] = []
 
     def run(setup: Setup, log: Any = None, progress: Progress | None = None, on_step: Any = None, **_: Any) -> Outcome:
-        with blamed(setup.policy):
+        with blamed(setup.policy), watched():
             engine, machine = assemble(setup, log=log)
             clockwork = Clockwork()
             spent = Spent(clockwork, machine.waiting)

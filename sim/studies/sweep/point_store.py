@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sim import __version__
 from sim.base.errors import BadInput
-from sim.base.files import PART, owned_prefix, sweep
+from sim.base.files import hidden_file, is_hidden, must_be_writable, sweep_out
 from sim.base.json import to_json
 from sim.studies.sweep.work import SCHEMA
 
@@ -40,6 +38,12 @@ class Records:
         self.folder = folder
         self._known: dict[tuple[str, str], dict[str, Any]] = {}
 
+    def check_place(self) -> None:
+        """Find out before points are resolved whether a sweep can be kept there. Raises BadInput; changes nothing."""
+        if self.folder is not None:
+            must_be_writable(self.folder, folder=True)
+            self._present(FILES, "sweep")
+
     def begin(self, ids: Sequence[str], resume: bool) -> None:
         """Take over the folder for these points, in this order.
 
@@ -52,7 +56,7 @@ class Records:
         written = self.check(digest, resume)
         for kind in (POINTS, BOUNDS):
             (self.folder / kind).mkdir(parents=True, exist_ok=True)
-        sweep(self._beside, PART)
+        sweep_out(self.folder)
         if not written:
             manifest = {"schema": SCHEMA, "version": __version__, "n_points": len(ids), "sha256": digest, "points": ids}
             self._write(self.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
@@ -82,7 +86,7 @@ class Records:
             raise BadInput(f"{said}: it holds records and no {PLAN} to say of what; name a new folder")
         for kind in PLAN_FILES - {PLAN}:
             (self.folder / kind).mkdir(parents=True, exist_ok=True)
-        sweep(self._beside, PART)
+        sweep_out(self.folder)
         if PLAN not in present:
             self._write(self.folder / PLAN, json.dumps({"schema": SCHEMA, "version": __version__}) + "\n")
 
@@ -95,10 +99,11 @@ class Records:
             return []
         if not folder.is_dir():
             raise BadInput(f"{said}: it is a file; name a folder")
-        prefix = f".{self._beside.name}."
-        present = sorted(path.name for path in folder.iterdir() if not path.name.startswith(prefix))
+        present = sorted(path.name for path in folder.iterdir() if not is_hidden(path.name))
         if foreign := [name for name in present if name not in known]:
             raise BadInput(f"{said}: it holds {foreign[0]!r}, which is no part of a {what}; name a new folder")
+        if TABLE in present:
+            check_table(folder / TABLE)
         return present
 
     def check(self, digest: str, resume: bool) -> bool:
@@ -143,25 +148,34 @@ class Records:
         else:
             self._known[kind, id_] = record
 
-    @property
-    def _beside(self) -> Path:
-        """What hidden names in the folder are made of while they are written."""
-        assert self.folder is not None
-        return self.folder / "record"
-
     def _write(self, path: Path, text: str) -> None:
         """Under a hidden name first: whoever is killed leaves a whole record or none."""
         assert self.folder is not None
-        handle, name = tempfile.mkstemp(prefix=owned_prefix(self._beside), suffix=PART, dir=self.folder)
+        part = hidden_file(path, self.folder)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            part = Path(name)
+            part.write_text(text, encoding="utf-8")
             part.chmod(0o644)
             part.replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
+
+
+def check_table(path: Path) -> None:
+    """Raises BadInput where a table would replace a file that is none of ours; ours say so in their metadata."""
+    if not path.exists():
+        return
+    import pyarrow.parquet as pq
+    from pyarrow import ArrowException
+
+    try:
+        ours = b"moesim" in (pq.read_schema(path).metadata or {})
+    except (OSError, ArrowException):
+        ours = False
+    if not ours:
+        raise BadInput(
+            f"{path}: it is there, and not as a sweep has written it; name a new folder, or move that file away"
+        )
 
 
 def _digest(ids: Sequence[str]) -> str:

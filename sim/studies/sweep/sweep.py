@@ -16,7 +16,7 @@ from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
 from sim.studies.sweep.point_store import TABLE, Records
 from sim.studies.sweep.run import Answers, PointRow, Progress, Work, resolved, run_points
 from sim.studies.sweep.summary import Summary, settings_of, summarise
-from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, Resolved
+from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, Resolved, closing_ready
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,6 +138,7 @@ class Swept:
 
 
 @seldom_collected()
+@closing_ready()
 def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
     """Run it.
 
@@ -147,6 +148,8 @@ def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
     Raises:
         BadInput: the grid, the folder, or a value that is wrong wherever it stands.
     """
+    records = Records(asked.out)
+    records.check_place()
     points, n_twice = points_of(asked.blocks(), asked.most)
     means = resolved(points, asked.workers or n_cores(), progress, asked.pool)
     told = list(dict.fromkeys(text for row in means for text in row.notes))
@@ -155,7 +158,6 @@ def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
     if len(told) > MOST_NOTES:
         note(f"note: {show_count(len(told) - MOST_NOTES, 'note')} more of the kind")
     ids = list(dict.fromkeys(row.id for row in means))
-    records = Records(asked.out)
     records.begin(ids, asked.resume)
     rows, work = run_points(points, means, records, asked.workers, progress, asked.pool)
     found = summarise(rows, asked.by)
@@ -185,6 +187,7 @@ def _realism(rows: list[PointRow]) -> list[str]:
     return lines
 
 
+@closing_ready()
 def listed(asked: Asked, progress: Progress, as_json: bool) -> str:
     """The points, what varies in them and what each would be, for `--dry-run`. Raises BadInput as `sweep` does."""
     points, n_twice = points_of(asked.blocks(), asked.most)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,6 +105,16 @@ def _mistake(error: Exception, spec: RunSpec) -> str:
     except MoesimError:
         kind = None
     return told(error, kind)
+
+
+@contextmanager
+def closing_ready() -> Iterator[None]:
+    """Close what was set up and never run, however a study ends: each holds its trace open."""
+    try:
+        yield
+    finally:
+        while _READY:
+            _READY.popitem()[1].close()
 
 
 def _set_up(spec: RunSpec, id_: str) -> Setup:
