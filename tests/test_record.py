@@ -129,7 +129,7 @@ def test_killed_while_recording_and_continued(at, model, tmp_path, capsys, monke
     assert "a recording was begun and not finished; give --resume" in error
     before = [part.stat().st_mtime_ns for part in done]
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda *_args, **_more: None)  # keep the parts, to see which were made again
+        patch.setattr(recorder.Session, "_clear", lambda _: None)  # keep the parts, to see which were made again
         assert recorded(capsys, model, cut, *RANDOM, "--name", "m", "--resume").code == 0
     n_whole = len(done) // 2 * 2  # batches of two
     assert [part.stat().st_mtime_ns for part in done][:n_whole] == before[:n_whole]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ class OutputFile(click.Path):
             from sim.base.files import must_be_writable
 
             try:
-                must_be_writable(Path(place), self.folder)
+                must_be_writable(Path(os.fsdecode(place)), self.folder)
             except BadInput as error:
                 raise BadInput(f"{_name(param)}, got {error}") from None
         return place

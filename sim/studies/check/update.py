@@ -241,8 +241,10 @@ def _line_end(text: str, at: int) -> int:
 
 def _end_of_document(text: str) -> int:
     """Where a line can still be added: the end of the text, or the `...` that ends the document."""
-    ends = [event for event in yaml.parse(text, LOADER) if isinstance(event, yaml.DocumentEndEvent)]
-    return int(ends[0].start_mark.index) if ends[0].explicit else len(text)
+    for event in yaml.parse(text, LOADER):
+        if isinstance(event, yaml.DocumentEndEvent) and event.explicit and event.start_mark is not None:
+            return int(event.start_mark.index)
+    return len(text)
 
 
 def _show(value: float | None) -> str:
