@@ -32,7 +32,7 @@ def output_of(command: str) -> str:
     """What a documented command prints; the commands of this Python's environment come first."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     with tempfile.TemporaryDirectory() as folder:
-        for example in EXAMPLES.glob("*.py"):
+        for example in EXAMPLES.glob("*.*"):
             shutil.copy(example, folder)
         words, env = ["bash", "-c", command], {**os.environ, "PATH": path}
         env.pop("COLUMNS", None)  # pages hold what a pipe gets, whoever's terminal this is

@@ -40,7 +40,7 @@ from sim.setup.third_tier import WARM
 from sim.workload.draft_steps import Drafted
 from sim.workload.future import Future
 from sim.workload.gate import Arrays
-from sim.workload.learn_split import StoreSplit
+from sim.workload.learn_split import StoreSplit, TrainingTrace
 
 if TYPE_CHECKING:
     from sim.engine.run_loop import Step
@@ -182,7 +182,7 @@ def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None
         cost: prices that the policy sees, whatever the machine's are.
     """
     policy, trace = setup.policy, setup.trace
-    residency, arrays = Residency(setup.pieces, setup.memory.expert_bytes), Arrays(trace)
+    residency, arrays = Residency(setup.pieces, setup.memory.expert_bytes), Arrays(trace, policy.needs)
     future = Future(trace, setup.batching(open_loop=False)) if "oracle" in policy.traits else None
     if setup.tier is not None:
         machine = above_drive(setup, setup.tier, machine, cost, arrays)
@@ -199,8 +199,13 @@ def above_drive(setup: Setup, tier: ThirdTier, machine: Machine, cost: Cost, arr
     whole = {"scope": "global"} if "scope" in {param.name for param in kind.params} else {}  # as a page cache: one list
     with blamed(kind):
         host = HostTier(kind(**whole), machine, pieces, host_bytes, cost, arrays, model.top_k, tier.read_ahead)
-        host.start(StoreSplit(setup.trace, setup.store), tier.start == WARM)
+        host.start(training_split(setup, host.policy), tier.start == WARM)
     return Tiered(machine, host)
+
+
+def training_split(setup: Setup, policy: Policy) -> StoreSplit:
+    """What a policy learns from, of the levels that it declares."""
+    return StoreSplit(TrainingTrace(setup.trace, policy.needs), setup.store)
 
 
 def tellable(setup: Setup) -> bool:
@@ -326,7 +331,7 @@ def start_policy(engine: Engine, setup: Setup) -> None:
             wrong = IllegalDecision(f"got {divided!r}: it answers with bytes by GPU and layer")
             raise located(wrong, policy, "layer_budgets", -1) from error
     policy.bind(view)
-    policy.learn(StoreSplit(setup.trace, setup.store))
+    policy.learn(training_split(setup, policy))
     engine.start()
     engine.copies.place(policy.initial(view))
     if setup.all_kept:

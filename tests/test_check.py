@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
+from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,6 +24,8 @@ from sim.base.errors import BadInput
 from sim.base.files import MAX_YAML_BYTES, parse_yaml
 from sim.cli.verbs import guarded, moesim
 from sim.results.figure import better, figures, parse_figure, show_figure, unit_of
+from sim.run import prepare
+from sim.setup.spec import RunSpec
 from sim.studies.check.baseline import Tolerance, read_baseline
 from sim.studies.check.check import BETTER, CHANGED, NEW, SAME, WORSE, Judged, verdict_of
 from sim.studies.check.text import change
@@ -251,8 +256,8 @@ def test_any_layout_is_kept_or_refused(tmp_path: Path, name: str, breaks: str) -
         assert "\n" not in str(refused) and "left as it was" in str(refused)
         return
     after = parse_yaml(written, "")
-    for run, figures in zip(before["runs"], found, strict=True):
-        run["figures"] = figures
+    for run, recorded in zip(before["runs"], found, strict=True):
+        run["figures"] = recorded
     assert after == {**before, "inputs": inputs}
     comments = set(re.findall(r"# [a-z]\b", text)) - ({"# a"} if name == "flow inputs" else set())  # of what is gone
     assert comments <= set(re.findall(r"# [a-z]\b", written))
@@ -462,3 +467,154 @@ def test_the_hook_is_one_of_our_commands() -> None:
 @pytest.mark.parametrize(("value", "said"), [(1.002, "+0.2 %"), (0.5, "-50 %"), (131.0, "+13,000 %")])
 def test_a_change_is_said_in_plain_digits(value: float, said: str) -> None:
     assert change(Judged("tpot_s.mean", 1.0, value, Tolerance(0.0, False, "0"), WORSE)) == said
+
+
+# -- an engine's own log -----------------------------------------------------------------------------------------------
+
+RUN = {"hw": "a6000", "requests": 2, "experts": 128}
+WORDS = "lru " + " ".join(f"{key}={value}" for key, value in RUN.items())
+
+
+def lru_of_its_own(trace: Any, requests: list[Any], capacity: int) -> list[tuple[int, int, int, int, str]]:
+    """An LRU as an engine would write it: (request, token, layer, expert, event). Nothing of the simulator is used."""
+    held: OrderedDict[tuple[int, int], None] = OrderedDict()
+    told = []
+    for request, asked in enumerate(requests):
+        decodes = asked.first_row + asked.prompt_len
+        passes = [(asked.first_row, decodes)] + [(row, row + 1) for row in range(decodes, decodes + asked.outputs - 1)]
+        for token, (start, stop) in enumerate(passes):
+            rows = trace.experts[start:stop].astype(int)
+            for layer in range(trace.n_layers):
+                ids = rows[0, layer].tolist() if stop - start == 1 else sorted(set(rows[:, layer].ravel().tolist()))
+                missing = [expert for expert in ids if (layer, expert) not in held]
+                for expert in ids:
+                    if (layer, expert) in held:
+                        held.move_to_end((layer, expert))
+                        told.append((request, token, layer, expert, "hit"))
+                for expert in missing:
+                    told.append((request, token, layer, expert, "miss"))
+                    if len(held) == capacity:
+                        victim = next(key for key in held if key[0] != layer or key[1] not in ids)
+                        del held[victim]
+                        told.append((request, token, *victim, "evict"))
+                    held[layer, expert] = None
+    return told
+
+
+@pytest.fixture(scope="module")
+def engine_rows() -> list[tuple[int, int, int, int, str]]:
+    setup = prepare(RunSpec(policy="lru", **RUN))
+    with setup.trace:
+        return lru_of_its_own(setup.trace, setup.requests, RUN["experts"])
+
+
+def written(path: Path, rows: Iterable[tuple[Any, ...]], head: str = "request,token,layer,expert,event") -> Path:
+    path.write_text("\n".join([head, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def test_a_log_of_an_independent_lru_equals_the_simulator(check, engine_rows, tmp_path: Path) -> None:
+    said = check(WORDS, "--log", written(tmp_path / "engine.csv", engine_rows), "--json")
+    told = json.loads(said.out)
+    assert (said.code, told["equal"], told["first_difference"]) == (0, True, None)
+    counts = {event: sum(row[4] == event for row in engine_rows) for event in ("hit", "miss", "evict")}
+    assert told["engine"] == told["simulator"] == counts
+    assert min(counts.values()) > 1000
+
+
+@pytest.mark.parametrize(
+    ("event", "becomes", "engine", "simulator"),
+    [
+        ("evict", lambda row: (*row[:3], (row[3] + 1) % 8, "evict"), "evicted expert {1} of", "evicted expert {0} of"),
+        ("evict", lambda row: None, "no eviction", "evicted expert {0} of"),
+        ("hit", lambda row: (*row[:4], "miss"), "miss", "hit"),
+        ("miss", lambda row: None, "no lookup", "miss"),
+    ],
+)
+def test_a_log_with_one_row_changed_parts_there(
+    check, engine_rows, tmp_path: Path, event: str, becomes: Any, engine: str, simulator: str
+) -> None:
+    """Whatever row it is, the first difference is that row's pass and layer, and says what either side did."""
+    for at in random.Random(event).sample([n for n, row in enumerate(engine_rows) if row[4] == event], 3):
+        row = engine_rows[at]
+        changed = [*engine_rows[:at], *filter(None, [becomes(row)]), *engine_rows[at + 1 :]]
+        said = check(WORDS, "--log", written(tmp_path / "engine.csv", changed), "--json")
+        first = json.loads(said.out)["first_difference"]
+        at_layer = next(one[2] for one in reversed(engine_rows[: at + 1]) if one[4] != "evict")
+        assert said.code == 1
+        assert (first["request"], first["token"], first["at_layer"], first["layer"]) == (*row[:2], at_layer, row[2])
+        ids = row[3], (row[3] + 1) % 8
+        assert first["engine"].startswith(engine.format(*ids))
+        assert first["simulator"].startswith(simulator.format(*ids))
+    assert "not equal: first in request" in check(WORDS, "--log", tmp_path / "engine.csv").out
+
+
+def test_logs_may_be_json_lines_by_step_and_lack_events(check, engine_rows, tmp_path: Path) -> None:
+    n_passes: dict[tuple[int, int], int] = {}
+    path = tmp_path / "engine.jsonl"
+    with path.open("w") as file:
+        for request, token, layer, expert, event in engine_rows:
+            step = n_passes.setdefault((request, token), len(n_passes))
+            if event != "evict":
+                row = {"step": step, "layer": layer, "expert": expert, "event": event, "at_s": 0.5}
+                print(json.dumps(row), file=file)
+    assert check(WORDS, "--log", path, "--log-events", "hit,miss").code == 0
+    said = check(WORDS, "--log", path)
+    assert (said.code, "--log-events hit,miss" in " ".join(said.out.split())) == (1, True)
+
+
+def test_requests_of_one_iteration_are_told_apart_by_step(check, engine_rows, tmp_path: Path) -> None:
+    said = check(f"{WORDS} batch=2", "--log", written(tmp_path / "engine.csv", engine_rows))
+    assert (said.code, "write a column `step`" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no rows"),
+        ("request,token,layer,expert,event\n", "no rows"),
+        (
+            "request,token,layer,event\n0,0,0,hit\n",
+            "line 1, got columns request, token, layer, event: expert is missing",
+        ),
+        ("layer,expert,event\n0,0,hit\n", "line 2, got layer, expert, event: no request and token, nor step"),
+        ("request,token,layer,expert,event\n0,0,0,hit\n", "line 2, got 4 cells under 5 columns"),
+        ("request,token,layer,expert,event\n0,0,32,0,hit\n", "line 2: layer, got '32': a whole number from 0 to 31"),
+        ("request,token,layer,expert,event\n0,0,0,-1,hit\n", "line 2: expert, got '-1': a whole number from 0 to 7"),
+        ("request,token,layer,expert,event\n0,0.5,0,1,hit\n", "line 2: token, got '0.5'"),
+        ("request,token,layer,expert,event\n0,0,0,1,hits\n", "line 2: event, got 'hits': did you mean 'hit'?"),
+        ("request,token,layer,expert,event\n0,0,0,1,evict\n", "line 2: event, got an evict before any hit or miss"),
+        ("request,token,layer,layer,expert,event\n", "line 1, got column 'layer' twice"),
+        ('{"step": 0, "layer": 0, "expert": 1}\n', "line 1: event is missing"),
+        ('{"step": true, "layer": 0, "expert": 1, "event": "hit"}\n', "line 1: step, got 'True'"),
+        ('{"step": 0, "layer": 0, "expert": 1, "event": ["hit"]}\n', "line 1: event, got"),
+        ('{"step": 0\n', "line 1: no JSON"),
+        ('{"step": 0, "layer": 0, "expert": 1, "event": "hit"}\n[1]\n', "line 2, got list: an object a line"),
+        ("\xff\xfe", "UTF-8"),
+        ("x" * 5000, "line 1: longer than 4096 characters"),
+    ],
+)
+def test_what_is_no_log(check, tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "engine.log"
+    path.write_bytes(text.encode("latin-1"))
+    said = check(WORDS, "--log", path)
+    assert said.code == 2
+    assert says in said.err
+    assert str(path) in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "says"),
+    [
+        ("hobbit hw=a6000 requests=1", (), "changes what gates ask for"),
+        ("moepic hw=a6000 requests=1", (), "copies parts of experts"),
+        (WORDS, ("--update",), "--update, got it with --log"),
+        (WORDS, ("--log-events", "hit,mis"), "did you mean 'miss'?"),
+        (WORDS, ("--log-events", "hit,miss"), "--log-events says that the log has none"),
+        ("lru", (), "on which GPU"),
+    ],
+)
+def test_what_no_log_is_held_against(check, engine_rows, tmp_path: Path, words: str, more: Any, says: str) -> None:
+    said = check(words, "--log", written(tmp_path / "engine.csv", engine_rows), *more)
+    assert (said.code, says in said.err) == (2, True), said.err

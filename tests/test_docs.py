@@ -9,23 +9,30 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import msgspec
 import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 
+import moesim as moesim_face
 from sim import run as sim_run
 from sim.engine.counts import CLASSES
-from sim.engine.engine import MAX_DECISIONS
-from sim.policy.api import TRAITS, Policy
-from sim.policy.decisions import Decision
+from sim.engine.engine import LANES, MAX_DECISIONS
+from sim.policy.api import HOOKS, TRAITS, Policy
+from sim.policy.decisions import Decision, Serve
+from sim.policy.order import Rank
+from sim.policy.outlook import Outlook
+from sim.policy.registry import policies
+from sim.policy.segments import Buffer
 from sim.profiles import geometry as model_bytes
 from sim.profiles import hardware, models, stack, stored
 from sim.results.provenance import SPREAD
 from sim.results.tables import SCHEMAS
 from sim.setup.spec import HIT_DEFINITIONS, RunSpec
+from sim.workload.iterations import PHASES
 from traces.format.catalogue import DEFAULT, bundled_traces
+from traces.format.layout import LEVELS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -219,6 +226,97 @@ def test_example_policies_run(path: Path, index: int, monkeypatch: pytest.Monkey
     setup.close()
     assert result.policy == kind.name
     assert (result.prefetch.issued.n > 0) == ("next_scores_1" in kind.needs)
+
+
+class Looked(Policy):
+    """Keeps what a policy is handed."""
+
+    name = "looked"
+    needs = frozenset({"experts", "scores"})
+    seen: ClassVar[dict[str, Any]] = {}
+
+    def bind(self, view: Any) -> None:
+        self.order = Rank(view.n_layers * view.n_experts)
+        self.seen.update(view=view, order=self.order, outlook=Outlook(view.n_layers, view.n_experts, 1, self.order))
+
+    def learn(self, store: Any) -> None:
+        self.seen["store"] = store
+
+    def iteration_start(self, iteration: Any, view: Any) -> None:
+        self.seen.update(iteration=iteration)
+
+    def gate_done(self, gate: Any, view: Any) -> Any:
+        self.seen.update(gate=gate, piece=view.piece(0, 0))
+        yield Serve()
+
+
+# Single words in backticks that name no part of the contract.
+OTHER_WORDS = {
+    "a6000",
+    "rtx3090",
+    "torch",
+    "time",
+    "datetime",
+    "moesim",
+    "policies",
+    "run_id",
+    "validate",
+    "conformance",
+}
+
+
+@BUNDLED
+def test_every_name_of_the_contract_exists() -> None:
+    """What docs/policies.md and docs/policy_api.md name can be imported from `moesim`, or is there to be asked."""
+    setup = sim_run.prepare(RunSpec(policy="lru", hw="rtx3090", requests=1), Looked)
+    sim_run.execute(setup)
+    setup.close()
+    guide, api = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("policies.md", "policy_api.md"))
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", guide, flags=re.DOTALL | re.MULTILINE) + api)
+    heads = re.findall(r"^([A-Z]\w+)(?:$|\()", api, re.MULTILINE)
+    named = {name for span in spans for name in re.findall(r"(?<![\w./])([A-Z][A-Za-z]+)\b", span) if len(name) > 1}
+    named |= {name for span in spans for name in re.findall(r"^(\w+)\(", span)} - HOOKS - {"read", "view"}
+    public = {name for name in dir(moesim_face) if not name.startswith("__")}
+    assert {*heads, *named} - public - {"Lru", "NAME", "None", "True", "POLICIES", "Second"} == set()
+    missing = []
+    for root, rest in re.findall(
+        r"(?<![\w/.])(view|gate|store|iteration|order|outlook)((?:\.[a-z]\w*)+)", " ".join(spans)
+    ):
+        found, *parts = Looked.seen[root], *rest[1:].split(".")
+        for at, part in enumerate(parts):
+            if not hasattr(type(found), part) and not hasattr(found, part):
+                missing.append(root + rest)
+                break
+            found = getattr(found, part) if at + 1 < len(parts) else found
+    assert missing == []
+    asked = {
+        name
+        for found in (*Looked.seen.values(), Looked(), Buffer(1), Looked.seen["store"].trace)
+        for name in dir(found)
+    }
+    fields = set(re.findall(r"\b\w+\b", " ".join(re.findall(r"^\w+\(([^)]*)\)", api, re.MULTILINE))))
+    fields |= {name for kind in get_args(Decision) for name in kind._fields}
+    words = {span for span in spans if re.fullmatch(r"[a-z]\w+", span)}
+    known = (
+        asked | fields | TRAITS.keys() | LEVELS.keys() | set(LANES) | set(PHASES) | set(policies()) | set(Looked.seen)
+    )
+    assert words - known - public - OTHER_WORDS == set()
+
+
+@BUNDLED
+def test_a_cache_per_layer_deals_out_what_does_not_divide() -> None:
+    text = next(text for text in blocks(ROOT / "docs" / "policies.md", "python") if "def layer_budgets" in text)
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(text, scope)
+    for experts in (75, 96):
+        setup = sim_run.prepare(RunSpec(policy="lru", hw="a6000", requests=1, experts=experts), scope["PerLayer"])
+        outcome = sim_run.execute(setup)
+        setup.close()
+        (budgets,) = outcome.engine.policy.layer_budgets(outcome.engine.view)
+        size = outcome.engine.view.expert_bytes
+        assert sum(budgets) == experts * size
+        assert sorted(set(budgets)) == sorted({experts // 32 * size, -(-experts // 32) * size})
+        assert list(outcome.engine.residency.peak_bytes) == [experts * size]
 
 
 def test_every_verb_is_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:

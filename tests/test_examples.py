@@ -11,8 +11,8 @@ import pytest
 from grids import few_each_time
 
 DOCS = Path(__file__).parents[1] / "docs"
-SCHEDULERS = {"shortest_prompt", "two_halves"}  # docs/schedulers.md, tests/test_scheduler_rules.py
-EXAMPLES = sorted(path for path in (DOCS / "examples").glob("*.py") if path.stem not in SCHEDULERS)
+PLUG_INS = {"shortest_prompt", "two_halves", "native_rule"}  # tests/test_scheduler_rules.py, test_policy_file.py
+EXAMPLES = sorted(path for path in (DOCS / "examples").glob("*.py") if path.stem not in PLUG_INS)
 PAGE = (DOCS / "notebooks.md").read_text(encoding="utf-8")
 MOST_LINES = 60
 

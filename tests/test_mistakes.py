@@ -55,6 +55,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Run = Callable[..., Any]
+LOSSY = {"traits": frozenset({"lossy"}), "needs": frozenset({"experts", "weights"})}
 
 
 @pytest.fixture
@@ -262,7 +263,7 @@ def test_traits(run: Run, traits: Any, said: str) -> None:
 
 @pytest.mark.parametrize("answer", [5, (1, 2), Assignment(np.zeros((9, 9, 9)), None), Assignment("abc", None)])  # type: ignore[arg-type]
 def test_an_assignment_that_is_none(run: Run, answer: Any) -> None:
-    kind = type("Lossy", (Sound,), {"traits": frozenset({"lossy"}), "assign": lambda self, gate, view: answer})
+    kind = type("Lossy", (Sound,), {**LOSSY, "assign": lambda self, gate, view: answer})
     with pytest.raises(IllegalDecision, match="assign"):
         run(kind)
 

@@ -19,13 +19,15 @@ from easy_numbers import run
 from policies.lru import Lru
 from sim.base import own_file
 from sim.base.errors import BadInput, IllegalDecision
-from sim.cli.policy_api import reference
-from sim.conformance.suite import FAIL, conform
+from sim.cli.policy_api import helpers, reference
+from sim.conformance.suite import FAIL, PASS, SKIP, conform
 from sim.policy import policy_file
 from sim.policy.api import Policy
 from sim.policy.decisions import Decision
 from sim.policy.registry import find
 from sim.policy.view import Prices, View
+from sim.run import execute, prepare
+from sim.setup.spec import RunSpec
 from sim.workload.gate import Gate
 from sim.workload.iterations import Iteration
 
@@ -341,6 +343,7 @@ def test_the_reference_is_whole_and_current():
     """Everything public has a docstring; the page holds what the command prints, in less than 25 kB."""
     page = (ROOT / "docs" / "policy_api.md").read_text(encoding="utf-8")
     assert f"```text\n{reference().rstrip()}\n```" in page
+    assert f"```text\n{helpers().rstrip()}\n```" in (ROOT / "docs" / "policy_helpers.md").read_text(encoding="utf-8")
     assert len(page.encode()) < 25_000
     for kind in (Policy, View, Prices, Gate, Iteration):
         for name, value in vars(kind).items():
@@ -389,3 +392,35 @@ def test_a_hook_that_does_not_return_is_named(tmp_path, monkeypatch, capfd):
     (said,) = capfd.readouterr().err.splitlines()
     assert said.startswith("warning: loop.layer_enter at layer 3 has not returned for 0.")
     assert "and has made no decision: it is at " in said and "loop.py:" in said
+
+
+def decisions(**fields):
+    told = []
+    setup = prepare(RunSpec(hw="a6000", requests=2, **fields))
+    with setup.trace:
+        result = execute(setup, log=lambda *one: told.append(one)).result
+    return told, result
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_a_rule_in_cpp_decides_as_the_one_in_python(tmp_path, capsys):
+    """docs/native_rules.md: built, called, in order, and known by its own digest."""
+    for name in ("lfu_rule.cpp", "native_rule.py"):
+        shutil.copy(ROOT / "docs" / "examples" / name, tmp_path)
+    policy, library = str(tmp_path / "native_rule.py"), tmp_path / "lfu_rule.so"
+    with pytest.raises(BadInput, match=r"library, got .*lfu_rule\.so: .*build it as docs/native_rules\.md shows"):
+        decisions(policy=policy)
+    command = ["g++", "-std=c++17", "-Wall", "-Werror", "-O2", "-shared", "-fPIC", "-o", library, "lfu_rule.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert " ".join(map(str, [*command[:2], *command[4:8]])) in (ROOT / "docs" / "native_rules.md").read_text("utf-8")
+    native, beside = decisions(policy=policy)
+    python, of_python = decisions(policy="lfu", set={"scope": "global"})
+    assert native == python
+    assert len(native) > 10_000
+    assert beside.hit_rate == of_python.hit_rate
+    named = decisions(policy=policy, set={"library": str(library)})[1]
+    assert named.hit_rate == of_python.hit_rate
+    with library.open("ab") as file:
+        file.write(b"\0")  # another library, as far as anybody can tell
+    assert decisions(policy=policy, set={"library": str(library)})[1].run_id != named.run_id
+    assert [one for one in conform(find(policy)) if one.verdict not in (PASS, SKIP)] == []

@@ -18,7 +18,7 @@ def command(name: str | None, scheduler: str | None, as_json: bool) -> int:
     """Run every conformance rule on the policy NAME (or an alias, or a file); exit 1 when one does not hold."""
     if (name is None) == (scheduler is None):
         raise click.UsageError("name a policy, as in moesim conformance lru; or a scheduler, by --scheduler fcfs")
-    from sim.conformance.suite import FAIL, PASS, conform, conform_scheduler
+    from sim.conformance.suite import ADVICE, FAIL, PASS, SAME, SKIP, conform, conform_scheduler
 
     if scheduler is not None:
         from sim.workload.schedulers import find as find_scheduler
@@ -30,15 +30,17 @@ def command(name: str | None, scheduler: str | None, as_json: bool) -> int:
         assert name is not None
         what, verdicts = "policy", list(conform(find(name)))
     who = verdicts[0].policy
-    counts = {word: sum(v.verdict == word for v in verdicts) for word in ("pass", "fail", "not applicable")}
+    counts = {word: sum(v.verdict == word for v in verdicts) for word in (PASS, FAIL, SKIP, ADVICE, SAME)}
     if as_json:
-        checks = [{key: value for key, value in asdict(v).items() if key != "policy"} for v in verdicts]
+        hidden = ("policy", "cause")
+        checks = [{key: value for key, value in asdict(v).items() if key not in hidden} for v in verdicts]
         click.echo(json.dumps({"schema": 1, what: who, **counts, "checks": checks}, indent=2))
     else:
         from sim.base.tables import render, table
 
         verdict = "keeps every rule that applies" if not counts[FAIL] else f"breaks {counts[FAIL]} of its rules"
-        say(f"{who} {verdict}: {counts[PASS]} pass, {counts[FAIL]} fail, {counts['not applicable']} not applicable\n")
+        told = [f"{n} {word}" for word, n in counts.items() if n or word in (PASS, FAIL, SKIP)]
+        say(f"{who} {verdict}: {', '.join(told)}\n")
         rows = table("rule", "verdict", "why", numbers=False)
         for v in verdicts:
             rows.add_row(v.check, v.verdict, v.reason if v.verdict != PASS else "")

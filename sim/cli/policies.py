@@ -30,15 +30,15 @@ MOST_OF_A_SEED = 2.0**62
 @click.option("--api", is_flag=True, help="Print all that a policy can implement, see and decide (to write one).")
 def command(name: str | None, as_json: bool, api: bool) -> None:
     """List policies, or show one with its parameters: a name, an alias, or a file (./mine.py[:Class])."""
-    from sim.policy.mistakes import check_traits
+    from sim.policy.contract import check_declared
     from sim.policy.registry import find, policies, unusable
 
     if api:
-        from sim.cli.policy_api import reference
+        from sim.cli.policy_api import helpers, reference
 
         if name is not None or as_json:
             raise click.UsageError("--api is about all policies: leave NAME and --json out; see docs/policy_api.md")
-        say(reference(), nl=False)
+        say(reference() + "\n" + helpers(), nl=False)
         return
     if name is None:
         for why in unusable().values():
@@ -48,7 +48,7 @@ def command(name: str | None, as_json: bool, api: bool) -> None:
         click.echo(facts, nl=as_json)
         return
     kind = find(name)
-    check_traits(kind)
+    check_declared(kind)
     click.echo(json.dumps(_facts(kind), indent=2) if as_json else fold(_page(kind)), nl=as_json)
 
 

@@ -18,11 +18,12 @@ def reference() -> str:
     """Every hook, decision and question with its signature and docstring, as text."""
     from sim.policy.api import Assignment, Param, Policy
     from sim.policy.decisions import Decision
+    from sim.policy.order import Insertion, Rank, Recency
     from sim.policy.pieces import Piece
     from sim.policy.view import Prices, View
     from sim.workload.gate import Gate
     from sim.workload.iterations import Iteration, Range, RequestInfo
-    from sim.workload.learn_split import StoreSplit
+    from sim.workload.learn_split import StoreSplit, TrainingTrace
 
     parts = [
         ("What a policy implements (sim.policy)", [*_members(Policy)]),
@@ -31,9 +32,29 @@ def reference() -> str:
         ("What things cost, in seconds (view.prices)", [*_members(_source_of(Prices))]),
         ("What the gate says (sim.policy)", [*_members(_source_of(Gate))]),
         ("Which tokens run together (sim.policy)", [*_members(_source_of(Iteration))]),
-        ("What else it is handed", [_fields(_source_of(kind)) for kind in (Range, RequestInfo, Piece, StoreSplit)]),
+        ("What else it is handed", [_fields(_source_of(kind)) for kind in (Range, RequestInfo, Piece)]),
+        ("What it learns from (sim.policy)", [*_members(StoreSplit), *_members(TrainingTrace)]),
         ("What it declares and returns (sim.policy)", [_fields(kind) for kind in (Param, Assignment)]),
+        ("Orders that it may name (sim.policy)", [_fields(kind) for kind in (Recency, Insertion, Rank)]),
     ]
+    return _text(parts)
+
+
+def helpers() -> str:
+    """The same of the compiled helpers that a policy may use."""
+    from sim.policy.outlook import Outlook
+    from sim.policy.segments import Buffer, Segment, SplitExpert
+    from sim.policy.spared import Spared
+    from sim.policy.standings import Counts, Keys, follow_and_count
+    from sim.policy.wishes import Wishes
+
+    built = (_source_of(kind) for kind in (Outlook, SplitExpert, Segment, Buffer, Spared))
+    records = [_fields(_source_of(kind)) for kind in (Keys, Counts, follow_and_count)]
+    told = [_fields(_source_of(Wishes)), *(text for kind in built for text in _built(kind)), *records]
+    return _text([("Compiled helpers that it may use (sim.policy)", told)])
+
+
+def _text(parts: list[tuple[str, list[str]]]) -> str:
     return "\n".join(f"{title}\n{'=' * len(title)}\n\n{chr(10).join(own)}" for title, own in parts)
 
 
@@ -59,6 +80,12 @@ def _members(kind: type) -> Iterator[str]:
             yield _told(name, inspect.getdoc(value))
         elif inspect.isfunction(value):
             yield _told(name + _signature(value), inspect.getdoc(value))
+
+
+def _built(kind: type) -> Iterator[str]:
+    """A class that a policy makes itself: how it is built, then its members."""
+    yield _fields(kind)
+    yield from list(_members(kind))[1:]
 
 
 def _fields(kind: Any) -> str:

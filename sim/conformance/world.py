@@ -67,6 +67,16 @@ class Skip(Exception):
     """The rule says nothing about this policy."""
 
 
+class Advice(Exception):
+    """The rule holds nobody up, and has something to say."""
+
+
+def advise(holds: bool, message: str) -> None:
+    """Raise Advice unless it holds."""
+    if not holds:
+        raise Advice(message)
+
+
 def require(holds: bool, message: str) -> None:
     """Raise CheckFailed unless the rule holds."""
     if not holds:
@@ -215,9 +225,8 @@ class World:
         made = self.setup(ALL, settings, gpus)
         cost = made.cost()
         residency = Residency(made.pieces, made.memory.expert_bytes)
-        engine = Engine(
-            made.policy, SimulatedMachine(cost, gpus), residency, cost, Arrays(made.trace), made.model.top_k
-        )
+        machine, arrays = SimulatedMachine(cost, gpus), Arrays(made.trace, made.policy.needs)
+        engine = Engine(made.policy, machine, residency, cost, arrays, made.model.top_k)
         predictor = -(-made.policy.predictor_bytes(engine.view) // engine.view.expert_bytes)
         least = made.policy.min_experts(engine.view)
         # The predictor sits on GPU 0, which is also where the odd expert of a budget goes.
@@ -344,4 +353,4 @@ def iterations(setup: Setup) -> list[Iteration]:
 
 RuleCheck = Callable[[World], None]
 
-__all__ = ["ALL", "HALF", "QUARTER", "RuleCheck", "Seen", "Skip", "World", "require"]
+__all__ = ["ALL", "HALF", "QUARTER", "Advice", "RuleCheck", "Seen", "Skip", "World", "advise", "require"]

@@ -63,7 +63,7 @@ def reassign(engine: Engine, gate: Gate) -> Gate:
         count_loss(engine, gate, gate.ids if ids is None else ids, np.array(after) if array is None else array)
     if type(engine.machine).route is not Machine.route:  # nothing is computed by the others
         array = np.array(after) if array is None else array
-        weights = gate.weights_of(array) if answer.weights is None else answer.weights
+        weights = engine.arrays.weights_of(gate.layer, array) if answer.weights is None else answer.weights
         engine.machine.route(gate.layer, array, weights)
     return served
 
@@ -146,13 +146,13 @@ def count_loss(engine: Engine, gate: Gate, before: np.ndarray, after: np.ndarray
         loss.dropped += int((~served).sum())
         loss.changed += int((~same & served).sum())
     if "scores" in levels:
-        scores, rows = gate.scores, np.arange(len(before))[:, None]
+        scores, rows = engine.arrays.scores()[:, gate.layer], np.arange(len(before))[:, None]
         mass = scores[rows, before] / gate.score_scale
         loss.mass_before += float(mass.sum())
         if after is not before:
             mass = scores[rows, np.maximum(after, 0)] / gate.score_scale
     elif "weights" in levels:
-        weights = gate.weights
+        weights = engine.arrays.weights()[:, gate.layer]
         loss.mass_before += float(weights.sum())
         # Without full scores a substitute's own mass is unknown: count what was kept of the original choice.
         kept = (before[:, :, None] == after[:, None, :]).any(axis=2)

@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.engine.counts import Tally
 from sim.engine.replay import Tape
+from sim.policy.mistakes import figures_of
 from sim.workload.iterations import PHASES, Iteration, Range
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Recording:
         """Of a run that is over."""
         room, policy = engine.residency, engine.policy
         held, size = _Room(room.budget_bytes, room.peak_bytes), _Size(engine.view.expert_bytes)
-        settings, labels, stats = dict(policy.settings), tuple(policy.labels), policy.stats()
+        settings, labels, stats = dict(policy.settings), tuple(policy.labels), figures_of(policy)
         return cls(tape, engine.pieces, engine.tally, held, size, settings, labels, stats, scheduler_stats, engine.kept)
 
     def to_bytes(self) -> bytes:

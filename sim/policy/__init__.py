@@ -43,7 +43,7 @@ from sim.profiles.precisions import BITS_PER_PARAM
 from sim.workload.fewest_copies import kept
 from sim.workload.gate import Gate
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
-from sim.workload.learn_split import MAKE_ONE, StoreSplit, no_store, requests_of
+from sim.workload.learn_split import MAKE_ONE, StoreSplit, TrainingTrace, no_store, requests_of
 from sim.workload.token_paths import TokenPaths
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ __all__ = [
     "StoreSplit",
     "Ticket",
     "TokenPaths",
+    "TrainingTrace",
     "VectorSearch",
     "View",
     "Wait",

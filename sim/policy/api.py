@@ -120,6 +120,7 @@ class Policy:
         from_notes: its author knew the published system from third parties' notes alone.
         traits, needs: what it may do, and the trace levels it reads (docs/policies.md has both lists).
         params: its settable parameters, each a `Param`; their values are attributes, and `settings` of an instance.
+        predicts_with: libraries of tensors that it imports to predict with: `torch`; results are labelled so.
         labels: words that every result of an instance carries. keeps_all: it wants room for every expert.
         prefetch_depth: speculative copies handed to each GPU's copy engine at once; None: all, as they are asked.
         ranks_by_trace: what its `Rank` says of experts that the running layer does not ask for rests on the trace
@@ -135,6 +136,7 @@ class Policy:
     aliases: ClassVar[tuple[str, ...]] = ()
     traits: ClassVar[frozenset[str]] = frozenset()
     needs: frozenset[str] = frozenset({"experts"})  # an instance may narrow it by its parameters
+    predicts_with: ClassVar[frozenset[str]] = frozenset()
     params: ClassVar[tuple[Param, ...]] = ()
     labels: tuple[str, ...] = ()  # words every result of an instance must carry (`surrogate`)
     # Layers by which its own, fine-tuned model names a layer's experts earlier (Pre-gated MoE); label such results.

@@ -17,7 +17,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from sim.base.errors import BadInput, IllegalDecision, did_you_mean, one_line
+from sim.base.errors import IllegalDecision, one_line
 from sim.policy.decisions import Predict, Prefetch, Record
 from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece
@@ -155,20 +155,19 @@ def seconds(value: Any) -> bool:
     return type(value) is not bool and isinstance(value, Real) and 0.0 <= float(value) < math.inf
 
 
-def check_traits(kind: type[Policy]) -> None:
-    """Raises BadInput for a trait that is none: what it should allow would be refused in the middle of a run."""
-    from sim.policy.api import TRAITS
-
-    if not isinstance(kind.traits, set | frozenset):
-        raise BadInput(f"policy {kind.name}, got traits {kind.traits!r}: a set of words; write frozenset({{'cpu'}})")
-    for trait in kind.traits:
-        if trait not in TRAITS:
-            near = did_you_mean(str(trait), TRAITS)
-            raise BadInput(f"policy {kind.name}, got trait {trait!r}: no such trait; {near}")
-
-
 def sound_number(policy: Policy, what: str, value: Any) -> Any:
     """Raises IllegalDecision for an answer to `what` that is no number from 0 on."""
     if not seconds(value):
         raise IllegalDecision(f"{policy.name}.{what}, got {value!r}: a number that is finite and not negative")
     return value
+
+
+def figures_of(policy: Policy) -> dict[str, float]:
+    """What a policy says of itself. Raises IllegalDecision for what no result can hold."""
+    found = policy.stats()
+    if not isinstance(found, dict):
+        raise IllegalDecision(f"{policy.name}.stats, got {found!r}: a dict of numbers by name")
+    for key, value in found.items():
+        if not isinstance(key, str) or not (value is None or (isinstance(value, int | float) and math.isfinite(value))):
+            raise IllegalDecision(f"{policy.name}.stats, got {key!r}: {value!r}: finite Python numbers by name")
+    return found

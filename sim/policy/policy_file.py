@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import sys
@@ -15,13 +14,11 @@ from sim.base.errors import BadInput
 from sim.base.files import read_text
 from sim.base.own_file import MAX_BYTES, OwnFile, Sort, classes_in, read_from
 from sim.base.own_file import load as load_plug_in
-from sim.policy.api import HOOKS, Policy
+from sim.policy.api import Policy
+from sim.policy.contract import misspelt
 
 LEADING = re.compile(r"\s*([^=]*?\.py(?::\w+)?)(?:\s+(.*))?", re.DOTALL)
 NO_POLICY = "a policy is a class derived from sim.policy.Policy with a `name`; see docs/policies.md"
-
-NEAR = 0.85
-"""How alike a method's name is to a hook's (`difflib`) before it is taken for that, misspelt."""
 
 _GIVEN: WeakKeyDictionary[type[Policy], OwnFile | None] = WeakKeyDictionary()  # classes given -> theirs
 
@@ -48,7 +45,7 @@ def given(kind: type[Policy]) -> str:
     The digest is that of its file where the file still says what runs.
     """
     if kind not in _GIVEN and read_from(kind) is None:
-        _refuse_misspelt(kind, kind.__qualname__)
+        _refuse_misspelt(kind)
         _GIVEN[kind] = _source_of(kind)
     file, title = file_of(kind), kind.__qualname__
     return kind.name if file is None or not title.isidentifier() else f"{file.path}:{title}"
@@ -78,20 +75,13 @@ def _codes(code: CodeType) -> set[CodeType]:
 def load(name: str) -> type[Policy]:
     """The policy of a file. Raises BadInput as `sim.base.own_file.load` does, and for a hook that is misspelt."""
     kind: type[Policy] = load_plug_in(name, SORT)
-    _refuse_misspelt(kind, name)
+    _refuse_misspelt(kind)
     return kind
 
 
-def _refuse_misspelt(kind: type[Policy], where: str) -> None:
-    """A method that nobody calls, since a hook is called nearly so."""
-    bases = [base for base in kind.__mro__ if issubclass(base, Policy)]
-    methods = {name for base in bases for name, value in vars(base).items() if inspect.isfunction(value)} - HOOKS
-    for method in sorted(name for name in methods if not name.startswith("_")):
-        if near := difflib.get_close_matches(method, sorted(HOOKS), 1, NEAR):
-            raise BadInput(
-                f"policy {where}, got a method {method!r}: no hook of that name, so nobody would call it; did you mean "
-                f"{near[0]!r}? The name of a helper begins with _"
-            )
+def _refuse_misspelt(kind: type[Policy]) -> None:
+    for wrong in misspelt(kind):
+        raise BadInput(wrong)
 
 
 def policies_in(module: ModuleType) -> dict[str, type[Policy]]:

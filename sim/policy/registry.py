@@ -20,6 +20,7 @@ from sim.base.interrupts import pressed
 from sim.base.own_file import failure, is_file
 from sim.base.paths import mode_of
 from sim.policy.api import Param, Policy
+from sim.policy.contract import PACKAGED
 from sim.policy.policy_file import NO_POLICY, given, load, policies_in, without_file
 
 GROUP = "moesim.policies"
@@ -90,7 +91,9 @@ def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
             continue
         if why:
             wrong[entry.name] = f"{named}, got {why}; repair or uninstall that package"
-        elif found.setdefault(kind.name, kind) is not kind:
+            continue
+        PACKAGED.add(kind)
+        if found.setdefault(kind.name, kind) is not kind:
             wrong[entry.name] = _twice(found[kind.name], kind)
     return dict(sorted(found.items())), wrong
 

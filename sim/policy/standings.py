@@ -60,9 +60,10 @@ def follow(keys: Keys, ids: Ints) -> None:
 
 
 def follow_and_count(keys: Keys, ids: Ints, foretold: Floats | None, known: Flags, counts: Counts) -> None:
-    """The same, and what each token finds is counted.
+    """Tokens pass all layers, one after the other, and change the keys; what each token finds there is counted.
 
     Args:
+        ids: experts activated [n, L, K], each once.
         foretold: scores by which each layer's experts were foretold [n, L, E], the largest first; read where `known`
             [n, L].
     """

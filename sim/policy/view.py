@@ -10,6 +10,7 @@ import numpy as np
 
 from sim.base.errors import IllegalDecision
 from sim.policy.pieces import Piece
+from sim.workload.levels import require_declared
 
 if TYPE_CHECKING:
     from sim.engine.copies import Copies
@@ -233,6 +234,7 @@ class View:
 
     def embeddings(self) -> np.ndarray:
         """Embedding-layer outputs of the iteration's tokens [n, h] (needs `embeddings`)."""
+        require_declared("embeddings", self._policy.needs)
         return self._arrays.embeddings()
 
     # -- with a trait -----------------------------------------------------------------------------------------------

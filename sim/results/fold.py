@@ -10,6 +10,7 @@ from sim.base.own_file import read_from
 from sim.base.units import show_bytes
 from sim.engine.recording import Recording
 from sim.policy.api import overrides
+from sim.policy.mistakes import figures_of
 from sim.policy.policy_file import file_of
 from sim.results import metrics
 from sim.results.attainment import attainment
@@ -87,7 +88,7 @@ def fold(
         settings, own_labels, stats, engines = engine.settings, engine.labels, engine.stats, []
     else:
         settings, own_labels, cost = policy.settings, policy.labels, cost or engine.cost
-        stats, engines = {} if replicas else policy.stats(), [one.engine for one in replicas] or [engine]
+        stats, engines = {} if replicas else figures_of(policy), [one.engine for one in replicas] or [engine]
     log = setup.arrivals_file
     source = "back to back" if not setup.open_loop else log.name if log else spec.arrivals or "trace"
     loaded = None

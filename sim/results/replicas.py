@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sim.engine.counts import Tally
 from sim.machine.lanes import CAUSES
 from sim.machine.waiting import Waiting
+from sim.policy.mistakes import figures_of
 from sim.results import metrics
 from sim.results.load import Moments
 from sim.results.schema import Replica
@@ -195,6 +196,6 @@ def _row(number: int, one: Served, source: str, definition: str, span_s: float, 
         capacity_per_s=own.capacity_per_s,
         stable=own.stable,
         h2d_bytes=one.machine.h2d_bytes,
-        policy_stats=one.engine.policy.stats(),
+        policy_stats=figures_of(one.engine.policy),
         scheduler_stats=one.clockwork.scheduler_stats,
     )

@@ -14,7 +14,8 @@ from sim.machine.copy_prices import crowded
 from sim.machine.memory_law import ON, needs_events
 from sim.machine.several import DATA, GPU0, PER_EXPERT, TENSOR, Several, homes_by_layer, way_of
 from sim.policy.api import overrides as implements
-from sim.policy.mistakes import blamed, check_traits, located
+from sim.policy.contract import check_declared
+from sim.policy.mistakes import blamed, located
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import without_file
 from sim.policy.registry import find
@@ -100,6 +101,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
     """What it names, its options checked. Raises BadInput."""
     overrides = _overrides(spec)
     kind = kind or find(spec.policy)
+    check_declared(kind)
     settings = overrides.for_policy(kind.name, kind.aliases)
     if any(param.name == "seed" for param in kind.params):
         settings = {"seed": spec.seed, **settings}
@@ -107,9 +109,9 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
         if not any(param.name == "predictor" for param in kind.params):
             raise BadInput(f"--predictor, got {spec.predictor!r}: {kind.name} has no predictor to choose; leave it out")
         settings = {"predictor": spec.predictor, **settings}
-    check_traits(kind)
     with blamed(kind):
         policy = kind(**settings)
+    policy.labels = (*policy.labels, *(f"predicts with {module}" for module in sorted(kind.predicts_with)))
     if without_file(kind):
         policy.labels = (*policy.labels, WITHOUT_FILE)
     check_options(spec)

@@ -11,7 +11,7 @@ cdef class Gate:
 cpdef Gate gate_of(int layer, object iteration, dict needs, Arrays arrays)
 
 cdef class Arrays:
-    cdef readonly object trace
+    cdef readonly object trace, needs
     cdef object _iteration, _lists
     cdef dict _cache, _answers, _blocks, _ahead
     cdef public bint hides_later

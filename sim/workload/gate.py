@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from sim.workload.levels import require_declared
 
 if TYPE_CHECKING:
     from sim.workload.iterations import Iteration
@@ -19,7 +21,11 @@ MOST_ROWS, BLOCK_BYTES, MOST_BLOCKS = 256, 2**20, 8
 
 
 class Gate:
-    """What one layer's gate has just said: `needs` maps expert -> tokens; arrays are read only when asked for.
+    """What one layer's gate has just said.
+
+    `layer`, `phase` and `iteration` are where. `needs` maps expert -> tokens, in router order for a single token, by
+    ascending id for several. Arrays are read when asked for, of levels that the
+    policy's own `needs` declare; others raise IllegalDecision.
 
     `asked` is the part of the gate's own choice that is still to be executed; it differs from `needs` only after a
     lossy policy has changed the routing, and hits are counted over it. `precision` names the experts that a lossy
@@ -45,6 +51,7 @@ class Gate:
     @property
     def scores(self) -> np.ndarray:
         """Full gate scores [n, E], exact integers; divide by `score_scale` for probabilities."""
+        self._arrays.declared("scores")
         return self._arrays.scores()[:, self.layer]
 
     def at_once(self, work: Callable[..., Sequence[Any]], *reads: str) -> Any:
@@ -76,6 +83,7 @@ class Gate:
     @property
     def weights(self) -> np.ndarray:
         """Weights of the chosen experts [n, K] as the model applies them."""
+        self._arrays.declared("weights")
         return self._arrays.weights()[:, self.layer]
 
     def weights_of(self, ids: np.ndarray) -> np.ndarray:
@@ -84,22 +92,18 @@ class Gate:
 
         A sparse mixer's weights cannot be had from scores: there each place keeps its own weight (assumed).
         """
-        gate, there = self._arrays.trace.header.gate, ids >= 0
-        if gate.score == "sparsemixer":
-            return np.where(there, self.weights, 0.0)
-        mass = np.where(there, np.take_along_axis(self.scores, np.maximum(ids, 0), 1), 0.0)
-        if not gate.renormalised:
-            return np.asarray(mass / self.score_scale * gate.scaling)
-        total = mass.sum(axis=1, keepdims=True)
-        return np.asarray(np.divide(mass, total, out=np.zeros_like(mass), where=total > 0) * gate.scaling)
+        self._arrays.declared("weights" if self._arrays.trace.header.gate.score == "sparsemixer" else "scores")
+        return self._arrays.weights_of(self.layer, ids)
 
     def next_scores(self, distance: int = 1) -> np.ndarray:
         """Scores of layer `layer + distance` predicted from this layer's gate input [n, E] (`needs` declares it)."""
+        self._arrays.declared(f"next_scores_{distance}")
         return self._arrays.next_scores(distance)[:, self.layer]
 
     @property
     def shared_scores(self) -> np.ndarray:
         """L4s: the next gate applied to MoE input + shared expert + residual [n, E]."""
+        self._arrays.declared("shared_scores")
         return self._arrays.shared_scores()[:, self.layer]
 
 
@@ -116,10 +120,14 @@ def gate_of(layer: int, iteration: Iteration, needs: dict[int, int], arrays: Arr
 
 
 class Arrays:
-    """Score arrays of the current iteration, each read from the trace at most once."""
+    """Score arrays of the current iteration, each read from the trace at most once.
 
-    def __init__(self, trace: Trace) -> None:
+    needs: levels that a policy may read of them by its gates; None: all.
+    """
+
+    def __init__(self, trace: Trace, needs: Collection[str] | None = None) -> None:
         self.trace = trace
+        self.needs = needs
         self._iteration: Iteration | None = None
         self._cache: dict[str, np.ndarray] = {}
         self._answers: dict[Callable[..., Sequence[Any]], Sequence[Any]] = {}
@@ -136,6 +144,11 @@ class Arrays:
         self._cache.clear()
         self._answers.clear()
         self._lists = None
+
+    def declared(self, level: str) -> None:
+        """Raises IllegalDecision for a level that the policy's `needs` do not have."""
+        if self.needs is not None and level not in self.needs:
+            require_declared(level, self.needs)
 
     def _get(self, name: str) -> np.ndarray:
         found = self._cache.get(name)
@@ -190,7 +203,7 @@ class Arrays:
             assert self._iteration is not None
             if not self._iteration.recorded:
                 return None
-            arrays = [self._get(name) for name in reads or SCORES]
+            arrays = [self.named(name) for name in reads or SCORES]
             if self.hides_later:
                 arrays = [array.copy() for array in arrays]
                 for array in arrays:
@@ -224,6 +237,9 @@ class Arrays:
 
     def _work_ahead(self, work: Callable[..., Sequence[Any]], row: int, reads: Sequence[str]) -> Sequence[Any]:
         """Answers of all layers of the decode rows of a request from one row on, as many as were read."""
+        for name in reads:
+            if name != "ids":
+                self.declared(name)
         blocks = [self._block(name) for name in reads]
         n_rows = min([first + len(block) for first, block in blocks]) - row
         rows = [block[row - first : row - first + n_rows] for first, block in blocks]
@@ -232,7 +248,20 @@ class Arrays:
 
     def named(self, name: str) -> np.ndarray:
         """An array of the iteration by the name that `Gate.at_once` gives it."""
+        if name != "ids":
+            self.declared(name)
         return self._get(name)
+
+    def weights_of(self, layer: int, ids: np.ndarray) -> np.ndarray:
+        """What `Gate.weights_of` says."""
+        gate, there = self.trace.header.gate, ids >= 0
+        if gate.score == "sparsemixer":
+            return np.where(there, self.weights()[:, layer], 0.0)
+        mass = np.where(there, np.take_along_axis(self.scores()[:, layer], np.maximum(ids, 0), 1), 0.0)
+        if not gate.renormalised:
+            return np.asarray(mass / self.trace.score_scale * gate.scaling)
+        total = mass.sum(axis=1, keepdims=True)
+        return np.asarray(np.divide(mass, total, out=np.zeros_like(mass), where=total > 0) * gate.scaling)
 
     def weights(self) -> np.ndarray:
         return self._get("weights")

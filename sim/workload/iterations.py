@@ -111,8 +111,8 @@ class Iteration:
     """One forward pass: its ranges, and per MoE layer the experts its gates chose.
 
     `phase` is `prefill` where any token of a prompt runs: decode tokens may run beside it, and each range has a phase
-    of its own. Times and hits are counted under `counted`, which is `mixed` then, number `number` of `PHASES`. `n_out`
-    tokens come out of it, drafts to be rejected included.
+    of its own. Times and hits are counted under `counted`: `prefill`, `decode`, or `mixed` then, which
+    `number` has as 0, 1 or 2. `n_out` tokens come out of it, drafts to be rejected included.
 
     Shapes: n tokens, L MoE layers, K experts per token. Scores are exact integers held in float64 (see FORMAT.md).
     """

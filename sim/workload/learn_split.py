@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sim.base.errors import BadInput
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
+from sim.workload.levels import require_declared
 
 if TYPE_CHECKING:
+    from traces.format.blocks import Column
+    from traces.format.layout import Array, Floats
     from traces.format.reader import Trace
     from traces.format.requests import RequestTable
 
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
 MAKE_ONE = "make one with --store-frac 0.7 (`moesim traces convert`, `moesim record`)"
 
 
-def no_store(trace: Trace, who: str, rest: str = "") -> BadInput:
+def no_store(trace: Trace | TrainingTrace, who: str, rest: str = "") -> BadInput:
     """The refusal of a trace whose requests are all scored.
 
     Args:
@@ -28,10 +34,85 @@ def no_store(trace: Trace, who: str, rest: str = "") -> BadInput:
     )
 
 
-class StoreSplit:
-    """Requests set aside for learning, with their trace rows; empty when the trace has none."""
+class TrainingTrace:
+    """Rows of the trace that a policy learns from, of the levels that its `needs` declare; others raise
+    IllegalDecision.
 
-    def __init__(self, trace: Trace, requests: Sequence[RequestInfo]) -> None:
+    Slices [a, b) are rows, 0 <= a <= b <= n_tokens: n tokens, L MoE layers, E experts, K experts per token.
+
+    Attributes:
+        n_tokens, n_layers, n_experts, top_k: its shape. score_scale: what a score is a multiple of.
+        levels: those that are there and declared. header: model, gate and tasks as FORMAT.md has them. path: its file.
+        requests: its table of requests, all splits.
+    """
+
+    def __init__(self, trace: Trace, needs: Collection[str]) -> None:
+        self._trace = trace
+        self._needs = needs
+        self.n_tokens, self.n_layers, self.top_k = trace.n_tokens, trace.n_layers, trace.top_k
+        self.n_experts = trace.n_experts
+        self.score_scale = trace.score_scale
+        self.levels = trace.levels & frozenset(needs)
+        self.header = trace.header
+        self.path = trace.path
+        self.requests = trace.requests
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the trace, as a file made for it holds it."""
+        return self._trace.sha256
+
+    def _of(self, level: str) -> Trace:
+        require_declared(level, self._needs)
+        return self._trace
+
+    @property
+    def experts(self) -> Array | Column:
+        """Expert ids [n_tokens, L, K], heaviest first, to be sliced by rows."""
+        return self._trace.experts
+
+    @property
+    def token_ids(self) -> Array | Column:
+        """Token ids [n_tokens], to be sliced by rows."""
+        return self._of("token_ids").token_ids
+
+    def weights(self, a: int, b: int) -> Floats:
+        """Weights of the chosen experts [n, L, K] as the model applies them."""
+        return self._of("weights").weights(a, b)
+
+    def scores(self, a: int, b: int) -> Floats:
+        """Gate scores of all experts [n, L, E], exact integers; divide by `score_scale` for probabilities."""
+        return self._of("scores").scores(a, b)
+
+    def next_scores(self, distance: int, a: int, b: int) -> Floats:
+        """Scores of layer l + distance predicted at layer l [n, L, E]; zeros where that layer is not there."""
+        return self._of(f"next_scores_{distance}").next_scores(distance, a, b)
+
+    def shared_scores(self, a: int, b: int) -> Floats:
+        """Scores of layer l + 1's gate on MoE input + shared expert + residual [n, L, E]."""
+        return self._of("shared_scores").shared_scores(a, b)
+
+    def embeddings(self, a: int, b: int) -> NDArray[np.float32]:
+        """What the embedding layer put out [n, h]."""
+        return self._of("embeddings").embeddings(a, b)
+
+    def gate_inputs(self, a: int, b: int) -> NDArray[np.float32]:
+        """Input of each gate [n, L, g]."""
+        return self._of("gate_inputs").gate_inputs(a, b)
+
+    def gate_input_norms(self, a: int, b: int) -> NDArray[np.float32]:
+        """Euclidean norm of each gate's input [n, L]."""
+        return self._of("gate_input_norms").gate_input_norms(a, b)
+
+
+class StoreSplit:
+    """Requests set aside for learning, with their trace rows; empty, and false, when the trace has none.
+
+    Attributes:
+        requests: RequestInfo of each, in trace order. trace: its rows, as TrainingTrace.
+    """
+
+    def __init__(self, trace: Trace | TrainingTrace, requests: Sequence[RequestInfo]) -> None:
         self.trace = trace
         self.requests = list(requests)
 
