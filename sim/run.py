@@ -26,6 +26,7 @@ from sim.machine.cost import Cost
 from sim.machine.protocol import Machine
 from sim.machine.simulated import SimulatedMachine
 from sim.policy.api import overrides as implements
+from sim.policy.contract import check_declared
 from sim.policy.mistakes import PUZZLED, blamed, located, sound_number
 from sim.policy.pieces import Pieces
 from sim.policy.registry import find
@@ -194,6 +195,7 @@ def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None
 def above_drive(setup: Setup, tier: ThirdTier, machine: Machine, cost: Cost, arrays: Arrays) -> Tiered:
     """A machine whose host memory is a cache of what lies on the drive, its policy bound and taught."""
     kind, model = find(tier.ram_policy), setup.model
+    check_declared(kind)
     host_bytes = setup.host_bytes - model.host_bytes(setup.spec.precision)  # tables stay there, whatever leaves
     pieces = Pieces(model.n_moe_layers, model.n_experts, setup.spec.precision, 1, model.expert_bytes)
     whole = {"scope": "global"} if "scope" in {param.name for param in kind.params} else {}  # as a page cache: one list

@@ -58,8 +58,8 @@ def _text(parts: list[tuple[str, list[str]]]) -> str:
     return "\n".join(f"{title}\n{'=' * len(title)}\n\n{chr(10).join(own)}" for title, own in parts)
 
 
-def _source_of(kind: type) -> Any:
-    """The class as its source has it: a compiled one neither tells its signature nor keeps the order of its members."""
+def _source_of(kind: Any) -> Any:
+    """A class or function as its source has it: a compiled one tells no signature and keeps no order of members."""
     file = Path(str(sys.modules[kind.__module__].__file__))
     if file.suffix == ".py":
         return kind

@@ -258,17 +258,18 @@ def answer(found: LogVerdict) -> str:
     lacking = [event for event, (theirs, ours) in found.counts.items() if ours and not theirs]
     left = ",".join(event for event in found.events if event not in lacking)
     note = (
-        f"; the log has no {' and no '.join(lacking)}: if the engine logs none, --log-events {left}" if lacking else ""
+        f"; the log has no {' and no '.join(lacking)}: if the engine logs none, --log-events {left}" if lacking and left else ""
     )
     return f"not equal: first in {where}: engine: {one.engine}; simulator: {one.simulator}{note}"
 
 
 def rows(found: LogVerdict) -> list[tuple[str, ...]]:
     """Counts of both, a row per event, and hit rates where both kinds of lookups are compared."""
-    told = [(event, f"{a:,}", f"{b:,}", f"{a - b:+,}" if a != b else "none") for event, (a, b) in found.counts.items()]
+    told: list[tuple[str, ...]] = [
+        (event, f"{a:,}", f"{b:,}", f"{a - b:+,}" if a != b else "none") for event, (a, b) in found.counts.items()
+    ]
     if HIT in found.counts and MISS in found.counts:
-        rates = [h / (h + m) if h + m else 0.0 for h, m in zip(found.counts[HIT], found.counts[MISS], strict=True)]
-        told.append(
-            ("hit rate", *(f"{100 * rate:.2f} %" for rate in rates), f"{100 * (rates[0] - rates[1]):+.2f} points")
-        )
+        both = zip(found.counts[HIT], found.counts[MISS], strict=True)
+        percent = [100 * hits / (hits + misses) if hits + misses else 0.0 for hits, misses in both]
+        told.append(("hit rate", *(f"{one:.2f} %" for one in percent), f"{percent[0] - percent[1]:+.2f} points"))
     return told

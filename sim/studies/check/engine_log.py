@@ -6,7 +6,6 @@ import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,13 +20,6 @@ NEEDED = ("layer", "expert", "event")
 NUMBERS = ("request", "token", "step", "layer", "expert", "at_layer")
 DIGITS = re.compile(r"[0-9]{1,10}")
 WAY_OUT = "see docs/check.md for the columns"
-
-
-class Place(NamedTuple):
-    """Where in the pass through the layers something happened: `request` and `token`, or `step` with request -1."""
-
-    request: int
-    token: int
 
 
 class Events:
