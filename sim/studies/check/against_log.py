@@ -248,7 +248,7 @@ def _sorted(events: Events, wanted: Sequence[str]) -> np.ndarray:
 
 
 def answer(found: LogVerdict) -> str:
-    """The first line, and a second where the log lacks a whole kind of event."""
+    """The first line; it says, too, where the log lacks a whole kind of event."""
     n = sum(ours for _, ours in found.counts.values())
     one = found.first
     if one is None:
@@ -257,10 +257,10 @@ def answer(found: LogVerdict) -> str:
     where += f", layer {one.at_layer}" + (f", expert {one.expert}" if one.what == "lookup" else "")
     lacking = [event for event, (theirs, ours) in found.counts.items() if ours and not theirs]
     left = ",".join(event for event in found.events if event not in lacking)
-    note = (
-        f"; the log has no {' and no '.join(lacking)}: if the engine logs none, --log-events {left}" if lacking and left else ""
-    )
-    return f"not equal: first in {where}: engine: {one.engine}; simulator: {one.simulator}{note}"
+    told = f"not equal: first in {where}: engine: {one.engine}; simulator: {one.simulator}"
+    if lacking and left:
+        told += f"; the log has no {' and no '.join(lacking)}: if the engine logs none, --log-events {left}"
+    return told
 
 
 def rows(found: LogVerdict) -> list[tuple[str, ...]]:
