@@ -21,7 +21,6 @@ from weakref import WeakSet
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.own_file import read_from
 from sim.policy.api import HOOKS, TRAITS, Param, Policy
-from traces.format.layout import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,6 +74,8 @@ def _first_wrong(kind: Any) -> str | None:
 
 def wrong_words(kind: type[Policy]) -> Iterator[str]:
     """Everything that is wrong with a class's name, traits, needs, parameters and methods, one line each."""
+    from traces.format.layout import LEVELS  # with safetensors, which listing policies does without
+
     who = f"policy {kind.name}"
     if re.fullmatch(r"[a-z][a-z0-9_]*", kind.name) is None:
         yield f"policy, got name {kind.name!r}: lower-case letters, digits and _, beginning with a letter; rename it"
