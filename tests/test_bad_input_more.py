@@ -82,7 +82,7 @@ def test_numbers(capsys: pytest.CaptureFixture[str], folder: Path, option: str, 
         (("--split", "none"), "--split"),
         (("--precision", "int3"), "int3"),
         (("--hit-definition", "x"), "--hit-def"),
-        (("--predictor", "surrogate:0.5"), "predictor"),
+        (("--predictor", "surrogate:1.5"), "predictor"),
         (("--stack", ""), "stack"),
     ],
 )

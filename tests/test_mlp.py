@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from policies.common.mlp import BLOCK, LIMITS, Dense, IntMlp, best, load, mlp_of, quantised, save, step_for
-from policies.common.surrogate import Surrogate, outcomes
 from sim.base.errors import BadInput
+from sim.workload.surrogate import Surrogate, outcomes
 
 
 def dense(weight, scale=1.0, bias=0.0):

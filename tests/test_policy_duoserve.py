@@ -589,7 +589,7 @@ def test_predictor_option(tmp_path):
     assert made.policy.settings["predictor"] == "surrogate:0.9"
     made.close()
     with pytest.raises(BadInput, match="lru has no predictor"):
-        prepare(RunSpec(policy="lru", hw="rtx3090", predictor="surrogate:0.9"))
+        prepare(RunSpec(policy="lru", hw="rtx3090", predictor="mine.safetensors"))
     if DEFAULT in bundled_traces():
         done = CliRunner().invoke(
             command,

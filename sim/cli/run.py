@@ -131,7 +131,7 @@ def _run(request: RunRequest) -> Outcome:
     setup = prepare(spec)
     try:
         warn_if_changed(setup, meant, request.config)
-        for note in setup.notes():
+        for note in filter(None, (*setup.notes(), setup.idle)):
             click.echo(one_line(note), err=True)
         with RunBar(setup) as bar:
             if request.keep:

@@ -38,7 +38,7 @@ def run_real(request: RunRequest) -> int:
     try:
         _say_where(setup, place, request)
         warn_if_changed(setup, meant, request.config)
-        for note in setup.notes():
+        for note in filter(None, (*setup.notes(), setup.idle)):
             click.echo(note, err=True)
         run = partial(execute_real, device=place, checkpoint=folder)
         with RunBar(setup) as bar:

@@ -44,6 +44,7 @@ from sim.workload.fewest_copies import kept
 from sim.workload.gate import Gate
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
 from sim.workload.learn_split import MAKE_ONE, StoreSplit, TrainingTrace, no_store, requests_of
+from sim.workload.surrogate import SURROGATE, Surrogate
 from sim.workload.token_paths import TokenPaths
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ __all__ = [
     "NEVER",
     "NOT_FOR_PREFETCH",
     "PREFILL",
+    "SURROGATE",
     "TRAITS",
     "Assignment",
     "BadInput",
@@ -106,6 +108,7 @@ __all__ = [
     "SplitExpert",
     "Steps",
     "StoreSplit",
+    "Surrogate",
     "Ticket",
     "TokenPaths",
     "TrainingTrace",

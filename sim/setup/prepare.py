@@ -38,13 +38,16 @@ from sim.setup.pairing import (
     unhurried,
 )
 from sim.setup.placement import read_placement
+from sim.setup.predictions import predicting, with_levels
 from sim.setup.replicas import check_replicas
 from sim.setup.setup import Setup
 from sim.setup.third_tier import BUFFERED, check_together, described, host_memory_of, maps_its_file, third_tier
 from sim.workload.batching import STATIC
+from sim.workload.drawn_levels import DrawnTrace
 from sim.workload.learn_split import no_store, requests_of
 from sim.workload.load import load_of
 from sim.workload.scheduler import Scheduler
+from sim.workload.surrogate import SURROGATE
 from traces.format.catalogue import open_trace
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
+    from sim.setup.predictions import Predicting
     from sim.setup.spec import RunSpec
     from sim.setup.third_tier import ThirdTier
     from traces.format.reader import Trace
@@ -89,7 +93,7 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
 class _Named(NamedTuple):
     """What a specification names apart from model and trace."""
 
-    policy: Policy
+    who: Predicting
     hw: Hardware
     stack: Stack
     overrides: Overrides
@@ -105,12 +109,9 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
     settings = overrides.for_policy(kind.name, kind.aliases)
     if any(param.name == "seed" for param in kind.params):
         settings = {"seed": spec.seed, **settings}
-    if spec.predictor is not None:
-        if not any(param.name == "predictor" for param in kind.params):
-            raise BadInput(f"--predictor, got {spec.predictor!r}: {kind.name} has no predictor to choose; leave it out")
-        settings = {"predictor": spec.predictor, **settings}
     with blamed(kind):
-        policy = kind(**settings)
+        who = predicting(kind, settings, spec.predictor)
+    policy = who.policy
     policy.labels = (*policy.labels, *(f"predicts with {module}" for module in sorted(kind.predicts_with)))
     if without_file(kind):
         policy.labels = (*policy.labels, WITHOUT_FILE)
@@ -134,7 +135,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and "
             f"{spec.gpus} links ask for more than there is; leave it out, or take --host-links split"
         )
-    return _Named(policy, hw, stack, overrides, tier, maps_its_file(loaded, overrides.stack))
+    return _Named(who, hw, stack, overrides, tier, maps_its_file(loaded, overrides.stack))
 
 
 def _copied_by(policy: Policy, stack: Stack, asked: Mapping[str, object]) -> Stack:
@@ -232,7 +233,7 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
     """Refuse what fits with no request at all before minutes go into drawing its trace. Raises BadInput."""
     from traces.synth.drawn import shape_named
 
-    policy, hw = named.policy, named.hw
+    policy, hw = named.who.policy, named.hw
     name = spec.model or model_of_shape(trace, shape_named(trace))
     if name is None:
         return  # `prepare` says so
@@ -258,12 +259,17 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
 
 
 def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
-    policy, hw, stack, settings, tier, mapped = named
+    who, hw, stack, settings, tier, mapped = named
+    policy = who.policy
     spec = _as_its_engine(spec, stack)
     model = load_model(spec.model or default_model(trace), settings.model)
     stack = stack.of(model.id)
     check_shape(model, trace)
-    trace.require_all(policy.needs, f"policy {policy.name}")
+    trace = with_levels(trace, who, spec.seed)
+    idle = None
+    if who.stand_in is not None and not who.own and not isinstance(trace, DrawnTrace):
+        idle = f"note: --predictor {who.stand_in}: {policy.name} reads nothing that it would draw"
+        spec = msgspec.structs.replace(spec, predictor=None)  # it has no part in this run
     recorded = requests_of(trace, spec.split)
     if not recorded:
         raise BadInput(f"{trace.path}: split {spec.split!r} has no requests; --split all takes every request")
@@ -316,6 +322,9 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     setup.mapped = mapped
     setup.homes, setup.all_kept = several.homes, all_kept
     setup.drafter = drafter
+    setup.stand_in, setup.idle = who.stand_in, idle
+    if isinstance(trace, DrawnTrace):
+        setup.labels += (SURROGATE, f"drawn: {', '.join(sorted(trace.drawn))}")
     if drafter is not None:
         setup.labels += tuple(drafter.labels())
     if tier is not None:

@@ -35,6 +35,7 @@ from sim.setup.request_estimates import profiled
 from sim.setup.third_tier import ThirdTier, price_drive
 from sim.workload import routers, schedulers
 from sim.workload.batching import CONTINUOUS, STATIC, Batching
+from sim.workload.drawn_levels import DrawnTrace
 from sim.workload.iterations import RequestInfo
 from sim.workload.known_requests import Profiled
 from sim.workload.kv_memory import KvMemory, KvPool
@@ -94,6 +95,8 @@ class Setup:
     kv: KvPool | None = None  # pages for keys and values; None: as many as are ever needed
     all_kept: bool = False  # by a policy that keeps every expert where there is room for it
     drafter: Drafter | None = None  # of decode steps that verify drafts
+    stand_in: str | None = None  # `surrogate:SHARE`, where the user named one
+    idle: str | None = None  # of an option that has no part in this run: what to say where it is the only one
     said: str | None = None  # which requests were taken where nobody said which
     machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
     run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
@@ -153,6 +156,13 @@ class Setup:
     def router(self) -> type[Router]:
         """Who says which replica a request goes to."""
         return routers.find(self.spec.router or routers.DEFAULT)
+
+    @property
+    def drawn(self) -> dict[str, Any] | None:
+        """Levels of the trace that are drawn, and by what; None where all that is read was recorded."""
+        if not isinstance(self.trace, DrawnTrace):
+            return None
+        return {"levels": sorted(self.trace.drawn), "by": self.stand_in}
 
     @property
     def timeless(self) -> bool:
@@ -293,6 +303,7 @@ class Setup:
             "stack_sha256": digests["stack"],
             "trace": self.trace.name,
             "trace_sha256": self.trace.sha256,
+            **({} if self.drawn is None else {"drawn": self.drawn}),
             **({"kept": "all"} if self.all_kept else {"kept": "layers"} if self.leaves_unread else {}),
             **({} if self.spec.placement is None else {"placement_sha256": of_text(str(self.homes))}),
             **({} if self.arrivals_file is None else {"arrivals_sha256": self._log_sha256}),

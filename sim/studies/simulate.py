@@ -97,7 +97,7 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     spec = to_struct(fields, RunSpec, "simulate()")
     setup = prepare(spec, kind)
     try:
-        for note in setup.notes():
+        for note in filter(None, (*setup.notes(), setup.idle)):
             warnings.warn(note.removeprefix("note: "), stacklevel=2)
         outcome = execute(setup)
     finally:

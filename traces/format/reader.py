@@ -98,13 +98,22 @@ class Trace(StoredTrace):
         kind = self.header.weights_kind
         if kind == "applied":
             return self._rows("weights", a, b).astype(np.float64)
+        if kind == "derived":
+            return self._as_weights(self._chosen_scores(a, b), self.score_scale)
+        return self._as_weights(self._rows("weights", a, b).astype(np.float64))
+
+    def _as_weights(self, chosen: Floats, scale: int = 1) -> Floats:
+        """Weights as the gate makes them of the chosen scores, which are multiples of 1 / scale."""
         gate = self.header.gate
-        chosen = self._chosen_scores(a, b) if kind == "derived" else self._rows("weights", a, b).astype(np.float64)
         if gate.renormalised:  # float16 values are multiples of 2**-24 and codes are integers: exact sums in any order
-            total = chosen.sum(axis=-1, keepdims=True)
-            shares: Floats = np.divide(chosen, total, out=np.full_like(chosen, 1 / self.top_k), where=total > 0)
-            return shares * gate.scaling
-        return (chosen / self.score_scale if kind == "derived" else chosen) * gate.scaling
+            return self._shares(chosen) * gate.scaling
+        return chosen / scale * gate.scaling
+
+    def _shares(self, chosen: Floats) -> Floats:
+        """Each of K values as its share of their sum; equal shares of nothing."""
+        total = chosen.sum(axis=-1, keepdims=True)
+        shares: Floats = np.divide(chosen, total, out=np.full_like(chosen, 1 / self.top_k), where=total > 0)
+        return shares
 
     def _chosen_scores(self, a: int, b: int) -> Floats:
         """(b - a, L, K) scores of the chosen experts, as exact integers."""
@@ -177,8 +186,11 @@ class Trace(StoredTrace):
             return
         self.require_all({level}, who)
 
-    def require_all(self, levels: Iterable[str], who: str) -> None:
+    def require_all(self, levels: Iterable[str], who: str, rest: str = "") -> None:
         """Insist on several levels.
+
+        Args:
+            rest: another way out, at the end of the error.
 
         Raises:
             BadInput: names every level that is missing, `who` needs them and how to get them.
@@ -191,7 +203,7 @@ class Trace(StoredTrace):
         how = dict.fromkeys(HOW_TO_GET.get(level, told) for level in missing)
         raise BadInput(
             f"{self.path}: {who} needs {', '.join(missing)}, got {', '.join(sorted(self.levels))}: not "
-            f"recorded; {'; '.join(how)}"
+            f"recorded; {'; '.join(how)}{rest}"
         )
 
     def _rows(self, tensor: str, a: int, b: int) -> Array:

@@ -23,7 +23,10 @@ def family_terms(setup: Setup) -> dict[str, Any] | None:
     spec, meant = setup.spec, setup.resolved()
     return {
         "expert_bytes": setup.memory.expert_bytes,
-        **{name: meant.get(name) for name in ("version", "policy", "policy_sha256", "params", "scheduler_sha256")},
+        **{
+            name: meant.get(name)
+            for name in ("version", "policy", "policy_sha256", "params", "drawn", "scheduler_sha256")
+        },
         **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("model", "trace")},
         **{name: getattr(spec, name) for name in ("precision", "split", "requests", "seed")},
         **setup.batch_terms,
