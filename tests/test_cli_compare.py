@@ -197,11 +197,19 @@ def test_all_ranks_what_can_run_and_lists_the_rest(capsys, trace):
 
 
 @pytest.mark.parametrize("name", ["emoe", "mixtral_offloading"])  # found out while running, and while setting up
-def test_a_policy_that_is_named_has_to_run(capsys, trace, name):
+def test_a_named_policy_that_cannot_run_is_listed_and_the_rest_ranked(capsys, trace, name):
     args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "lru", "--policy", name)
     code, out, err = call(capsys, *args)
+    assert (code, err) == (0, "")
+    assert out.startswith("lru: ")
+    assert f"not run: {name}: " in out
+
+
+@pytest.mark.parametrize("words", ["lruu", "lfu scop=layer", "lfu scope=card"])
+def test_a_mistake_in_the_words_of_a_policy_ends_a_comparison(capsys, trace, words):
+    code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), "--policy", "lru", "--policy", words)
     assert (code, out) == (2, "")
-    assert name in err.splitlines()[-1]
+    assert err.startswith("error: ") and err.count("\n") == 1
 
 
 def test_none_can_run(capsys, trace, monkeypatch):
@@ -234,6 +242,9 @@ def test_a_named_policy_that_breaks_a_rule_is_named(capsys, trace, monkeypatch):
     monkeypatch.setattr(policies()["fifo"], "gate_done", forgets)
     named = ("--policy", "lru", "--policy", "fifo scope=layer", "--policy", "lfu")
     code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), *named)
+    assert (code, err) == (1, "")
+    assert out.startswith("lfu: ") and "not run: fifo scope=layer: " in out and "every needed expert" in out
+    code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), *named[2:4])
     assert (code, out) == (1, "")
     assert err.startswith("error: policy fifo scope=layer: ") and "every needed expert must run once" in err
 
@@ -450,3 +461,26 @@ def test_refusals_are_one_line(capsys, trace, args, message):
     code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), *args)
     assert (code, out) == (2, "")
     assert message in err and err.count("\n") == 1
+
+
+def test_one_policy_on_two_stacks_and_what_holds_for_all(capsys, trace):
+    args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "lru")
+    code, out, _ = call(capsys, *args, "--policy", "lru stack=hf", "--json")
+    assert code == 0
+    assert {run["as"]: run["stack"] for run in json.loads(out)["runs"]} == {"lru": "bare", "lru stack=hf": "hf"}
+    code, out, err = call(capsys, *args, "--policy", "lru batch=4")
+    assert (code, out) == (2, "")
+    assert "got batch=4: it holds for all policies of a comparison" in err
+
+
+def test_out_keeps_what_report_reads(capsys, trace, tmp_path):
+    args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "lru", "--policy", "lfu")
+    kept = tmp_path / "new" / "kept"
+    code, out, _ = call(capsys, *args, "--out", str(kept), "--json")
+    assert code == 0
+    assert json.loads((kept / "answer.json").read_text(encoding="utf-8")) == json.loads(out)
+    code, page, _ = called(capsys, main, "report", str(kept), "--json")
+    assert (code, json.loads(page)["verdict"]) == (0, json.loads(out)["answer"])
+    code, out, err = call(capsys, *args, "--out", str(kept))
+    assert (code, out) == (2, "")
+    assert "it holds answer.json; name a new folder" in err

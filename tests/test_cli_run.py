@@ -389,3 +389,34 @@ class TestInterruption:
         assert stdout == b""
         assert stderr.decode().strip() == "interrupted"
         assert list((tmp_path / "runs").iterdir()) == []
+
+
+class TestWordsBehindThePolicy:
+    def test_they_are_what_options_say(self, run: Any) -> None:
+        said = run("--json", policy="lru scope=layer cache_frac=0.2").json
+        assert said["run_id"] == run("--json", "--set", "scope=layer", "--cache-frac", "0.2").json["run_id"]
+        assert run("--experts", "60", "--json", policy="lru cache_frac=0.2").json["overrides"] == {"cache_frac": 0.2}
+
+    @pytest.mark.parametrize("words", ["lru scop=layer", "lru scope", "lru hww=a6000"])
+    def test_wrong_ones_are_refused(self, run: Any, words: str) -> None:
+        said = run(policy=words)
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith("error: ")
+
+    def test_python_takes_them_too(self, trace: Path) -> None:
+        import moesim as face
+
+        assert face.simulate("lru scope=layer", "rtx3090", trace=trace).params == {"scope": "layer"}
+
+
+def test_a_trace_of_fewer_layers_and_another_k_names_what_to_set(capsys: Any, tmp_path: Path) -> None:
+    from tiny_traces import tiny_trace
+
+    path = tiny_trace(tmp_path / "t.safetensors", n_layers=30, n_experts=8, top_k=1, levels=())
+    words: list[object] = ["--policy", "lru", "--hw", "rtx3090", "--trace", path]
+    found = [simulated(capsys, *words, *model).err for model in ((), ("--model", "mixtral-8x7b"))]
+    for err in found:
+        assert "--set model.n_layers=30 --set model.top_k=1" in err
+    assert "--model mixtral-8x7b --set" in found[0]
+    changed = ("--model", "mixtral-8x7b", "--set", "model.n_layers=30", "--set", "model.top_k=1")
+    assert simulated(capsys, *words, *changed).code == 0

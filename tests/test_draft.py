@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -430,6 +431,36 @@ def test_results_and_their_first_line_say_it() -> None:
     result = moesim.simulate("lru", "rtx3090", requests=2, draft="k=3,acceptance=1")
     assert result.draft.tokens_per_step == pytest.approx(result.decode_tokens / result.phases.decode.iterations)
     assert any("speculative decoding" in label for label in result.labels)
+
+
+def test_a_range_of_acceptances_is_an_axis() -> None:
+    assert of_text("k=0/4,acceptance=0.3:0.5:0.1,draft_s=0.002", "draft", "--draft") == [
+        f"k={k},acceptance={share},draft_s=0.002" for k in (0, 4) for share in (0.3, 0.4, 0.5)
+    ]
+    for wrong in ("0.9:0.3:0.1", "0:1", "0:1:0", "a:b:c", "0:1:0.00001"):
+        with pytest.raises(BadInput, match="acceptance="):
+            of_text(f"k=4,acceptance={wrong}", "draft", "--draft")
+
+
+def test_a_sweep_says_at_which_acceptance_drafts_break_even() -> None:
+    """The straight line between two points, beside replays at that very acceptance and on either side of it."""
+    words = ["--policy", "lru", "--hw", "rtx3090", "--requests", "4", "--workers", "1"]
+    words += ["--trace", "qwen1.5-moe-chat", "--arrivals", "none"]
+    said = json.loads(CliRunner().invoke(sweep, [*words, "--draft", "k=0/4,acceptance=0.1:0.9:0.2", "--json"]).stdout)
+    (found,) = said["break_even"]
+    at = found["acceptance"]
+    assert (found["policy"], found["draft"]) == ("lru", "k=4")
+    low = max(one["acceptance"] for one in found["points"] if one["tpot_s"] >= found["tpot_without_s"])
+    high = min(one["acceptance"] for one in found["points"] if one["acceptance"] > low)
+    assert low <= at <= high
+    text = " ".join(CliRunner().invoke(sweep, [*words, "--draft", "k=0/4,acceptance=0.1:0.9:0.2"]).stdout.split())
+    assert f"k=4 with lru: drafts break even at an acceptance of {at:.2f}" in text
+    assert "n-gram drafts cost nothing here, in time or memory" in text
+    dear = " ".join(
+        CliRunner().invoke(sweep, [*words, "--draft", "k=0/4,acceptance=0.1:0.9:0.4,draft_s=3"]).stdout.split()
+    )
+    assert "drafts do not pay up to an acceptance of 0.9" in dear
+    assert "n-gram" not in dear
 
 
 def test_a_sweep_names_the_best_k() -> None:

@@ -18,6 +18,7 @@ from sim.base.units import show_seconds
 from sim.profiles.hardware import load_hardware
 from sim.setup.spec import RunSpec
 from sim.studies.plan import ways
+from sim.studies.plan.candidate import machine_of, nominal_gib
 from sim.studies.plan.goal import Reading, goals_of
 from sim.studies.plan.measured import time_of
 from sim.studies.plan.text import reading_text
@@ -623,3 +624,44 @@ def test_the_bound_of_a_machine_holds_for_every_policy_tried_there(
     (row,) = [line for line in moesim(capsys, *words, *goals).out.splitlines() if line.startswith("rtx3090 ")]
     assert show_seconds(least["fiddler"]) in row
     assert show_seconds(least["lfu"]) not in row
+
+
+def test_cards_of_one_nominal_memory_are_ordered_by_their_links() -> None:
+    found = [
+        machine_of(RunSpec(policy="lru", hw=name), None) for name in ("rtx3090", "rtx4090", "l4", "a10", "h100-pcie")
+    ]
+    assert found[1].vram_bytes < found[0].vram_bytes  # what programs see of 24 GB
+    assert {nominal_gib(one.vram_bytes) for one in found[:4]} == {24}
+    links = [one.h2d_bytes_per_s for one in sorted(found[:4], key=lambda one: one.cost)]
+    assert links == sorted(links)
+    assert max(found, key=lambda one: one.cost) == found[4]
+
+
+def test_precisions_are_tried_from_the_finest(capsys: Any, trace: Path) -> None:
+    words: list[object] = ["plan", "--trace", trace, "--hw", "rtx3090", "--policy", "lru", "--policy", "lfu", "--quick"]
+    words += ["--precision", "fp8,bf16", "--json"]
+    at_s = {
+        name: json.loads(moesim(capsys, *words[:-3], "--precision", name, "--goal", "tpot_s.mean <= 9s", "--json").out)[
+            "best"
+        ]["figures"][0]["value"]
+        for name in ("bf16", "fp8")
+    }
+    assert at_s["bf16"] > 2 * at_s["fp8"]
+    for name in at_s:
+        said = json.loads(moesim(capsys, *words, "--goal", f"tpot_s.mean <= {at_s[name] * 1.2}").out)
+        assert said["best"]["precision"] == name
+        assert f" in {name}: " in said["answer"]
+    shown = moesim(capsys, *words[:-1], "--goal", f"tpot_s.mean <= {at_s['fp8'] / 100}").out
+    assert "in fp8" in shown.splitlines()[0] + shown.splitlines()[1]
+    assert "on each the finest precision first" in " ".join(shown.split())
+
+
+def test_report_reads_what_out_keeps(capsys: Any, trace: Path, tmp_path: Path) -> None:
+    words: list[object] = ["plan", "--trace", trace, "--hw", "rtx3090", "--policy", "lru", "--out", tmp_path / "kept"]
+    goal = ["--goal", "tpot_s.mean <= 9s"]
+    first = moesim(capsys, *words, *goal, "--json")
+    page = json.loads(moesim(capsys, "report", tmp_path / "kept", "--json").out)
+    assert page["verdict"] == json.loads(first.out)["answer"]
+    again = moesim(capsys, *words, "--goal", "tpot_s.mean <= 8s", "--resume", "--json")  # another goal, another answer
+    page = json.loads(moesim(capsys, "report", tmp_path / "kept", "--json").out)
+    assert page["verdict"] == json.loads(again.out)["answer"] != json.loads(first.out)["answer"]

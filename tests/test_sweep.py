@@ -178,6 +178,23 @@ def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> N
     assert (said.code, said.out.splitlines()[0]) == (2, "nothing ran")
 
 
+def test_a_named_policy_that_cannot_run_is_a_row_and_a_mistake_in_its_words_is_none(
+    capsys: Any, tmp_path: Path
+) -> None:
+    from tiny_traces import tiny_trace
+
+    path = tiny_trace(tmp_path / "ids.safetensors", 32, 8, 2, n_requests=2, prompt=2, outputs=3, levels=())
+    words: list[object] = ["sweep", "--trace", path, "--hw", "rtx3090,a6000", "--policy", "lru"]
+    said = moesim(capsys, *words, "--policy", "fine_moe track=map_t,map_ts", "--policy", "moepic", "--json")
+    found = {row["label"]: (row["status"], row["reason"]) for row in json.loads(said.out)["rows"]}
+    assert (said.code, found["lru"]) == (0, ("ok", None))
+    assert len(found) == 4
+    assert all(status == "refused" and "needs" in reason for name, (status, reason) in found.items() if name != "lru")
+    for wrong in ("moepicc", "fine_moe track=map_u", "fine_moe trak=map_t"):
+        said = moesim(capsys, *words, "--policy", wrong)
+        assert (said.code, said.out) == (2, "")
+
+
 @pytest.mark.parametrize(("code", "status"), [(BROKEN, "broke_a_rule"), (FAILING, "failed")])
 def test_a_policy_that_breaks_a_rule_is_a_row_and_exit_1(
     capsys: Any, trace: Path, tmp_path: Path, code: str, status: str

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.base.errors import BadInput
+from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.spec_options import spec_options, specify, tell_drawing
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     "policies",
     multiple=True,
     metavar="'NAME KEY=VALUE ...'",
-    help="A policy, with parameters of its own after its name; repeat it, or `all`.",
+    help="A policy, with parameters of its own, stack= or predictor= after its name; repeat it, or `all`.",
 )
 @spec_options
 @click.option(
@@ -42,21 +44,31 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Put this policy at 1.00x and say the others relative to it; it is compared if --policy does not name it.",
 )
+@click.option(
+    "--out",
+    type=OutputFolder(),
+    metavar="DIR",
+    help="Keep what --json prints in a new folder, for `moesim report`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
     policies: tuple[str, ...],
     settings: tuple[str, ...],
     workers: int | None,
     against: str | None,
+    out: Path | None,
     as_json: bool,
     **given: Any,
 ) -> None:
     """Rank policies by time per output token on one trace, GPU and expert budget; bounds are listed beside them.
 
-    A policy that `all` stands for and that cannot run here is listed at the end; one that is named has to run.
+    A policy that cannot run here is listed at the end with its reason; the others are ranked.
     """
     from sim.studies.against import baseline, with_baseline
+    from sim.studies.answer_file import begin, keep
+    from sim.studies.common_bound import common_bound, facts_of
     from sim.studies.compare import by_scheduler, expanded, run_all
+    from sim.studies.compare_text import verdict
     from sim.studies.ranking import ranks_of, row_facts, speed
     from traces.stats.realism import judge
 
@@ -67,6 +79,8 @@ def command(
         for scheduler, said in schedulers
         for item, named in items
     ]
+    if out is not None:
+        begin(out)
     realism: list[str] = []
 
     def first(setup: Setup) -> None:
@@ -80,25 +94,26 @@ def command(
         rows, missing = run_all(candidates, workers, _note, first, bar.update)
     rows.sort(key=lambda row: speed(row.result))
     found, base = ranks_of(rows), baseline(rows, candidates, against)
+    least = common_bound(row.result for row in rows)
+    bound = None if least is None else least[0]
+    not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
+    runs = [row_facts(row, found.get(row.label), bound, base) for row in rows]
+    answer = {
+        "schema": 1,
+        "answer": verdict(rows, found, base),
+        "realism": realism[0],
+        "common_bound": facts_of(bound),
+        **({} if base is None else {"against": base.label}),
+        "runs": runs,
+        "not_run": not_run,
+    }
+    kept = None if out is None else keep(out, answer)
     if as_json:
         from sim.base.json import to_json
-        from sim.studies.common_bound import common_bound, facts_of
-        from sim.studies.compare_text import verdict
 
-        least = common_bound(row.result for row in rows)
-        bound = None if least is None else least[0]
-        not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
-        runs = [row_facts(row, found.get(row.label), bound, base) for row in rows]
-        answer = {
-            "schema": 1,
-            "answer": verdict(rows, found, base),
-            "realism": realism[0],
-            "common_bound": facts_of(bound),
-        }
-        answer |= {} if base is None else {"against": base.label}
-        click.echo(to_json(answer | {"runs": runs, "not_run": not_run}))
+        click.echo(to_json(answer))
     else:
-        from sim.studies.compare_text import served, table_of, verdict
+        from sim.studies.compare_text import served, table_of
 
         say(verdict(rows, found, base))
         say(served(rows))
@@ -109,6 +124,9 @@ def command(
             say()
         for label, reason, _ in missing:
             say(f"not run: {label}: {reason}")
+        if kept is not None:
+            say()
+            say(f"written: {kept} (moesim report {out} makes a page of it)")
     if any(status == 1 for *_, status in missing):
         sys.exit(1)  # a policy broke a rule: that is a fault of its own, not of what it was asked
 
@@ -120,6 +138,7 @@ def _note(text: str) -> None:
 def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool, said: str = "") -> Candidate:
     """`fine_moe variant=code` as a run; `said` tells it from others of that policy. Raises BadInput."""
     from sim.policy.policy_file import split
+    from sim.setup.words import for_one
     from sim.studies.compare import Candidate
 
     if not item.split():
@@ -129,5 +148,6 @@ def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named
     bare = [pair for pair in settings if "." not in pair.partition("=")[0]]
     if bare:
         raise BadInput(f"--set, got {bare[0]!r}: which policy's? write it behind the name, --policy 'NAME {bare[0]}'")
-    spec, _ = specify({**given, "policy": name}, (*settings, *own), None)
+    for_one(name, own)
+    spec, _ = specify({**given, "policy": item}, settings, None)
     return Candidate(item + said, spec, named)

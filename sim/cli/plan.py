@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     "--out",
     type=OutputFolder(),
     metavar="DIR",
-    help="Keep a record of each replay and bound, for --resume.",
+    help="Keep the answer, for `moesim report`, and a record of each replay and bound, for --resume.",
 )
 @click.option(
     "--resume", is_flag=True, help="Go on with the records of --out: the same plan after a kill, or another goal."
@@ -130,6 +130,10 @@ def command(
             found = least_memory(asked, bar.update, _note)
         else:
             found = plan(asked, bar.update, _note)
+    if out is not None:
+        from sim.studies.answer_file import keep
+
+        keep(out, found.to_dict())
     if as_json:
         from sim.base.json import to_json
 

@@ -54,8 +54,8 @@ def command(
     """Write PATHs as one page that opens in any browser, offline, and needs no other file; figures for a paper are
     saved from it, or written with -o FILE.svg.
 
-    PATH is a run's folder (`simulate --out`), several of them, a sweep's folder (`moesim sweep --out`), what
-    `--json` of run, compare, sweep, plan, saturate or validate printed, or the NAME.yaml that `calibrate` wrote.
+    PATH is a run's folder (`simulate --out`), several of them, the folder of a sweep, comparison or plan (`--out`),
+    what `--json` of run, compare, sweep, plan, saturate or validate printed, or the NAME.yaml that `calibrate` wrote.
     """
     from sim.base.files import must_be_writable, replacing
     from sim.pages.lanes import Window

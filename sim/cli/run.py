@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 @click.version_option(__version__, prog_name="moesim")
 @click.option(
     "--policy",
-    metavar="NAME|FILE.py",
-    help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class].",
+    metavar="'NAME|FILE.py KEY=VALUE ...'",
+    help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class]; its parameters after its name.",
 )
 @spec_options
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Start from a saved configuration.")

@@ -188,11 +188,14 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
         The specification, and the saved configuration's `resolved` block.
 
     Raises:
-        BadInput: an unreadable configuration, a malformed `--set`, or no policy or hardware named.
+        BadInput: an unreadable configuration, a malformed `--set`, a parameter given behind the policy's name and by
+            `--set`, or no policy or hardware named.
     """
     from sim.base.files import parse_yaml, to_struct
+    from sim.policy.policy_file import split
     from sim.profiles.overrides import parse_set
-    from sim.setup.spec import CAPS, RunSpec, read_spec
+    from sim.setup.spec import RunSpec, read_spec
+    from sim.setup.words import without_caps, words_of
 
     fields: dict[str, Any] = {}
     meant: dict[str, Any] = {}
@@ -203,14 +206,17 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
         from sim.workload.slo import parse_slo
 
         typed["slo"] = parse_slo(typed["slo"])
-    if any(name in typed for name in CAPS):
-        fields = {name: value for name, value in fields.items() if name not in CAPS}  # a new cap replaces the old one
-    parse_set(settings)
+    own: dict[str, Any] = {}
+    if len(words := split(typed.get("policy", ""))) > 1:
+        own, shared = words_of(words[0], words[1:])
+        typed = {**without_caps(typed, shared), "policy": words[0], **shared}
+    fields = without_caps(fields, typed)
+    parse_set([*settings, *(f"{key}=" for key in own)])
     if settings or "link" in typed:
         meant = {}  # what the command line changes on purpose needs no warning
     pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
     changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
-    fields = {**fields, **typed, "set": {**fields.get("set", {}), **changes}}
+    fields = {**fields, **typed, "set": {**fields.get("set", {}), **changes, **own}}
     _require_names(fields)
     return to_struct(fields, RunSpec, "--set" if config is None else f"{config} and command line"), meant
 

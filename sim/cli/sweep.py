@@ -58,7 +58,12 @@ AXES = (
     _axis("--scheduler", "scheduler", _SEVERAL, "Who runs next; default: fcfs."),
     _axis("--batching", "batching", _SEVERAL, "continuous (default) or static."),
     _axis("--prefill-chunk", "prefill_chunk", _NUMBERS, "Tokens of an iteration at most, prompts in chunks."),
-    _axis("--draft", "draft", "k=A/B,...", "Speculative decoding, one for each k: k=0/2/4/8,acceptance=0.7."),
+    _axis(
+        "--draft",
+        "draft",
+        "k=A/B,...",
+        "Speculative decoding, for each k and acceptance: k=0/2/4,acceptance=0.3:0.9:0.2.",
+    ),
     _axis("--kv-memory", "kv_memory_bytes", _NUMBERS, "A pool for keys and values: 1GB:4GB:1GB; see docs/kv.md."),
     _axis("--kv-page", "kv_page", _NUMBERS, "Tokens of a page of it; default: 16."),
     _axis("--preempt", "preempt", _SEVERAL, "Where it is full: recompute (default) or swap."),
@@ -239,6 +244,7 @@ def pool_of(workers: int | None, cluster: str | None) -> Answers:
 
 def _print(swept: Swept, out: Path | None) -> None:
     from sim.profiles.drives import compared
+    from sim.studies.sweep.break_even import said
     from sim.studies.sweep.text import answer, counts, front_table, groups_table, not_run, points_table
 
     found = swept.summary
@@ -246,7 +252,7 @@ def _print(swept: Swept, out: Path | None) -> None:
     if swept.hosts:
         say(swept.hosts)
     say(counts(swept.rows, found, swept.n_twice, swept.work))
-    for line in swept.realism:
+    for line in (*said(swept.rows), *swept.realism):
         say(line)
     if drives := compared(row.asked.spec.nvme or "" for row in swept.rows):
         say(drives)

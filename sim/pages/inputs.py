@@ -17,6 +17,7 @@ from sim.base.errors import BadInput
 from sim.base.files import read_object
 from sim.results.record import Result
 from sim.results.run_folder import CONFIG, RESULT
+from sim.studies.answer_file import ANSWER
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MAX_JSON_BYTES = 64 * 1024 * 1024
 MAX_TABLE_BYTES = 512 * 1024 * 1024
 SWEEP, HITS = "sweep.parquet", "hits.parquet"
-ANSWERS = "a run's folder (`simulate --out`), a sweep's (`moesim sweep --out`), what `--json` printed, or a profile"
+ANSWERS = "the folder of a run, sweep, comparison or plan (`--out`), what `--json` printed, or a profile"
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Run:
 
 @dataclass
 class Comparison:
-    """What `moesim compare --json` printed."""
+    """What `moesim compare --json` printed, or `--out` kept."""
 
     answer: str
     realism: str
@@ -94,7 +95,7 @@ class Validation:
 
 @dataclass
 class Planned:
-    """What `moesim plan --json` printed."""
+    """What `moesim plan --json` printed, or `--out` kept."""
 
     data: dict[str, Any]
 
@@ -117,7 +118,9 @@ def read(path: Path) -> Input:
         for name in (SWEEP, HITS):
             if (path / name).is_file():
                 return _grid(path / name)
-        raise BadInput(f"{path}: a folder without {RESULT}, {SWEEP} or {HITS}; give {ANSWERS}")
+        if (path / ANSWER).is_file():
+            return read(path / ANSWER)
+        raise BadInput(f"{path}: a folder without {RESULT}, {SWEEP}, {HITS} or {ANSWER}; give {ANSWERS}")
     if not path.exists():
         raise BadInput(f"{path}: no such file or folder; give {ANSWERS}")
     if path.suffix == ".parquet":

@@ -35,10 +35,22 @@ def check_shape(model: Model, trace: Trace) -> None:
     if mine == (trace.n_layers, trace.n_experts, trace.top_k):
         return
     fitting = ", ".join(traces_that_fit(*mine)) or "none bundled; record one, or leave --model out"
+    changed = _changed_to_fit(model, trace)
+    rest = f"; to run this one, add {changed}" if changed else ""
     raise BadInput(
         f"--model {model.id} is {mine[0]}x{mine[1]}, k={mine[2]}, the trace {trace.path.name} is {trace.header.shape}: "
-        f"routing shapes must agree; traces that fit: {fitting}"
+        f"routing shapes must agree; traces that fit: {fitting}{rest}"
     )
+
+
+def _changed_to_fit(model: Model, trace: Trace) -> str:
+    """`--set model.n_layers=47 --set model.top_k=6`, with which the model has the trace's shape; '' where it has other
+    experts, which is another model."""
+    n_moe, n_experts, top_k = shape_of(model)
+    if n_experts != trace.n_experts or trace.n_layers > n_moe:
+        return ""
+    layers = [f"--set model.n_layers={model.n_layers - n_moe + trace.n_layers}"] * (trace.n_layers != n_moe)
+    return " ".join([*layers, *([f"--set model.top_k={trace.top_k}"] * (trace.top_k != top_k))])
 
 
 def default_model(trace: Trace) -> str:
@@ -48,8 +60,23 @@ def default_model(trace: Trace) -> str:
         return found
     raise BadInput(
         f"{trace.path}: {trace.header.shape} is the shape of no model in the catalogue; "
-        "name one with --model FILE (its own YAML or a Hugging Face config.json)"
+        f"name one with --model FILE (its own YAML or a Hugging Face config.json){_nearest(trace)}"
     )
+
+
+def _nearest(trace: Trace) -> str:
+    """Another way out: a model of the catalogue with as many experts, fewer of its layers or another k."""
+    models = [load_model(name) for name in model_names() if not name.startswith("cpu-")]
+    fitting = [(model, changed) for model in models if (changed := _changed_to_fit(model, trace))]
+    if not fitting:
+        return ""
+
+    def apart(one: tuple[Model, str]) -> tuple[int, int, str]:
+        n_moe, _, top_k = shape_of(one[0])
+        return n_moe - trace.n_layers, abs(top_k - trace.top_k), one[0].id
+
+    model, changed = min(fitting, key=apart)
+    return f"; or part of one: --model {model.id} {changed}"
 
 
 def model_of_shape(named: str, shape: tuple[int, int, int]) -> str | None:

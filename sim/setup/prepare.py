@@ -105,12 +105,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
     """What it names, its options checked. Raises BadInput."""
     overrides = _overrides(spec)
     kind = kind or find(spec.policy)
-    check_declared(kind)
-    settings = overrides.for_policy(kind.name, kind.aliases)
-    if any(param.name == "seed" for param in kind.params):
-        settings = {"seed": spec.seed, **settings}
-    with blamed(kind):
-        who = predicting(kind, settings, spec.predictor)
+    who = _predicting(spec, overrides, kind)
     policy = who.policy
     policy.labels = (*policy.labels, *(f"predicts with {module}" for module in sorted(kind.predicts_with)))
     if without_file(kind):
@@ -136,6 +131,24 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
             f"{spec.gpus} links ask for more than there is; leave it out, or take --host-links split"
         )
     return _Named(who, hw, stack, overrides, tier, maps_its_file(loaded, overrides.stack))
+
+
+def _predicting(spec: RunSpec, overrides: Overrides, kind: type[Policy]) -> Predicting:
+    settings = overrides.for_policy(kind.name, kind.aliases)
+    if any(param.name == "seed" for param in kind.params):
+        settings = {"seed": spec.seed, **settings}
+    check_declared(kind)
+    with blamed(kind):
+        return predicting(kind, settings, spec.predictor)
+
+
+def check_words(spec: RunSpec) -> None:
+    """Hold a policy's name and parameters against what there is, wherever it would run.
+
+    Raises:
+        BadInput: one of them is misspelt, or wrong.
+    """
+    _predicting(spec, _overrides(spec), find(spec.policy))
 
 
 def _copied_by(policy: Policy, stack: Stack, asked: Mapping[str, object]) -> Stack:

@@ -33,7 +33,7 @@ class Missing(NamedTuple):
 
 @dataclass
 class Candidate:
-    """A policy to compare. `named`: the user asked for it by name, so that it has to run."""
+    """A policy to compare. `named`: the user asked for it by name, so that its words have to be right."""
 
     label: str
     spec: RunSpec
@@ -59,7 +59,7 @@ def run_all(
         progress: told of (calls answered, in all).
 
     Raises:
-        BadInput: a policy that was named cannot run, or none can.
+        BadInput: the words of a policy that was named are wrong, or none can run.
     """
     from sim.studies.pool import answers, bound_of, n_cores, replay
 
@@ -78,10 +78,6 @@ def run_all(
         for index, answer in stream:
             found[index] = answer
             if isinstance(answer, MoesimError):
-                if ready[index].named:
-                    if isinstance(answer, IllegalDecision):  # it tells of a decision, not of whose it was
-                        raise IllegalDecision(f"policy {ready[index].label}: {answer}")
-                    raise answer
                 failed[ready[index].label] = answer
             progress(len(found), len(calls))
     bounds = dict(zip(terms, (found[len(ready) + i] for i in range(len(terms))), strict=True))
@@ -105,9 +101,10 @@ def checked(
     """Candidates that can be set up, each run once; why the others cannot; layers of output tokens in all of them.
 
     Raises:
-        BadInput: a policy that was named cannot be set up.
+        BadInput: the words of a policy that was named are wrong.
     """
     from sim.run import prepare
+    from sim.setup.prepare import check_words
 
     ready: list[Candidate] = []
     failed: dict[str, MoesimError] = {}
@@ -121,7 +118,7 @@ def checked(
             setup = prepare(candidate.spec)
         except MoesimError as error:
             if candidate.named:
-                raise
+                check_words(candidate.spec)
             failed[candidate.label] = error
             continue
         try:
@@ -176,6 +173,8 @@ def none_ran(candidates: list[Candidate], failed: dict[str, MoesimError], note: 
     """Say why: the one reason there is, or each policy's."""
     first = next(failed[c.label] for c in candidates if c.label in failed)
     if len({str(error) for error in failed.values()}) == 1:
+        if isinstance(first, IllegalDecision):  # it tells of a decision, not of whose it was
+            raise IllegalDecision(f"policy {next(iter(failed))}: {first}")
         raise first
     for candidate in candidates:
         if candidate.label in failed:

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput, IllegalDecision
-from sim.base.files import parse_yaml, to_struct
+from sim.base.files import to_struct
 from sim.policy.policy_file import split
 from sim.policy.registry import name_in_file
-from sim.profiles.overrides import GROUPS, parse_set
+from sim.profiles.overrides import GROUPS
 from sim.setup.spec import RunSpec
+from sim.setup.words import for_one
 from sim.studies.against import baseline, with_baseline
 from sim.studies.common_bound import common_bound, facts_of
 from sim.studies.compare import Candidate, by_scheduler, expanded, run_all
@@ -109,10 +110,9 @@ def _candidate(fields: Mapping[str, Any], item: str, named: bool, said: str) -> 
     bare = next((key for key in shared if "." not in key or key.partition(".")[0] not in GROUPS), None)
     if bare is not None:
         raise BadInput(f"set, got {bare!r}: which policy's? write it behind the name, policy='NAME {bare}=...'")
-    parse_set(own)
-    pairs = ((key.strip(), text) for key, _, text in (pair.partition("=") for pair in own))
-    asked = shared | {key: parse_yaml(text, f"policy {name}, {key}") for key, text in pairs}
-    return Candidate(item + said, to_struct({**fields, "policy": name, "set": asked}, RunSpec, "compare()"), named)
+    params, words = for_one(name, own)
+    run = {**fields, **words, "policy": name, "set": shared | params}
+    return Candidate(item + said, to_struct(run, RunSpec, "compare()"), named)
 
 
 def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from sim.base.errors import BadInput, CheckFailed
 from sim.base.files import to_struct
 from sim.base.units import parse_size
+from sim.policy.policy_file import split
 from sim.policy.registry import name_of
 from sim.results.by_layer import expert_table, layer_table
 from sim.results.record import Result
@@ -19,6 +20,7 @@ from sim.results.replicas import request_rows
 from sim.run import execute
 from sim.setup.prepare import prepare
 from sim.setup.spec import RunSpec
+from sim.setup.words import without_caps, words_of
 from sim.workload.slo import slo_of
 
 if TYPE_CHECKING:
@@ -94,6 +96,14 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     kind = None if isinstance(policy, str | os.PathLike) else policy
     name = name_of(kind) if kind is not None else policy
     fields = {key: plain(key, value) for key, value in {"policy": name, "hw": hw, **options}.items()}
+    if kind is None and len(words := split(fields["policy"])) > 1:
+        own, shared = words_of(words[0], words[1:])
+        fields = {
+            **without_caps(fields, shared),
+            **shared,
+            "policy": words[0],
+            "set": {**(fields.get("set") or {}), **own},
+        }
     spec = to_struct(fields, RunSpec, "simulate()")
     setup = prepare(spec, kind)
     try:

@@ -11,6 +11,8 @@ import csv
 import math
 import os
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import product
 from pathlib import Path
 
 from sim.base.errors import BadInput, did_you_mean
@@ -24,6 +26,7 @@ REJECTED = {
 NGRAM = "ngram"
 KEYS = ("k", "acceptance", "accepted", "draft_s", "model", "rejected")
 MOST = 64  # drafted tokens a step
+MOST_SHARES = 1000  # of a range of acceptances
 MOST_COUNTS, MOST_COUNT_BYTES = 1_000_000, 64_000_000  # of a file
 MOST_DRAFT_S = 3600.0
 EXAMPLE = "--draft k=4,acceptance=0.7"
@@ -153,14 +156,37 @@ def _draft_s(text: str | None) -> float | None:
     return seconds
 
 
-def ks_of(text: str) -> list[str]:
-    """A draft once for each k of `k=0/1/2/4,...`: the values of a sweep's axis."""
-    words = text.split(",")
-    for at, word in enumerate(words):
-        key, _, value = word.partition("=")
-        if key.strip() == "k" and "/" in value:
-            return [",".join([*words[:at], f"k={k.strip()}", *words[at + 1 :]]) for k in value.split("/")]
-    return [text]
+def each_of(text: str) -> list[str]:
+    """The values of a sweep's axis: a draft for each k of `k=0/1/2/4` and each acceptance of `acceptance=0.3:0.9:0.2`.
+
+    Raises:
+        BadInput: a range without a step that leads to its end.
+    """
+    ways: list[list[str]] = []
+    for word in text.split(","):
+        key, _, value = (part.strip() for part in word.partition("="))
+        several = [word]
+        if key == "k" and "/" in value:
+            several = [f"k={k.strip()}" for k in value.split("/")]
+        elif key == "acceptance" and ":" in value:
+            several = [f"acceptance={share:g}" for share in _spread(value)]
+        ways.append(several)
+    return [",".join(words) for words in product(*ways)]
+
+
+def _spread(text: str) -> list[float]:
+    """FROM:TO:STEP, both ends included, in steps of decimals."""
+    try:
+        first, last, step = (Decimal(part) for part in text.split(":"))
+        n = int((last - first) / step) + 1
+    except (ValueError, ArithmeticError):
+        n = 0
+    if not 0 < n <= MOST_SHARES:
+        raise BadInput(
+            f"--draft, got acceptance={text}: FROM:TO:STEP of at most {MOST_SHARES} shares; write e.g. "
+            "acceptance=0.3:0.9:0.2"
+        )
+    return [float(first + at * step) for at in range(n)]
 
 
 def read_accepted(path: Path) -> list[list[int]]:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
-from sim.base.files import parse_yaml, to_struct
+from sim.base.files import to_struct
 from sim.base.own_file import is_file
 from sim.policy.policy_file import split
-from sim.profiles.overrides import GROUPS, parse_set
+from sim.profiles.overrides import GROUPS
 from sim.results.run_folder import CONFIG, RESULT
-from sim.setup.spec import CAPS, RunSpec, as_words, read_spec
+from sim.setup.spec import RunSpec, read_spec
+from sim.setup.words import without_caps, words_of
 from sim.studies.diff.told import facts_of
 from sim.studies.sweep.values import option_of
 
@@ -86,7 +87,7 @@ def named(text: str, given: dict[str, Any], like: RunSpec | None = None) -> Name
             return _of_folder(text, path.parent)
         return _of_result(text, path)
     fields, meant = read_spec(path)
-    return Named(text, spec=_spec({**_without_caps(fields, given), **given}, text), meant={} if given else meant)
+    return Named(text, spec=_spec({**without_caps(fields, given), **given}, text), meant={} if given else meant)
 
 
 def _in_path(text: str) -> Path | None:
@@ -144,13 +145,13 @@ def _in_words(text: str, given: dict[str, Any], like: RunSpec | None) -> Named:
     if "=" in first:
         first, words = "", [first, *words]
     fields: dict[str, Any] = {} if like is None else {name: getattr(like, name) for name in like.__struct_fields__}
-    own, shared = _settings(first or fields.get("policy", ""), words)
+    own, shared = words_of(first or fields.get("policy", ""), words)
     before = fields.get("set", {})
     if first and first != fields.get("policy"):  # what is said of one policy is no business of another
         before = {key: value for key, value in before.items() if _shared(key)}
         fields.pop("predictor", None)
     set_ = {**before, **given.get("set", {}), **own}
-    fields = _without_caps(_without_caps(fields, given), shared)
+    fields = without_caps(without_caps(fields, given), shared)
     found = {**fields, **given, **shared, "set": set_, **({"policy": first} if first else {})}
     if "policy" not in found:
         raise BadInput(f"{text}, got no policy: {CALLED}")
@@ -159,42 +160,8 @@ def _in_words(text: str, given: dict[str, Any], like: RunSpec | None) -> Named:
     return Named(text, spec=_spec(found, text))
 
 
-def _settings(policy: str, words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What words set: the policy's parameters and hw.*, model.*, stack.*; and fields of the run. A word that is both
-    is the policy's, as behind `--policy`."""
-    parse_set(words)
-    values = {key.strip(): parse_yaml(value, key) for key, _, value in (word.partition("=") for word in words)}
-    params: set[str] = set()
-    fields = set(RunSpec.__struct_fields__) - {"policy", "set"}
-    if policy and fields & set(values):
-        from sim.policy.registry import find
-
-        params = {param.name for param in find(policy).params}
-    shared = as_words({key: value for key, value in values.items() if key in fields - params})
-    own = {key: value for key, value in values.items() if key not in shared}
-    for key in own:
-        if "." not in key and (meant := f"{key}_bytes") in fields:
-            raise BadInput(f"{key}, got it in a run's words: no field of a run; it is {meant}")
-    for key in [key for key in shared if key.endswith("_bytes") and isinstance(shared[key], str)]:
-        from sim.base.units import parse_size
-
-        shared[key] = parse_size(shared[key], key, key)
-    if shared.get("slo"):
-        from sim.workload.slo import slo_of
-
-        shared["slo"] = slo_of(shared["slo"])
-    return own, shared
-
-
 def _shared(key: str) -> bool:
     return "." in key and key.partition(".")[0] in GROUPS
-
-
-def _without_caps(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """A new cap of the expert part replaces the old one, whichever kind that was."""
-    if not any(given.get(name) is not None for name in CAPS):
-        return fields
-    return {name: value for name, value in fields.items() if name not in CAPS}
 
 
 def _spec(fields: dict[str, Any], where: str) -> RunSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from sim.profiles.hardware import Hardware, load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.overrides import parse_set
 from sim.profiles.power import lacking
+from sim.profiles.precisions import BITS_PER_PARAM
 from sim.results.routing_words import labels_of, routing_words
 from sim.setup.spec import CAPS, RunSpec
 from sim.studies.plan.goal import Reading, worst
@@ -26,8 +28,14 @@ OPEN, REACHES, MISSES, EXCLUDED, SCREENED, DEARER, NOT_RUN = (
     *("open", "reaches", "misses", "excluded_by_bound"),
     *("screened_out", "dearer", "not_run"),
 )
+SOLD_GIB = (
+    *(2, 3, 4, 5, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80),
+    *(94, 96, 120, 128, 141, 144, 180, 192, 256, 288, 384, 512),
+)
+"""Sizes of memory that cards and machines of one memory are sold with."""
 TIER = ("host_memory_bytes", "nvme", "ram_policy")
 """Of a run's configuration, what says how a model that does not fit host memory is served."""
+_PRECISIONS = tuple(BITS_PER_PARAM)
 STATES = {
     REACHES: "replayed on all requests: it reaches every goal",
     MISSES: "replayed on all requests: it misses a goal",
@@ -63,9 +71,16 @@ class Machine(NamedTuple):
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """By which machines are ordered: price (those without come last), then memory, then bandwidth."""
+        """By which machines are ordered: price (those without come last), then nominal memory, then bandwidth."""
         priced = (0.0, self.price) if self.price is not None else (1.0, 0.0)
-        return (*priced, self.n_cards * self.vram_bytes, self.h2d_bytes_per_s, self.gpu_bytes_per_s)
+        return (*priced, self.n_cards * nominal_gib(self.vram_bytes), self.h2d_bytes_per_s, self.gpu_bytes_per_s)
+
+
+def nominal_gib(vram_bytes: float) -> float:
+    """The memory that a card is sold with: what programs see is less by what its driver and error correction take."""
+    seen = round(vram_bytes / 2**30, 2)
+    at = bisect_left(SOLD_GIB, seen)
+    return SOLD_GIB[at] if at < len(SOLD_GIB) else seen
 
 
 def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
@@ -110,13 +125,14 @@ def without_watts(spec: RunSpec) -> str:
 
 
 def budget_of(spec: RunSpec) -> tuple[float, ...]:
-    """By which settings of one machine are ordered: host memory for experts and the drive's bandwidth (that of its own,
-    which is paid for, comes first), the cap, in the unit of the one that there is, and that on the card's memory;
-    infinity where there is none."""
+    """By which settings of one machine are ordered: the finest precision first; host memory for experts and the drive's
+    bandwidth (that of its own, which is paid for, comes first), the cap, in the unit of the one that there is, and that
+    on the card's memory; infinity where there is none."""
     cap = next((float(value) for name in CAPS if (value := getattr(spec, name)) is not None), float("inf"))
     host, vram = (float("inf") if n is None else float(n) for n in (spec.host_memory_bytes, spec.vram_bytes))
     drive = None if spec.nvme is None else DRIVES.get(spec.nvme.split(":")[0])
-    return host, 0.0 if drive is None else drive.bandwidth_bytes_per_s.value, cap, vram
+    by_drive = 0.0 if drive is None else drive.bandwidth_bytes_per_s.value
+    return -BITS_PER_PARAM[spec.precision], float(_PRECISIONS.index(spec.precision)), host, by_drive, cap, vram
 
 
 @dataclass
@@ -185,6 +201,7 @@ class Candidate:
             **({"replicas": self.machine.n_replicas} if self.machine.n_replicas > 1 else {}),
             "host_cpu": self.machine.cpu,
             "price": self.machine.price,
+            "precision": self.spec.precision,
             **{name: getattr(self.spec, name) for name in ("vram_bytes", *CAPS)},
             **{name: value for name in TIER if (value := getattr(self.spec, name)) is not None},
             "state": self.state,

@@ -169,7 +169,7 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
     for name in (*CAPS, "vram_bytes"):
         if name in asked.block.axes:
             raise BadInput(f"--least-memory, got {option_of(name)}: it looks for the cap itself; leave one of them out")
-    for name in ("host_memory_bytes", "nvme"):
+    for name in ("host_memory_bytes", "nvme", "precision"):
         if (n := len(asked.block.axes.get(name, []))) > 1:
             raise BadInput(f"--least-memory, got {n} values of {option_of(name)}: it is asked of one; give one of them")
     if any(value != 1 for value in asked.block.axes.get("gpus", [])):

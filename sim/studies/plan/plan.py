@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 10_000
 MOST_REPLICAS = 8
-SEVERAL = ("hw", "gpus", "replicas", "host_memory_bytes", "nvme", "vram_bytes", *CAPS)
+SEVERAL = ("hw", "precision", "gpus", "replicas", "host_memory_bytes", "nvme", "vram_bytes", *CAPS)
 """Axes of which a plan takes several values: what is bought, and how much of it is used."""
 NO_SYSTEM = frozenset({"bound", "oracle"})
 
@@ -213,8 +213,8 @@ def candidates_of(asked: Asked, prices: Prices | None, progress: Progress) -> li
     for name, values in block.axes.items():
         if name not in SEVERAL and len(values) > 1:
             raise BadInput(
-                f"{option_of(name)}, got {len(values)} values: a plan varies machines, policies, drives and budgets; "
-                "give one, or take moesim sweep"
+                f"{option_of(name)}, got {len(values)} values: a plan varies machines, precisions, policies, drives "
+                "and budgets; give one, or take moesim sweep"
             )
     for name, values in block.set.items():
         if len(values) > 1:

@@ -9,7 +9,17 @@ from sim.base.units import show_bytes, show_count, show_number, show_ram, show_r
 from sim.results.figure import show_figure, unit_of
 from sim.results.text import BOUND_IS_OF
 from sim.setup.spec import CAPS
-from sim.studies.plan.candidate import DEARER, EXCLUDED, MISSES, NOT_RUN, REACHES, Candidate, Machine, routing_of
+from sim.studies.plan.candidate import (
+    DEARER,
+    EXCLUDED,
+    MISSES,
+    NOT_RUN,
+    REACHES,
+    Candidate,
+    Machine,
+    budget_of,
+    routing_of,
+)
 from sim.studies.plan.goal import Goal, Reading
 from sim.studies.plan.remedy import BOUND, Remedy
 
@@ -18,7 +28,7 @@ if TYPE_CHECKING:
     from sim.studies.plan.plan import Planned
 
 MOST_REASONS = 5
-WORDS = ("CPU", "verdict", "policy", "budget", "bound by")
+WORDS = ("CPU", "verdict", "policy", "precision", "budget", "bound by")
 VERDICTS = {
     REACHES: "reaches",
     EXCLUDED: "ruled out by the bound",
@@ -71,8 +81,10 @@ def _no_answer(planned: Planned) -> str:
     goals, tried = goals_text(planned.asked.goals), [one for one in planned.candidates if one.ready]
     of = "no machine reaches" if len({one.machine for one in tried}) > 1 else f"{tried[0].machine.name} does not reach"
     near = closest(tried)
+    several = len({one.spec.precision for one in tried}) > 1
     if near is None:
         return f"{of} {goals}"
+    in_ = f" in {near.spec.precision}" if several else ""
     if near.state == MISSES and near.reason:
         return f"{of} {goals}: requests come faster than they are served, nearest {near.label} on {near.machine.name}"
     if not planned.replays.n_runs:
@@ -81,12 +93,12 @@ def _no_answer(planned: Planned) -> str:
             for one in near.bounds
             if not one.met
         )
-        where = f"{near.machine.name}{_budget(near.spec)}"
+        where = f"{near.machine.name}{in_}{_budget(near.spec)}"
         return f"{of} {goals}: ruled out by lower bounds alone, without a replay; nearest: {where}, {told}"
     known = near.found or near.few
     told = ", ".join(reading_text(one) for one in known)
     few = "" if near.found else " (from few requests)"
-    return f"{of} {goals}; nearest: {near.label} on {near.machine.name}{_budget(near.spec)}: {told}{few}"
+    return f"{of} {goals}; nearest: {near.label} on {near.machine.name}{in_}{_budget(near.spec)}: {told}{few}"
 
 
 def closest(some: Sequence[Candidate]) -> Candidate | None:
@@ -143,11 +155,16 @@ def _cap_text(spec: RunSpec) -> str:
 
 def order_line(planned: Planned) -> str:
     """By what machines are ordered."""
+    several = len({one.spec.precision for one in planned.candidates}) > 1
+    finest = "; on each the finest precision first, whose quality is not looked at" if several else ""
     if planned.prices is None:
-        return "no prices (--prices FILE): machines are ordered by VRAM, then link, then GPU memory bandwidth"
+        return (
+            "no prices (--prices FILE): machines are ordered by nominal VRAM, then link, then GPU memory bandwidth"
+            + finest
+        )
     without = sorted({one.machine.name for one in planned.candidates if one.machine.price is None})
     text = f"prices from {planned.prices.path}"
-    return f"{text}; none for {', '.join(without)}: they come last" if without else text
+    return f"{text}; none for {', '.join(without)}: they come last{finest}" if without else text + finest
 
 
 def counts_line(planned: Planned) -> str:
@@ -185,6 +202,8 @@ def machines_table(planned: Planned) -> str:
     priced = planned.prices is not None
     titles = ["machine", *(["price"] if priced else []), "VRAM", "link", "CPU", "verdict", "policy"]
     budgets = any(budget_text(one.spec) for one in planned.candidates)
+    precisions = len({one.spec.precision for one in planned.candidates}) > 1
+    titles += ["precision"] if precisions else []
     titles += ["budget"] if budgets else []
     for goal in goals:
         titles += [goal.key, "band", "bound"]
@@ -199,6 +218,7 @@ def machines_table(planned: Planned) -> str:
         link = show_rate(machine.h2d_bytes_per_s) if machine.h2d_bytes_per_s else "-"  # one memory has none
         cells += [show_bytes(machine.n_cards * machine.vram_bytes), link, machine.cpu]
         cells += [verdict(one), one.label if one.found or one.few else "-"]
+        cells += [one.spec.precision] if precisions else []
         cells += [budget_text(one.spec) or "all"] if budgets else []
         for goal in goals:
             cells += _figures(one, goal, _least(own, goal))
@@ -262,8 +282,8 @@ def spokesman(own: Sequence[Candidate]) -> Candidate:
     reaching = [one for one in own if one.state == REACHES]
     if reaching:
         first = reaching[0].spec
-        same = [one for one in reaching if budget_text(one.spec) == budget_text(first)]
-        return max(same, key=lambda one: one.margin_frac)
+        same = [one for one in reaching if budget_of(one.spec) == budget_of(first)]
+        return min(same, key=lambda one: (-one.margin_frac, one.label))
     return closest(own) or next((one for one in own if one.ready), own[0])
 
 

@@ -201,7 +201,9 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
     if not ready:
         raise BadInput(candidates[0].reason)
     if len({(one.machine, budget_of(one.spec)) for one in ready}) > 1:
-        raise BadInput("plan without --goal: it compares ways on one machine and budget; give one of each, or a goal")
+        raise BadInput(
+            "plan without --goal: it compares ways on one machine, precision and budget; give one of each, or a goal"
+        )
     for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         note(text)
     n_requests, trace, loaded = facts_of(ready[0])

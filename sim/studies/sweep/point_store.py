@@ -12,6 +12,7 @@ from sim import __version__
 from sim.base.errors import BadInput
 from sim.base.files import hidden_file, is_hidden, must_be_writable, sweep_out
 from sim.base.json import to_json
+from sim.studies.answer_file import ANSWER
 from sim.studies.sweep.work import SCHEMA
 
 MANIFEST, TABLE, PLAN = "sweep.json", "sweep.parquet", "plan.json"
@@ -22,7 +23,8 @@ LAYERED, LIMITS, REMEDIES = (
     "remedies",
 )  # of plans: points with their layers, and what else takes long
 FILES = frozenset({MANIFEST, TABLE, "hits.parquet", POINTS, BOUNDS})
-PLAN_FILES = frozenset({PLAN, POINTS, LAYERED, LIMITS, REMEDIES})
+PLAN_FOLDERS = (POINTS, LAYERED, LIMITS, REMEDIES)
+PLAN_FILES = frozenset({PLAN, ANSWER, *PLAN_FOLDERS})
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 _VERSION_CHARACTERS = 40
 _SEAL = ', "sha256": "'
@@ -82,9 +84,9 @@ class Records:
                 raise BadInput(
                     f"{said}: it holds runs of a plan; add --resume to go on with them, or name a new folder"
                 )
-        elif any(any((self.folder / kind).iterdir()) for kind in present):
+        elif any(any((self.folder / kind).iterdir()) for kind in present if kind in PLAN_FOLDERS):
             raise BadInput(f"{said}: it holds records and no {PLAN} to say of what; name a new folder")
-        for kind in PLAN_FILES - {PLAN}:
+        for kind in PLAN_FOLDERS:
             (self.folder / kind).mkdir(parents=True, exist_ok=True)
         sweep_out(self.folder)
         if PLAN not in present:

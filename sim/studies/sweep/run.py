@@ -12,8 +12,10 @@ import msgspec
 
 from sim.base.errors import BadInput
 from sim.bounds.time_bound import LowerBound
+from sim.profiles.overrides import GROUPS
 from sim.results.record import Result
 from sim.results.sampling import Sample, samples
+from sim.setup.prepare import check_words
 from sim.studies.pool import Awaited, answers, n_cores
 from sim.studies.sweep.point_store import BOUNDS, POINTS
 from sim.studies.sweep.values import AXES
@@ -30,6 +32,7 @@ from sim.studies.sweep.work import (
 )
 
 if TYPE_CHECKING:
+    from sim.setup.spec import RunSpec
     from sim.studies.pool import Call
     from sim.studies.sweep.grid import Point
     from sim.studies.sweep.point_store import Records
@@ -86,7 +89,8 @@ def resolved(points: Sequence[Point], workers: int, progress: Progress, pool: An
 
 def _refuse_mistakes(points: Sequence[Point], rows: Sequence[Resolved]) -> None:
     """Raises BadInput where every point with some value is refused, which tells a mistake from a combination that
-    cannot be; what does not fit is no mistake. Policies that `all` stands for were not named by anybody."""
+    cannot be; what does not fit is no mistake. A policy and its parameters are one only where they are wrong wherever
+    it would run. Policies that `all` stands for were not named by anybody."""
     by_value: dict[tuple[str, Any], list[Resolved]] = defaultdict(list)
     for point, row in zip(points, rows, strict=True):
         if point.named:
@@ -94,9 +98,24 @@ def _refuse_mistakes(points: Sequence[Point], rows: Sequence[Resolved]) -> None:
                 by_value[value].append(row)
     for (name, value), found in by_value.items():
         if all(row.status == REFUSED for row in found):
+            if _of_policy(name) and not any(_mistaken(row.spec) for row in found):
+                continue
             alone = any(row.status != REFUSED for row in rows)
             where = f" (so for every point with {name} {value})" if alone else ""
             raise BadInput(f"{found[0].reason}{where}")
+
+
+def _of_policy(name: str) -> bool:
+    """Whether it is a policy or a parameter of one."""
+    return name == "policy" or (name not in AXES and name.partition(".")[0] not in GROUPS)
+
+
+def _mistaken(spec: RunSpec) -> bool:
+    try:
+        check_words(spec)
+    except BadInput:
+        return True
+    return False
 
 
 def _values(point: Point) -> list[tuple[str, Any]]:

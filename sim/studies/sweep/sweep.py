@@ -98,9 +98,11 @@ class Swept:
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
+        from sim.studies.sweep.break_even import facts
         from sim.studies.sweep.text import answer
 
         found = self.summary
+        drafts = facts(self.rows)
         return {
             "schema": 1,
             "answer": answer(self.rows, found),
@@ -110,6 +112,7 @@ class Swept:
             "ran": self.n_ran,
             "work": self.work._asdict(),
             "varied": found.varied,
+            **({"break_even": drafts} if drafts else {}),
             "group_by": found.by,
             "groups": [self._group(group) for group in found.groups],
             "pareto": [[row.asked.id for row in front] for front in found.fronts],

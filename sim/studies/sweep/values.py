@@ -11,7 +11,7 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.base.files import parse_yaml
 from sim.base.units import parse_size
-from sim.workload.draft_options import ks_of
+from sim.workload.draft_options import each_of
 
 Scalar = bool | int | float | str | None
 
@@ -59,7 +59,7 @@ def of_text(text: str, name: str, what: str) -> list[Scalar]:
         BadInput: naming `what`, an empty value, or a range without an end.
     """
     if name == "draft":
-        return list(ks_of(text))
+        return list(each_of(text))
     found: list[Scalar] = []
     for part in text.split(","):
         if not part.strip():
@@ -146,7 +146,7 @@ def of_data(data: Any, name: str, what: str) -> list[Scalar]:
     if isinstance(data, str) and name not in TEXTS:
         return of_text(data, name, what)
     if isinstance(data, str) and name in TEXTS:
-        return list(ks_of(data)) if name == "draft" else [data]
+        return list(each_of(data)) if name == "draft" else [data]
     if name in TEXTS and data is not None:
         raise BadInput(f"{what}, got {data!r}: a name; quote it")
     if name in INTS and data is not None and (isinstance(data, bool) or not isinstance(data, int)):
