@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.base.errors import BadInput
-from sim.base.files import replacing
+from sim.base.files import is_hidden, replacing
 from sim.base.json import to_json
 
 ANSWER = "answer.json"
@@ -24,7 +24,7 @@ def begin(folder: Path) -> None:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise BadInput(f"{said}: {error.strerror}; name a folder that can be written") from None
-    held = [name for name in names if not name.startswith(f".{ANSWER}.")]  # a killed writer may have left those
+    held = [name for name in names if not is_hidden(name)]
     if held:
         raise BadInput(f"{said}: it holds {held[0]}; name a new folder")
 

@@ -63,13 +63,15 @@ class DrawnTrace(Trace):
         return type(self), (self.path, self.drawn, self._text, self._seed)
 
     def scores(self, a: int, b: int) -> Floats:
-        return self._taken("scores", a, b, super().scores, self._own_scores)
+        found: Floats = self._taken("scores", a, b, super().scores, self._own_scores)
+        return found
 
     def weights(self, a: int, b: int) -> Floats:
-        return self._taken("weights", a, b, super().weights, self._own_weights)
+        found: Floats = self._taken("weights", a, b, super().weights, self._own_weights)
+        return found
 
     def embeddings(self, a: int, b: int) -> NDArray[np.float32]:
-        found = self._taken("embeddings", a, b, super().embeddings, self._meanings)
+        found: NDArray[np.float32] = self._taken("embeddings", a, b, super().embeddings, self._meanings)
         return found.astype(np.float32, copy=False)
 
     def next_scores(self, distance: int, a: int, b: int) -> Floats:
@@ -130,7 +132,8 @@ class DrawnTrace(Trace):
         gate = self.header.gate
         if self.header.weights_kind == "raw" or not (gate.renormalised or gate.score == "sparsemixer"):
             return self.raw_weights(a, b)
-        return self._shares(weights) * self._shape[: self.top_k].sum()
+        scores: Floats = self._shares(weights) * self._shape[: self.top_k].sum()
+        return scores
 
     def _own_weights(self, a: int, b: int) -> Floats:
         """Weights [n, L, K] as the model's gate makes them of the scores."""
