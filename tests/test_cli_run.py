@@ -14,8 +14,10 @@ import pytest
 import yaml
 from cli_help import Said, mixtral_shaped, moesim, simulated
 
+from sim.base.errors import BadInput
 from sim.base.json import to_json
 from sim.base.units import show_flops
+from sim.run import prepare
 from sim.setup.spec import RunSpec, dump_spec, read_spec
 
 
@@ -402,6 +404,10 @@ class TestWordsBehindThePolicy:
         said = run(policy=words)
         assert (said.code, said.out) == (2, "")
         assert said.err.startswith("error: ")
+
+    def test_a_field_of_a_run_takes_a_name_alone(self, trace: Path) -> None:
+        with pytest.raises(BadInput, match=r"write 'lru', and --set scope=layer \(from Python set="):
+            prepare(RunSpec(policy="lru scope=layer", hw="rtx3090", trace=str(trace)))
 
     def test_python_takes_them_too(self, trace: Path) -> None:
         import moesim as face
