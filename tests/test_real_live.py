@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -136,6 +137,9 @@ def test_the_command_line_tells(capsys, tmp_path):
     try:
         with pytest.raises(BadInput, match="policy belady: it reads the future of a trace, a live model has none"):
             speak(spec("belady"), lanes, weights, 2, free=True)
+        drawn = msgspec.structs.replace(spec("moepic"), predictor="surrogate:0.9")
+        with pytest.raises(BadInput, match=r"--predictor, got surrogate:0\.9: a live model's own gates predict"):
+            speak(drawn, lanes, weights, 2, free=True)
     finally:
         lanes.close()
 

@@ -147,7 +147,8 @@ SPEC_OPTIONS = (
     click.option(
         "--predictor",
         metavar="P",
-        help="What a policy predicts with: trained (default), a file, or surrogate:0.85 (labelled).",
+        help="What a policy predicts with: trained (default), a file, or surrogate:0.85, right so often (labelled), "
+        "which also draws what a log of expert ids lacks.",
     ),
     click.option(
         "--engine",

@@ -66,6 +66,8 @@ def speak(
             )
         if spec.batch != 1:
             raise BadInput(f"--batch, got {spec.batch}: a live model runs one request at a time")
+        if setup.drawn is not None:
+            raise BadInput(f"--predictor, got {setup.stand_in}: a live model's own gates predict; leave it out")
         setup.trace.require("token_ids", "a live model")
         setup.requests = [r._replace(outputs=min(r.outputs, n_outputs)) for r in setup.requests]
         live = LiveTrace(setup.trace)
