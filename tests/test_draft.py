@@ -437,7 +437,7 @@ def test_a_range_of_acceptances_is_an_axis() -> None:
     assert of_text("k=0/4,acceptance=0.3:0.5:0.1,draft_s=0.002", "draft", "--draft") == [
         f"k={k},acceptance={share},draft_s=0.002" for k in (0, 4) for share in (0.3, 0.4, 0.5)
     ]
-    for wrong in ("0.9:0.3:0.1", "0:1", "0:1:0", "a:b:c", "0:1:0.00001"):
+    for wrong in ("0.9:0.3:0.1", "0:1", "0:1:0", "a:b:c", "0:1:0.00001", "0:1e999999999:1", "nan:1:1", "0:inf:1"):
         with pytest.raises(BadInput, match="acceptance="):
             of_text(f"k=4,acceptance={wrong}", "draft", "--draft")
 

@@ -208,7 +208,8 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
 
         typed["slo"] = parse_slo(typed["slo"])
     own: dict[str, Any] = {}
-    if len(words := split(typed.get("policy", ""))) > 1:
+    said = typed.get("policy")
+    if isinstance(said, str) and len(words := split(said)) > 1:
         own, shared = words_of(words[0], words[1:])
         typed = {**without_caps(typed, shared), "policy": words[0], **shared}
     fields = without_caps(fields, typed)

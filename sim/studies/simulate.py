@@ -96,7 +96,7 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     kind = None if isinstance(policy, str | os.PathLike) else policy
     name = name_of(kind) if kind is not None else policy
     fields = {key: plain(key, value) for key, value in {"policy": name, "hw": hw, **options}.items()}
-    if kind is None and len(words := split(fields["policy"])) > 1:
+    if isinstance(fields["policy"], str) and kind is None and len(words := split(fields["policy"])) > 1:
         own, shared = words_of(words[0], words[1:])
         fields = {
             **without_caps(fields, shared),

@@ -178,7 +178,8 @@ def _spread(text: str) -> list[float]:
     """FROM:TO:STEP, both ends included, in steps of decimals."""
     try:
         first, last, step = (Decimal(part) for part in text.split(":"))
-        n = int((last - first) / step) + 1
+        steps = (last - first) / step
+        n = int(steps) + 1 if 0 <= steps < MOST_SHARES else 0  # the number of a huge one would take minutes to write
     except (ValueError, ArithmeticError):
         n = 0
     if not 0 < n <= MOST_SHARES:

@@ -63,8 +63,8 @@ def outcomes(text: str, top_k: int) -> list[float]:
         shares = []
     if head != SURROGATE or len(shares) not in (1, 2) or not all(0 <= share <= 1 for share in shares):
         raise BadInput(
-            f"predictor, got {text!r}: shares lie in [0, 1]; write surrogate:0.85, how many chosen experts it names, "
-            "or surrogate:0.6685/0.9545, the shares of predictions with all and with at least one"
+            f"predictor, got {text!r}: shares lie in [0, 1]; write surrogate:0.85, the share of chosen experts that it "
+            "names, or surrogate:0.6685/0.9545, the shares of predictions with all and with at least one"
         )
     if len(shares) == 1:
         p = shares[0]
