@@ -17,6 +17,7 @@ from tiny_traces import ALL
 
 import moesim as face
 from sim.cli.verbs import VERBS
+from sim.results.by_layer import WAITS_S
 from sim.results.tables import SCHEMAS
 from sim.setup.naming import OPTIONS
 from sim.setup.spec import RunSpec
@@ -80,7 +81,7 @@ def test_parts_sum_to_each_mean_and_to_the_difference(trace: Path, a: str, b: st
 
 @pytest.mark.parametrize("b", ["fiddler", "promoe"])
 def test_parts_are_those_of_the_phases_where_requests_run_one_by_one(trace: Path, b: str) -> None:
-    """A second way to the same figures: the composition of decode that the result itself holds."""
+    """A second way to the same figures: what GPU 0 waited for in decode, layer by layer, and the time of decode."""
     found = face.diff(f"lru hw=rtx3090 trace={trace}", b)
     for side in (found.a, found.b):
         told, requests = side.told, side.requests
@@ -93,10 +94,10 @@ def test_parts_are_those_of_the_phases_where_requests_run_one_by_one(trace: Path
         for part in ("demand", "prefetch"):
             waited_s = math.fsum(row[f"wait_{part}_s"] for row in decoded)
             assert math.isclose(spent_s[part], waited_s, rel_tol=1e-9, abs_tol=1e-9)
-        spent_s["copy"] = spent_s["demand"] + spent_s["prefetch"]
-        for part, share in told.bound_by.decode.by_part().items():
-            time_s = (share or 0.0) * told.phases.decode.time_s
-            assert math.isclose(spent_s[part], time_s, rel_tol=1e-9, abs_tol=1e-9)
+        for part in ("host", "cpu", "predictor"):
+            waited_s = math.fsum(row[f"wait_{part}_s"] for row in decoded)
+            assert math.isclose(spent_s[part], waited_s, rel_tol=1e-9, abs_tol=1e-9)
+        assert math.isclose(math.fsum(spent_s.values()), told.phases.decode.time_s, rel_tol=1e-9)
     assert found.tpot.parts[2].part == "prefetch"
     assert (found.tpot.parts[2].b_s > 0) == (b == "promoe")
 
@@ -106,11 +107,11 @@ def test_waits_of_layers_and_reasons_of_misses_are_those_of_the_results(trace: P
     found = face.diff(f"lru hw=rtx3090 trace={trace}", b)
     for which, side in (("a", found.a), ("b", found.b)):
         told = side.told
-        shares, time_s = told.bound_by.decode, told.phases.decode.time_s
+        decoded = [row for row in told.by_layer if row["phase"] == "decode"]
         waited = math.fsum(getattr(one, f"{which}_s") for one in found.layer_waits) * told.phases.decode.iterations
-        waits = math.fsum(share or 0.0 for part, share in shares.by_part().items() if part != "gpu")
+        waits_s = math.fsum(row[name] for row in decoded for name in WAITS_S)
         assert len(found.layer_waits) == 32
-        assert math.isclose(waited, waits * time_s, rel_tol=1e-9)  # one GPU waits for no other
+        assert math.isclose(waited, waits_s, rel_tol=1e-9)
         assert math.isclose(
             math.fsum(getattr(one, which) for one in found.misses), told.miss_rate or 0.0, abs_tol=1e-12
         )

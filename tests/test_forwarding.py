@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sim.base.flat import floats
 from sim.engine.recorder import Recorder
 from sim.machine.forwarding import ForwardingMachine
 from sim.machine.protocol import Machine
@@ -18,7 +19,7 @@ from sim.policy.tickets import Ticket
 PROTOCOL = Path(__file__).resolve().parent.parent / "sim" / "machine" / "protocol.py"
 STATED = [node for node in ast.walk(ast.parse(PROTOCOL.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)]
 VERBS = {node.name: node for node in STATED if not node.name.startswith("_")}  # as written: compiled, less is known
-UNSAID = {"now", "gate", "shared", "ends_after_s", "route", "parts_s", "drain"}
+UNSAID = {"now", "gate", "shared", "ends_after_s", "route", "parts_s", "path_s", "drain"}
 """What says nothing of decisions, or only comes with what does: a recorder has no part in it."""
 
 
@@ -33,7 +34,14 @@ def handed_over() -> dict[str, Any]:
 
 def answer_of(verb: str) -> Any:
     answer = ast.unparse(VERBS[verb].returns or ast.Constant(None))
-    made = {"None": None, "float": 2.5, "bool": True, "list[Piece]": [], "list[float]": [1.0]}
+    made: dict[str, Any] = {
+        "None": None,
+        "float": 2.5,
+        "bool": True,
+        "list[Piece]": [],
+        "list[float]": [1.0],
+        "MutableSequence[float]": floats(1, 1.0),
+    }
     return made[answer] if answer in made else Ticket(4.0, 1)
 
 
@@ -66,6 +74,8 @@ def test_it_is_handed_on_with_all_that_was_handed_over(verb: str) -> None:
     before = ForwardingMachine(behind)
     answer, meant = getattr(before, verb)(*given), answer_of(verb)
     assert behind.noted == [(verb, given)]
+    if verb == "path_s":  # flat
+        answer, meant = list(answer), list(meant)
     assert (answer.end_s, answer.cause) == (4.0, 1) if isinstance(meant, Ticket) else answer == meant
     if verb in ("expert", "copy", "demand"):
         assert (before.ends_s, before.cause) == (7.0, 2)  # where they answer None, that is the answer

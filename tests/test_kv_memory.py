@@ -152,7 +152,8 @@ def test_times_by_hand(tmp_path: Path, engine: str) -> None:
     # One page until 4, two until 8, three until 12; two until 24; then three, and two from 32 on.
     assert kv.mean_pages == (4 * 1 + 4 * 2 + 4 * 3 + 12 * 2 + 8 * 3 + 4 * 2) / 36
     assert (swapped.result.d2h_bytes, swapped.result.h2d_bytes) == (64, 64)
-    assert swapped.result.bound_by.decode.copy == (4 + 4) / (36 - 12)
+    decode = swapped.result.bound_by.decode
+    assert (decode.copy, decode.back) == (4 / (36 - 12), 4 / (36 - 12))
     busy = {name: share and share * 36 for name, share in swapped.result.lane_utilisation.items()}
     assert (busy["d2h"], busy["h2d"]) == (4, 4)
     assert [t.n_preemptions for t in swapped.clockwork.requests] == [0, 1, 1]

@@ -22,6 +22,7 @@ from tiny_traces import from_rows
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput
 from sim.base.files import to_struct
+from sim.base.lanes import H2D
 from sim.conformance.scheduling import Foretold
 from sim.engine.run_loop import RequestTimes, Spent
 from sim.results.attainment import interval, parts
@@ -357,8 +358,8 @@ def test_what_a_request_waited_for_sums_to_its_time() -> None:
         assert min(found) >= -1e-9
         assert times.queue_s + times.service_s == pytest.approx(times.ttft_s)
     copies_s = sum(parts(0.0, t.service_s, t.until_begun, t.until_first).copies for t in served)
-    prefill = outcome.result.bound_by.prefill.copy * outcome.result.phases.prefill.time_s
-    assert copies_s == pytest.approx(prefill)  # prompts run one at a time, so each waits for its own copies
+    waited_s = outcome.clockwork.phases["prefill"].parts_s[H2D]
+    assert copies_s == pytest.approx(waited_s)  # prompts run one at a time, so each waits for its own copies
 
 
 def test_slos_as_they_are_written(tmp_path: Path) -> None:

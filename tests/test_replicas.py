@@ -27,6 +27,7 @@ from tiny_traces import from_rows
 import moesim
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput, IllegalDecision, MoesimError
+from sim.base.lanes import H2D
 from sim.cli.run import command
 from sim.engine.run_loop import Clockwork, Loop, RequestTimes
 from sim.real.requirements import check
@@ -399,9 +400,7 @@ def test_sums_over_replicas() -> None:
     assert result.hit_rate == sum(one["hit_n"] for one in decode) / sum(one["asked_n"] for one in decode)
     assert min(row.hit_rate for row in rows) <= result.hit_rate <= max(row.hit_rate for row in rows)
     waited_s = sum(layer[f"wait_{why}_s"] for layer in result.by_layer for why in ("demand", "prefetch"))
-    copies_s = sum(
-        result.bound_by.of(phase).copy * getattr(result.phases, phase).time_s for phase in ("prefill", "decode")
-    )
+    copies_s = sum(outcome.clockwork.phases[phase].parts_s[H2D] for phase in ("prefill", "decode"))
     assert waited_s == pytest.approx(copies_s)
     assert result.simulated_s == max(t.last_token_s for t in outcome.clockwork.requests)
     assert 0 < result.lane_utilisation["h2d"] <= 1

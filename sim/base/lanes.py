@@ -47,3 +47,20 @@ ON_DEVICE = tuple(lane.name for lane in LANES if lane.on_device)
 
 # Causes: what a waiting compute stream waits for. Indices into the parts of its time line.
 GPU, H2D, HOST, CPU, SIDE, NVME, IDLE = range(7)
+
+# Resources: what the critical path of a run is charged to. Causes, and the links that no stream waits for directly.
+BACK, PEER = 7, 8
+RESOURCES = ("gpu", "h2d", "host", "cpu", "predictor", "nvme", "idle", "d2h", "p2p")
+
+# Lanes by number, each with its resource: those of GPU 0 and of the machine, then stream and link of each further GPU.
+# `WIRE` is the way to another GPU on which nothing queues.
+PEER_OUT, PEER_IN, WIRE, N_SHARED = 8, 9, 10, 11
+ATTENDED = (GPU, H2D, HOST, CPU, SIDE, NVME, IDLE, BACK, PEER, PEER, GPU)
+
+# What shares of `bound_by` are called -> the resource's index, and the lane in words.
+CHARGED = {share: (cause, lane) for cause, (share, lane) in enumerate(WAITED_FOR.items())}
+CHARGED["back"] = BACK, Lane("d2h", "the link back", "d2h", "copy", "back", "link back", "waiting for copies back")
+CHARGED["peer"] = (
+    PEER,
+    Lane("p2p", "the link between GPUs", "p2p", "copy", "peer", "peer link", "waiting for transfers between GPUs"),
+)

@@ -8,6 +8,7 @@ from sim.engine.residency cimport Residency
 from sim.engine.rooms cimport Rooms
 from sim.engine.victims cimport Victims
 from sim.machine.protocol cimport Machine
+from sim.machine.runs cimport lane_of
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket, ends_at
 from sim.policy.wishes cimport Wishes

@@ -28,6 +28,7 @@ from sim.engine.rooms import Rooms
 from sim.engine.victims import Victims
 from sim.machine.lanes import H2D
 from sim.machine.protocol import DEMAND, NO_TICKETS, SPECULATIVE, Machine
+from sim.machine.runs import lane_of
 from sim.policy.api import overrides
 from sim.policy.mistakes import located
 from sim.policy.pieces import Piece
@@ -161,11 +162,8 @@ class Copies:
         self.residency.gone(piece, self.by_expert.pass_n)
         busy: Ticket | None = self.residency.busy[index]
         busy_s = self.residency.rows[index].busy_s if busy is None else busy.end_s
-        if busy_s >= 0.0 and not self.residency.read_back:
-            if busy_s <= now_s:  # nothing reads it: nearly always so
-                self.rooms.clean_bytes[piece.gpu] += piece.n_bytes
-            else:
-                self.rooms.give(piece.gpu, piece.n_bytes, busy_s, NO_TICKETS, now_s)
+        if 0.0 <= busy_s <= now_s and not self.residency.read_back:  # nothing reads it: nearly always so
+            self.rooms.clean_bytes[piece.gpu] += piece.n_bytes
         else:
             self._give_after(piece, now_s)
         if self.tells_evicted:
@@ -183,11 +181,14 @@ class Copies:
         """Give a room back of which only tickets say until when it is read or written."""
         residency, index = self.residency, piece.index
         busy: Ticket | None = residency.busy[index]
+        busy_s = residency.rows[index].busy_s if busy is None else 0.0
+        if busy is None and busy_s == residency.rows[index].arrived_s and busy_s > now_s:
+            busy = residency.copied_at(index)  # nothing has read it yet
+            busy_s = 0.0
         readers = NO_TICKETS if busy is None else (busy,)
         copied: Ticket | None = residency.read_back.pop(index, None)
         if copied is not None:
             readers = (*readers, copied)
-        busy_s = residency.rows[index].busy_s if busy is None else 0.0
         self.rooms.give(piece.gpu, piece.n_bytes, busy_s, readers, now_s)
 
     def _tell_of(self, piece: Piece, why: str) -> None:
@@ -207,6 +208,9 @@ class Copies:
             raise IllegalDecision(f"WriteBack of {piece}: {rule}; leave it out")
         busy: Ticket | None = residency.busy[index]
         busy_s = residency.rows[index].busy_s if busy is None else 0.0
+        if busy is None and busy_s == residency.rows[index].arrived_s and busy_s > self.machine.now():
+            busy = residency.copied_at(index)
+            busy_s = 0.0
         ticket = self.machine.copy_back(piece, busy_s, after if busy is None else (busy, *after))
         residency.read_back[index] = ticket
         self.quiet_s = 0.0  # one link more to look at
@@ -378,7 +382,7 @@ class Copies:
         ready_s, room_waits = rooms.ready_s, rooms.waits
         ticket = machine.copy(piece, _SPECULATIVE, ready_s, room_waits + after)
         if ticket is None:
-            ticket = ends_at(machine.ends_s, _H2D)
+            ticket = ends_at(machine.ends_s, _H2D, lane_of(_H2D, piece.gpu))
         self.residency.add(piece, ticket, 0.0, _PREFETCHED)
         if ready_s > 0.0 or room_waits:
             self.residency.room_after[piece.index] = (ready_s, room_waits)

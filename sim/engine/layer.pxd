@@ -9,7 +9,7 @@ from sim.machine.protocol cimport Machine
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket, ends_at
 
-cdef int _HIT, _MISS
+cdef int _GPU, _HIT, _MISS
 
 @cython.final
 cdef class Layer:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import IllegalDecision
 from sim.base.flat import ints
+from sim.base.lanes import GPU as LANE
 from sim.engine.by_expert import GPU, INSTEAD, PART, RAN_AHEAD, RAN_ON_CPU
 from sim.engine.copies import Copies, Log
 from sim.engine.counts import HIT, LATE, MISS, ON_CPU, PARTIAL, HitCounts, Tally
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from sim.workload.gate import Gate
 
 WHOLE: tuple[Piece, ...] = ()
-_HIT, _MISS = HIT, MISS  # machine integers where this is compiled
+_GPU, _HIT, _MISS = LANE, HIT, MISS  # machine integers where this is compiled
 
 
 class Layer:
@@ -217,7 +218,7 @@ class Layer:
 
     def _settled(self, ticket: Ticket | None) -> Ticket:
         """A ticket also for work that the machine has settled at once."""
-        return ends_at(self.machine.ends_s, self.machine.cause) if ticket is None else ticket
+        return ends_at(self.machine.ends_s, self.machine.cause, _GPU) if ticket is None else ticket
 
     def run_part(self, piece: Piece, after: tuple[Ticket, ...] = (), slices: Sequence[Piece] = ()) -> Ticket:
         """Compute a piece of a pending expert, as it is or in slices; the last of them completes the expert."""

@@ -229,5 +229,5 @@ class Player:
                 machine.begin(iteration)
             else:
                 machine.end()
-                clockwork.end(iteration, start_s, machine.now(), machine.parts_s())
+                clockwork.end(iteration, start_s, machine.now(), machine.parts_s(), machine.path_s())
         machine.drain()

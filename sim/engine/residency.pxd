@@ -1,4 +1,5 @@
 cimport cython
+from sim.machine.runs cimport lane_of
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece, Pieces
 from sim.policy.tickets cimport Ticket, ends_at
@@ -36,6 +37,8 @@ cdef class Residency:
     cpdef list resident_pieces(self)
     @cython.locals(ticket=Ticket)
     cpdef Ticket arrival_of(self, int index)
+    @cython.locals(piece=Piece)
+    cpdef Ticket copied_at(self, int index)
     @cython.locals(ticket=Ticket)
     cpdef Ticket told_of(self, int index)
     @cython.locals(part=Piece, mine=list, found=list)

@@ -11,6 +11,7 @@ from typing import Any
 from sim.base.errors import IllegalDecision
 from sim.base.flat import ints, records
 from sim.base.lanes import H2D
+from sim.machine.runs import lane_of
 from sim.machine.turn import Turn
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.tickets import Ticket, ends_at
@@ -137,9 +138,14 @@ class Residency:
         if ticket is None and self.rows[index].origin != 2:  # not placed
             ticket = self.told_of(index)
             if ticket is None:
-                ticket = self._told[index] = ends_at(self.rows[index].arrived_s, _H2D)
+                ticket = self._told[index] = self.copied_at(index)
                 self.tells = True
         return ticket
+
+    def copied_at(self, index: int) -> Ticket:
+        """A ticket of its own for a piece's copy that has none."""
+        piece: Piece = self.pieces.all[index]
+        return ends_at(self.rows[index].arrived_s, _H2D, lane_of(_H2D, piece.gpu))
 
     def told_of(self, index: int) -> Ticket | None:
         """The ticket that a policy was given of a resident piece's copy which has none: others may wait for it, too."""

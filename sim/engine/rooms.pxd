@@ -1,4 +1,5 @@
 cimport cython
+from sim.machine.runs cimport is_stream
 from sim.policy.tickets cimport Ticket
 
 @cython.final

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sim.base.flat import floats, ints
 from sim.machine.protocol import NO_TICKETS
+from sim.machine.runs import is_stream
 from sim.policy.tickets import Ticket
 
 
@@ -83,12 +84,12 @@ class Rooms:
         self.waits: tuple[Ticket, ...] = NO_TICKETS
 
     def give(self, gpu: int, n_bytes: int, ready_s: float, readers: tuple[Ticket, ...], now_s: float) -> None:
-        """Room is free again from `ready_s` on, and once its readers have ended."""
+        """Room is free again from `ready_s` on, when a computation on its GPU ends, and once its readers have ended."""
         waits = NO_TICKETS
         if readers:
             for reader in readers:
-                if reader.end_s < 0.0:
-                    waits = (*waits, reader)
+                if reader.end_s < 0.0 or (reader.end_s > now_s and not is_stream(reader.lane)):
+                    waits = (*waits, reader)  # who waits for it has to know on which lane it ends
                 elif reader.end_s > ready_s:
                     ready_s = reader.end_s
         if waits or ready_s > now_s:

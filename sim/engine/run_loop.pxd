@@ -4,7 +4,7 @@ from sim.machine.protocol cimport Machine
 from sim.workload.batching cimport Batching
 from sim.workload.iterations cimport Feed, Iteration, Range
 
-cdef int _H2D, _NVME
+cdef int _H2D, _NVME, _N_RESOURCES
 
 @cython.final
 cdef class Spent:
@@ -29,7 +29,7 @@ cdef class RequestTimes:
 cdef class PhaseTimes:
     cdef readonly long long n_iterations, n_tokens
     cdef readonly double time_s
-    cdef double[::1] spent_s
+    cdef double[::1] spent_s, charged_s
 
 @cython.final
 cdef class Step:
@@ -45,7 +45,7 @@ cdef class Clockwork:
     cdef public object scheduler_stats
     cdef dict _open
     cdef int _n_away
-    cdef double[::1] _before_s
+    cdef double[::1] _before_s, _charged_s
     @cython.locals(times=RequestTimes)
     cdef leave(self, object request, double now_s)
     @cython.locals(r=Range, times=RequestTimes)
@@ -54,13 +54,13 @@ cdef class Clockwork:
     cdef Spent _spent_on(self, RequestTimes times)
     @cython.locals(r=Range, times=RequestTimes)
     cdef begin(self, Iteration iteration, double now_s, bint open_loop)
-    @cython.locals(phase=PhaseTimes, cause=int, after_s=double, complete=list, r=Range, times=RequestTimes,
+    @cython.locals(phase=PhaseTimes, cause=int, resource=int, after_s=double, complete=list, r=Range, times=RequestTimes,
                    n_taken=int)
-    cdef list end(self, Iteration iteration, double start_s, double end_s, list parts_s)
+    cdef list end(self, Iteration iteration, double start_s, double end_s, list parts_s, double[::1] path_s)
     @cython.locals(prefill=PhaseTimes, decode=PhaseTimes, mixed=PhaseTimes)
     cdef Spent _spent(self)
-    @cython.locals(cause=int)
-    cdef skip(self, list parts_s)
+    @cython.locals(cause=int, resource=int)
+    cdef skip(self, list parts_s, double[::1] path_s)
 
 @cython.final
 cdef class Loop:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from typing import TYPE_CHECKING, Any
 
 from sim.base.flat import floats
-from sim.base.lanes import H2D, NVME
+from sim.base.lanes import H2D, NVME, RESOURCES
 from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
 from sim.machine.protocol import Machine
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from traces.format.reader import Trace
 
 
-_H2D, _NVME = H2D, NVME  # machine integers where this is compiled
+_H2D, _NVME, _N_RESOURCES = H2D, NVME, len(RESOURCES)  # machine integers where this is compiled
 
 
 class Spent:
@@ -124,11 +124,17 @@ class PhaseTimes:
         self.n_tokens = 0
         self.time_s = 0.0
         self.spent_s = floats(len(CAUSES))
+        self.charged_s = floats(len(RESOURCES))
 
     @property
     def parts_s(self) -> list[float]:
         """The makespan in the order of `CAUSES`."""
         return list(self.spent_s)
+
+    @property
+    def path_s(self) -> list[float]:
+        """The makespan by the lane of the critical path, in the order of `RESOURCES`."""
+        return list(self.charged_s)
 
 
 class Step:
@@ -156,6 +162,7 @@ class Clockwork:
         self._open: dict[int, RequestTimes] = {}
         self._n_away = 0
         self._before_s = floats(len(CAUSES))
+        self._charged_s = floats(len(RESOURCES))
 
     def leave(self, request: RequestInfo, now_s: float) -> None:
         """A request has been pre-empted."""
@@ -189,7 +196,14 @@ class Clockwork:
                 self._open[r.request.index] = times
                 self.requests.append(times)
 
-    def end(self, iteration: Iteration, start_s: float, end_s: float, parts_s: list[float]) -> list[RequestInfo] | None:
+    def end(
+        self,
+        iteration: Iteration,
+        start_s: float,
+        end_s: float,
+        parts_s: list[float],
+        path_s: MutableSequence[float],
+    ) -> list[RequestInfo] | None:
         """Close the iteration; return the requests that are complete, if any."""
         phase: PhaseTimes = self.phases[iteration.counted]
         phase.n_iterations += 1
@@ -199,6 +213,9 @@ class Clockwork:
             after_s = parts_s[cause]
             phase.spent_s[cause] += after_s - self._before_s[cause]
             self._before_s[cause] = after_s
+        for resource in range(_N_RESOURCES):
+            phase.charged_s[resource] += path_s[resource] - self._charged_s[resource]
+            self._charged_s[resource] = path_s[resource]
         complete = None
         for r in iteration.ranges:
             times: RequestTimes = self._open[r.request.index]
@@ -245,10 +262,12 @@ class Clockwork:
         spent = self._spent()
         return spent if times.away_s == 0.0 else spent.since(times.away)
 
-    def skip(self, parts_s: list[float]) -> None:
+    def skip(self, parts_s: list[float], path_s: MutableSequence[float]) -> None:
         """Time between iterations (waiting for an arrival) belongs to no phase."""
         for cause in range(len(parts_s)):
             self._before_s[cause] = parts_s[cause]
+        for resource in range(_N_RESOURCES):
+            self._charged_s[resource] = path_s[resource]
 
 
 class Loop:
@@ -307,7 +326,7 @@ class Loop:
         engine.run_layers(iteration)
         end_s = machine.now()
         self.end_s = end_s
-        complete = clockwork.end(iteration, start_s, end_s, machine.parts_s())
+        complete = clockwork.end(iteration, start_s, end_s, machine.parts_s(), machine.path_s())
         if self.batching.listens:
             self.batching.scheduler.ran(ranges)
         if complete is not None:
@@ -315,7 +334,7 @@ class Loop:
             if engine.on_request_end:
                 for request in complete:
                     engine.end_request(request)
-                clockwork.skip(machine.parts_s())
+                clockwork.skip(machine.parts_s(), machine.path_s())
         self._n_iterations[iteration.counted] += 1
         if self._on_step is not None:
             self._on_step(Step(iteration, start_s, end_s))
@@ -339,7 +358,7 @@ class Loop:
         machine.wait_until(until_s)
         if engine.copies.polls:
             engine.copies.poll()
-        self.clockwork.skip(machine.parts_s())
+        self.clockwork.skip(machine.parts_s(), machine.path_s())
 
     def finish(self) -> None:
         """Nobody comes any more: let what is under way end, and close the counts."""

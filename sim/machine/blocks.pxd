@@ -8,7 +8,7 @@ from sim.machine.price cimport Launch, Operation, Price
 from sim.policy.tickets cimport Ticket, ends_at
 from sim.workload.iterations cimport Iteration, Range
 
-cdef int _H2D, _HOST, _KINDS
+cdef int _GPU, _H2D, _HOST, _KINDS
 
 @cython.final
 cdef class Blocks:
@@ -52,6 +52,6 @@ cdef class Blocks:
     @cython.locals(gate=Ticket)
     cdef double _to_gate_one_by_one(self, int layer) except? -1.0
     @cython.locals(stream=Stream, host=Host, row=Places, place=cython.Py_ssize_t, costs=cython.Py_ssize_t, now_s=double,
-                   slowed_s=double, free_s=double, gate_s=double,
+                   slowed_s=double, free_s=double, gate_s=double, since_s=double, gate_since_s=double,
                    start_s=double, last_s=double, starved_s=double, waited_s=double, copied_s=double, at=int)
     cdef double to_gate(self, int layer) except? -1.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.workload.iterations import Iteration, Range
 
-_H2D, _HOST, _KINDS = H2D, HOST, len(KINDS)  # machine integers where this is compiled
+_GPU, _H2D, _HOST, _KINDS = GPU, H2D, HOST, len(KINDS)  # machine integers where this is compiled
 
 
 class Blocks:
@@ -179,7 +179,7 @@ class Blocks:
         if host.spans is not None:
             host.spans("host", f"launch {op}", layer, -1, self.n_tokens, 0, host_s, launched_s)
         work = stream.launch(op, layer, -1, self.n_tokens, operation, host_s, launched_s, 0.0, after)
-        return ends_at(stream.free_s, stream.blame) if work is None else work
+        return ends_at(stream.free_s, stream.blame, _GPU) if work is None else work
 
     def _on_all(self, steps: list[Step], layer: int) -> Ticket:
         """Launch on all GPUs, each with its own price; the ticket of the last one on GPU 0."""
@@ -200,7 +200,7 @@ class Blocks:
                 operation = self._operations.used_on(stream, price, launch)
                 work = stream.launch(op, layer, -1, self.n_tokens, operation, host_s, host.now_s, 0.0, after)
                 if gpu == 0:
-                    ticket = ends_at(stream.free_s, stream.blame) if work is None else work
+                    ticket = ends_at(stream.free_s, stream.blame, _GPU) if work is None else work
         return ticket
 
     # -- up to the gate ---------------------------------------------------------------------------------------------
@@ -245,6 +245,7 @@ class Blocks:
         if row.n_met == 0:
             self.meet()
         gate_s = 0.0
+        since_s = gate_since_s = -1.0  # of the stretch that runs, where it began here; only two of them matter later
         for place in range(row.n):
             row.n_used[place] += 1
             costs = 8 * place
@@ -252,7 +253,7 @@ class Blocks:
             now_s += row.costs_s[costs]  # all_s
             if start_s > free_s:
                 starved_s += start_s - free_s
-                free_s = start_s
+                since_s = free_s = start_s
             start_s = free_s
             free_s += row.costs_s[costs + 2]  # duration_s
             slowed_s = row.costs_s[costs + 4]
@@ -264,9 +265,15 @@ class Blocks:
             last_s = now_s + row.costs_s[costs + 3]  # tail_s
             if last_s > free_s:
                 starved_s += last_s - free_s
+                since_s = last_s - row.costs_s[costs + 3]
                 free_s = last_s
             if place == 1:
                 gate_s = free_s
+                gate_since_s = since_s
+        if gate_since_s >= 0.0:
+            stream.runs.begin(gate_since_s, _HOST)
+        if since_s > gate_since_s:
+            stream.runs.begin(since_s, _HOST)
         stream.free_s = free_s
         stream.gaps_s[_HOST] = starved_s
         self._experts.group.open = False
@@ -275,6 +282,9 @@ class Blocks:
             self._peers.gate = Ticket(gate_s, GPU)
         host.now_s = now_s
         if not self._leaves_unread or not self._unread[layer]:
-            host.now_s = (gate_s if gate_s > now_s else now_s) + host.sync_s
+            if gate_s > now_s:
+                now_s = gate_s
+                host.runs.begin(now_s, _GPU)
+            host.now_s = now_s + host.sync_s
             host.n_syncs += 1
         return host.now_s

@@ -2,12 +2,12 @@ cimport cython
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 
-cdef int _CPU, _H2D
+cdef int _CPU, _H2D, _HOST
 
 @cython.final
 cdef class Copy(Ticket):
     cdef public object op
-    cdef public int layer, expert, length
+    cdef public int layer, expert, length, submit_lane
     cdef public long long n_bytes
     cdef public double duration_s, submit_s, start_s
     cdef public bint demanded, cancelled, carries
@@ -15,8 +15,8 @@ cdef class Copy(Ticket):
     cdef public Piece piece
     @cython.locals(ready_s=double, ticket=Ticket)
     cpdef double ready_s(self) noexcept
-    @cython.locals(start_s=double, at=int, ticket=Ticket)
-    cdef double else_s(self, double free_s) noexcept
+    @cython.locals(ready_s=double, lane=int, ticket=Ticket)
+    cdef int waited_for(self) noexcept
 
 @cython.locals(copy=Copy)
 cpdef Copy copy_of(Piece piece, str op, double duration_s, int length, bint demanded, double submit_s, tuple after)

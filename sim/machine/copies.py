@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.machine.lanes import CPU, H2D
+from sim.machine.lanes import CPU, H2D, HOST
 from sim.policy.tickets import UNKNOWN_S, Ticket
 
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
 
-_CPU, _H2D = CPU, H2D  # machine integers where this is compiled
+_CPU, _H2D, _HOST = CPU, H2D, HOST  # machine integers where this is compiled
 
 
 class Copy(Ticket):
@@ -29,6 +29,7 @@ class Copy(Ticket):
         "op",
         "piece",
         "start_s",
+        "submit_lane",
         "submit_s",
     )
 
@@ -57,7 +58,9 @@ class Copy(Ticket):
         self.length = length
         self.demanded = demanded
         self.speculative = not demanded
+        self.lane = cause  # its own, once it is served
         self.submit_s = submit_s
+        self.submit_lane = HOST
         self.after = after
         self.start_s = UNKNOWN_S
         self.cancelled = False
@@ -74,14 +77,13 @@ class Copy(Ticket):
                 ready_s = ticket.end_s
         return ready_s
 
-    def else_s(self, free_s: float) -> float:
-        """When it had started but for the first of what it waits for, on a lane that is free then."""
-        start_s = self.submit_s if self.submit_s > free_s else free_s
-        for at in range(1, len(self.after)):
-            ticket: Ticket = self.after[at]
-            if ticket.end_s > start_s:
-                start_s = ticket.end_s
-        return start_s
+    def waited_for(self) -> int:
+        """The lane of what was ready last."""
+        ready_s, lane = self.submit_s, self.submit_lane
+        for ticket in self.after:
+            if ticket.end_s > ready_s:
+                ready_s, lane = ticket.end_s, ticket.lane
+        return lane
 
 
 def copy_of(
@@ -100,6 +102,7 @@ def copy_of(
     copy.demanded = demanded
     copy.speculative = not demanded
     copy.submit_s = submit_s
+    copy.submit_lane = _HOST
     copy.after = after
     copy.start_s = -1.0
     copy.cancelled = False
@@ -124,6 +127,7 @@ def result_of(
     copy.demanded = True
     copy.speculative = False
     copy.submit_s = submit_s
+    copy.submit_lane = _HOST
     copy.after = (done,)
     copy.start_s = -1.0
     copy.cancelled = False

@@ -2,16 +2,19 @@ cimport cython
 from sim.machine.copies cimport Copy, copy_of
 from sim.machine.stream cimport Stream, progress
 from sim.machine.meter cimport Meter, Seconds
+from sim.machine.runs cimport Paths, Runs
 from sim.machine.shared_memory cimport HostMemory
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 
-cdef int _NVME
+cdef int _HOST
 
 @cython.final
 cdef class CopyQueue:
     cdef readonly object name
     cdef list streams
+    cdef readonly Runs runs
+    cdef public int stream_lane
     cdef Stream stream
     cdef bint alone
     cdef public double free_s, lag_s

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sim.machine.copies import Copy, copy_of
-from sim.machine.lanes import NVME, OWED, Spans
+from sim.machine.lanes import H2D, HOST, OWED, Spans
 from sim.machine.meter import Seconds
+from sim.machine.runs import Paths, Runs
 from sim.machine.shared_memory import HostMemory
 from sim.machine.stream import Stream, progress
 from sim.policy.tickets import Ticket
@@ -19,7 +20,7 @@ from sim.policy.tickets import Ticket
 if TYPE_CHECKING:
     from sim.policy.pieces import Piece
 
-_NVME = NVME  # a machine integer where this is compiled
+_HOST = HOST  # a machine integer where this is compiled
 
 
 class CopyQueue:
@@ -28,11 +29,14 @@ class CopyQueue:
     A copy in flight is never aborted. Work is settled lazily, in time order.
 
     Args:
-        streams: compute streams, of which some may wait for what is copied.
+        streams: compute streams, of which some may wait for what is copied. stream_lane: the number of the one that
+            computed with what rooms held which are given as free from a time on.
     """
 
-    def __init__(self, name: str, streams: list[Stream]) -> None:
+    def __init__(self, name: str, streams: list[Stream], runs: Runs | None = None, stream_lane: int = 0) -> None:
         self.name = name
+        self.runs = Paths().of(H2D, 0) if runs is None else runs
+        self.stream_lane = stream_lane
         self.streams = streams
         self.stream = streams[0]
         self.alone = len(streams) == 1
@@ -96,8 +100,10 @@ class CopyQueue:
         return start_s
 
     def serve_now(self, piece: Piece, start_s: float, duration_s: float, length: int) -> None:
-        """Copy a demanded piece that nothing can overtake: it starts at `start_s`."""
+        """Copy a demanded piece that nothing can overtake: it starts at `start_s`, which is now unless it is busy."""
         start_s = self._paid_s(start_s)
+        if start_s > self.free_s:
+            self.runs.begin(start_s, _HOST)
         self.free_s = self.runs_s(start_s, duration_s, piece.n_bytes)
         self.seconds.meter.add(length, 1)
         self.n_copies += 1
@@ -134,6 +140,8 @@ class CopyQueue:
                 self.stream.progress()
             return None
         copy = copy_of(piece, "demand", duration_s, length, True, ready_s, after)
+        if ready_s > now_s:
+            copy.submit_lane = self.stream_lane
         self.submit(copy, now_s)
         return copy
 
@@ -252,13 +260,13 @@ class CopyQueue:
 
     def _serve(self, copy: Copy, start_s: float) -> None:
         start_s = self._paid_s(start_s)
-        if copy.after and start_s > self.free_s:
+        if start_s > self.free_s:
+            self.runs.begin(start_s, copy.waited_for())
+        copy.lane = self.runs.number
+        if copy.carries and start_s > self.free_s:
             ticket: Ticket = copy.after[0]
-            if copy.carries:
-                copy.cause = ticket.cause
-                copy.speculative = ticket.speculative
-            elif ticket.cause == _NVME and start_s - copy.else_s(self.free_s) > copy.duration_s:
-                copy.cause = _NVME  # it has mostly waited for its read: so does who waits for it
+            copy.cause = ticket.cause
+            copy.speculative = ticket.speculative
         copy.start_s = start_s
         self.free_s = self.runs_s(start_s, copy.duration_s, copy.n_bytes)
         copy.end_s = self.free_s + self.lag_s
@@ -283,6 +291,7 @@ class CopyQueue:
         self._unqueue(copy)
         copy.cancelled = True
         copy.end_s = now_s  # nothing that was to follow it waits any more
+        copy.lane = _HOST
         copy.after = ()
         progress(self.streams)
         return True

@@ -7,7 +7,7 @@ from sim.machine.links cimport Links
 from sim.machine.shared_memory cimport HostMemory
 from sim.policy.tickets cimport Ticket, ends_at
 
-cdef int _CPU
+cdef int _BACK, _CPU
 
 @cython.final
 cdef class CpuPool:
@@ -26,7 +26,8 @@ cdef class CpuPool:
     cdef void begin(self) noexcept
     @cython.locals(host=Host, lane=SerialLane, links=Links, n_bytes=cython.longlong, there_s=double, back_s=double,
                    length=int, duration_s=double, attributed_to=int, arrived_s=double, back=Copy, done=Ticket,
-                   joins=bint, by_tokens=dict, memory=HostMemory, draws_per_s=double, read=Ticket, cause=int,
+                   joins=bint, by_tokens=dict, memory=HostMemory, draws_per_s=double, read=Ticket, waited_for=int,
+                   ended_s=double,
                    link=CopyQueue, gpu=int)
     cdef Ticket run(self, int layer, int expert, int n_tokens, tuple after, int n_all)
     @cython.locals(host=Host)

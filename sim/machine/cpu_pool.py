@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.base.lanes import BACK
 from sim.machine.copies import result_of
 from sim.machine.host import Host
 from sim.machine.lanes import CPU, SerialLane
@@ -13,8 +14,9 @@ from sim.policy.tickets import Ticket, ends_at
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.machine.lanes import Spans
+    from sim.machine.runs import Paths
 
-_CPU = CPU  # a machine integer where this is compiled
+_BACK, _CPU = BACK, CPU  # machine integers where this is compiled
 
 
 class CpuPool:
@@ -24,11 +26,11 @@ class CpuPool:
     rest on.
     """
 
-    def __init__(self, cost: Cost, host: Host, n_layers: int, spans: Spans | None) -> None:
+    def __init__(self, cost: Cost, host: Host, n_layers: int, spans: Spans | None, paths: Paths) -> None:
         self._cost = cost
         self._host = host
-        self.d2h = SerialLane("d2h", spans)
-        self.lane = SerialLane("cpu", spans)
+        self.d2h = SerialLane("d2h", spans, paths.of(BACK, 0))
+        self.lane = SerialLane("cpu", spans, paths.of(CPU, 0))
         self.d2h_bytes = 0
         self.busy_s = [0.0] * len(cost.figures.entries)
         self.n_hybrid = 0
@@ -79,13 +81,13 @@ class CpuPool:
         arrived_s = self.d2h.use("activations", layer, expert, n_tokens, host.now_s, there_s)
         self.busy_s[attributed_to] += duration_s
         lane, links = self.lane, host.links
-        cause = _CPU
+        waited_for = _BACK
         for read in after:  # its end is known: a demanded read waits for nothing
             if read.end_s > arrived_s:
-                if read.end_s - (arrived_s if arrived_s > lane.free_s else lane.free_s) > duration_s:
-                    cause = read.cause  # it has mostly waited for its read: so does who waits for it
                 arrived_s = read.end_s
-        done = ends_at(lane.use("expert", layer, expert, n_tokens, arrived_s, duration_s, draws_per_s), cause)
+                waited_for = read.lane
+        ended_s = lane.use("expert", layer, expert, n_tokens, arrived_s, duration_s, draws_per_s, waited_for)
+        done = ends_at(ended_s, _CPU, _CPU)
         memory = lane.memory
         if memory is not None:
             links.pay()

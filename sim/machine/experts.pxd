@@ -3,6 +3,7 @@ from sim.machine.kernel_group cimport Group
 from sim.machine.host cimport Host
 from sim.machine.stream cimport Stream
 from sim.machine.operations cimport Operations, Places
+from sim.machine.runs cimport Runs
 from sim.machine.price cimport Launch, Operation, Price
 from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece
@@ -47,5 +48,5 @@ cdef class Experts:
                    costs=cython.Py_ssize_t, told=bint, ran=bint, begins=bint, n=cython.Py_ssize_t, at=cython.Py_ssize_t,
                    now_s=double, free_s=double, slowed_s=double, more_s=double, launched_s=double, waited_s=double,
                    starved_s=double, arrived_s=double, host_s=double, start_s=double, end_s=double, last_s=double,
-                   copied_s=double)
+                   copied_s=double, runs=Runs)
     cdef bint run_turn(self, Turn turn) except -1

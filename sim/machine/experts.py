@@ -200,6 +200,7 @@ class Experts:
         waited_s, starved_s = stream.gaps_s[_H2D], stream.gaps_s[_HOST]
         told = spans is not None or stream.remembers
         begins = ran = False
+        runs = stream.runs
         n, at = turn.n, 0
         while at < n:
             # This loop makes no call, so a processor keeps its sums at hand.
@@ -220,10 +221,12 @@ class Experts:
                     start_s = arrived_s
                     if start_s > free_s:
                         waited_s += start_s - free_s
+                        runs.begin(start_s, _H2D)
                     else:
                         start_s = free_s
                 elif start_s > free_s:
                     starved_s += start_s - free_s
+                    runs.begin(start_s, _HOST)
                 else:
                     start_s = free_s
                 free_s = start_s + members.costs_s[costs + 2]  # duration_s
@@ -235,6 +238,7 @@ class Experts:
                 if last_s > free_s:
                     # Kernels shorter than their launches: the stream starves between them.
                     starved_s += last_s - free_s
+                    runs.begin(last_s - members.costs_s[costs + 3], _HOST)
                     free_s = last_s
                 turn.ends_s[at] = free_s
                 at += 1

@@ -41,4 +41,5 @@ cdef class ForwardingMachine(Machine):
     cpdef end(self)
     cpdef wait_until(self, double time_s)
     cpdef list parts_s(self)
+    cpdef double[::1] path_s(self)
     cpdef drain(self)

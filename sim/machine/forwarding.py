@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sim.machine.protocol import NO_TICKETS, Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import MutableSequence, Sequence
 
     import numpy as np
 
@@ -135,6 +135,9 @@ class ForwardingMachine(Machine):
 
     def parts_s(self) -> list[float]:
         return self.machine.parts_s()
+
+    def path_s(self) -> MutableSequence[float]:
+        return self.machine.path_s()
 
     def drain(self) -> None:
         self.machine.drain()

@@ -1,6 +1,7 @@
 cimport cython
 from sim.machine.stream cimport Stream
 from sim.machine.links cimport Links
+from sim.machine.runs cimport Runs
 from sim.policy.tickets cimport Ticket
 
 cdef int _H2D, _HOST, _CPU, _NVME
@@ -9,6 +10,7 @@ cdef int _H2D, _HOST, _CPU, _NVME
 cdef class Host:
     cdef public double now_s
     cdef readonly Stream stream
+    cdef readonly Runs runs
     cdef readonly Links links
     cdef readonly object spans
     cdef readonly double sync_s
@@ -20,5 +22,5 @@ cdef class Host:
     cdef look(self)
     @cython.locals(stream=Stream, host_s=double, waited=bint)
     cdef sync(self, Ticket ticket)
-    cdef void keep_waiting(self) noexcept
-    cdef void wait_until(self, double time_s) noexcept
+    cdef void keep_waiting(self) except *
+    cdef void wait_until(self, double time_s) except *

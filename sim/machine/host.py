@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.machine.lanes import CPU, H2D, HOST, IDLE, NVME
 from sim.machine.links import Links
+from sim.machine.runs import Runs
 from sim.machine.stream import Stream
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ class Host:
         stream: GPU 0's, which waits for the host. links: what the host waits for itself.
     """
 
-    def __init__(self, cost: Cost, stream: Stream, links: Links, spans: Spans | None) -> None:
+    def __init__(self, cost: Cost, stream: Stream, links: Links, spans: Spans | None, runs: Runs) -> None:
         self.now_s = 0.0
+        self.runs = runs
         self.stream = stream
         self.links = links
         self.spans = spans
@@ -56,12 +58,13 @@ class Host:
         host_s = self.now_s
         if ticket.end_s > host_s:
             self.now_s = host_s = ticket.end_s
+            self.runs.begin(host_s, ticket.lane)
             if stream.n_pending:
                 self.look()  # copies on other links that have started by now
             waited = ticket.cause == _H2D or ticket.cause == _CPU or ticket.cause == _NVME
             if waited and not stream.n_pending:
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
-                stream.idle_until(host_s, ticket.cause, ticket.speculative)
+                stream.idle_until(host_s, ticket.cause, ticket.speculative, ticket.lane)
         self.n_syncs += 1
         self.spend("sync", -1, -1, 0, 0, self.sync_s)
 
@@ -73,4 +76,5 @@ class Host:
         """Nothing is asked for until then."""
         if time_s > self.now_s:
             self.now_s = time_s
+            self.runs.begin(time_s, IDLE)
             self.stream.idle_until(time_s, IDLE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from sim.base.lanes import BACK, H2D, NVME, PEER_IN, PEER_OUT
 from sim.machine.copies import Copy
 from sim.machine.copy_queue import CopyQueue
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.machine.lanes import Spans
     from sim.machine.memory_law import Sharing
+    from sim.machine.runs import Paths
     from sim.machine.shared_memory import HostMemory
     from sim.machine.stream import Stream
     from sim.policy.pieces import Piece
@@ -31,23 +33,27 @@ class Links:
 
     Args:
         n_gpus: each with a link. streams: compute streams, by GPU; one where GPUs compute in turn. report_copies: keep
-            completions for `poll`.
+            completions for `poll`. paths: of the machine.
     """
 
     def __init__(
-        self, cost: Cost, n_gpus: int, streams: list[Stream], spans: Spans | None, report_copies: bool
+        self, cost: Cost, n_gpus: int, streams: list[Stream], spans: Spans | None, report_copies: bool, paths: Paths
     ) -> None:
-        self.h2d = [CopyQueue("h2d" if n_gpus == 1 else f"h2d{gpu}", streams) for gpu in range(n_gpus)]
+        self.h2d = [
+            CopyQueue("h2d" if n_gpus == 1 else f"h2d{gpu}", streams, paths.of(H2D, gpu), paths.stream_of(gpu))
+            for gpu in range(n_gpus)
+        ]
         self.first = self.h2d[0]
-        self.write_backs = CopyQueue("d2h", streams)
-        self.p2p_out = CopyQueue("p2p_out", streams)
-        self.p2p_in = CopyQueue("p2p_in", streams)
-        self.drive = CopyQueue("nvme", streams)
+        self.write_backs = CopyQueue("d2h", streams, paths.of(BACK, 0))
+        self.p2p_out = CopyQueue("p2p_out", streams, paths.of(PEER_OUT, 0))
+        self.p2p_in = CopyQueue("p2p_in", streams, paths.of(PEER_IN, 0))
+        self.drive = CopyQueue("nvme", streams, paths.of(NVME, 0))
         self.settled = list(self.h2d)
         if cost.several.gathers:
             self.settled.append(self.p2p_in)  # what goes out is settled when it is asked for
         if cost.drive is not None:
             self.drive.lag_s = cost.drive.lag_s
+            paths.lags(NVME, cost.drive.lag_s)
             self.settled.insert(0, self.drive)  # a read that takes no time is over before the links choose
         self.n = len(self.settled)
         for queue in (*self.h2d, self.write_backs, self.p2p_out, self.p2p_in, self.drive):

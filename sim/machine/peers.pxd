@@ -4,13 +4,15 @@ from sim.machine.copy_queue cimport CopyQueue
 from sim.machine.host cimport Host
 from sim.machine.stream cimport Stream
 from sim.machine.price cimport Operation
+from sim.machine.runs cimport Runs
 from sim.policy.pieces cimport Piece
-from sim.policy.tickets cimport Ticket
+from sim.policy.tickets cimport Ticket, ends_at
 
 @cython.final
 cdef class Peers:
     cdef object _cost, _exchange
     cdef Host _host
+    cdef Runs _wire
     cdef list _streams, _gpu_s
     cdef readonly bint gathers
     cdef bint _meets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.base.lanes import WIRE
 from sim.machine.copies import Copy
 from sim.machine.copy_queue import CopyQueue
 from sim.machine.exchange import Exchange
@@ -11,8 +12,9 @@ from sim.machine.host import Host
 from sim.machine.lanes import GPU
 from sim.machine.price import Operation
 from sim.machine.protocol import NO_TICKETS
+from sim.machine.runs import Runs
 from sim.machine.stream import Stream
-from sim.policy.tickets import Ticket
+from sim.policy.tickets import Ticket, ends_at
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost
@@ -30,11 +32,12 @@ class Peers:
         streams: compute streams by GPU. gpu_s: busy seconds of GPUs by the quantity they rest on; transfers count.
     """
 
-    def __init__(self, cost: Cost, host: Host, streams: list[Stream], gpu_s: list[float]) -> None:
+    def __init__(self, cost: Cost, host: Host, streams: list[Stream], gpu_s: list[float], wire: Runs) -> None:
         self._cost = cost
         self._host = host
         self._streams = streams
         self._gpu_s = gpu_s
+        self._wire = wire
         self.gathers = cost.several.gathers
         self._meets = cost.several.together
         self._exchange = Exchange(len(streams))
@@ -60,7 +63,9 @@ class Peers:
         peer_s = cost.copies.p2p_s(cost.activation_bytes(n_tokens))
         crossing_s = peer_s  # back; and there, as far as the launch does not hide it
         if self.gate is not None and self.gate.end_s >= 0.0:
-            after = (*after, Ticket(self.gate.end_s + peer_s, GPU))
+            after = (*after, ends_at(self.gate.end_s + peer_s, GPU, WIRE))
+            if self._wire.began_s() != self.gate.end_s:
+                self._wire.begin(self.gate.end_s, GPU)
             crossing_s += min(peer_s, max(0.0, self.gate.end_s + peer_s - first_s))
         if peer_s:
             latency_s = crossing_s * cost.copies.p2p_latency_s / peer_s
@@ -97,6 +102,7 @@ class Peers:
             after,
             operation.slowed_s,
             operation.more_s,
+            operation.tail_s,
         )
         return stream.newest()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.machine.lanes import H2D, HOST
+from sim.machine.lanes import GPU, H2D, HOST
 from sim.machine.simulated import SimulatedMachine
 from sim.machine.turn import Turn
 from sim.machine.waiting import KINDS
@@ -16,7 +16,7 @@ from sim.machine.waiting import KINDS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_H2D, _HOST, _KINDS = H2D, HOST, len(KINDS)  # machine integers where this is compiled
+_GPU, _H2D, _HOST, _KINDS = GPU, H2D, HOST, len(KINDS)  # machine integers where this is compiled
 
 
 def plain_layers(
@@ -43,6 +43,7 @@ def plain_layers(
     now_s, free_s, link_s, launched_s = host.now_s, stream.free_s, queue.free_s, group.launched_s
     waited_s, starved_s = stream.gaps_s[_H2D], stream.gaps_s[_HOST]
     members, row, launch_s, sync_s = experts.members, blocks.in_a_row, machine.transfers.launch_s, host.sync_s
+    runs = stream.runs
     place = -1
     joins = False
     n_copies = 0
@@ -54,6 +55,7 @@ def plain_layers(
         stream.charged_h2d_s = waited_s
         stream.row = stream.first_row + (first + layer) * _KINDS
         gate_s = 0.0
+        since_s = gate_since_s = -1.0
         if row.n_met == 0:
             blocks.meet()
         for block in range(row.n):
@@ -63,7 +65,7 @@ def plain_layers(
             now_s += row.costs_s[costs]  # all_s
             if start_s > free_s:
                 starved_s += start_s - free_s
-                free_s = start_s
+                since_s = free_s = start_s
             start_s = free_s
             free_s += row.costs_s[costs + 2]  # duration_s
             slowed_s, more_s = row.costs_s[costs + 4], row.costs_s[costs + 5]
@@ -75,14 +77,26 @@ def plain_layers(
             last_s = now_s + row.costs_s[costs + 3]  # tail_s
             if last_s > free_s:
                 starved_s += last_s - free_s
+                since_s = last_s - row.costs_s[costs + 3]
                 free_s = last_s
             if block == 1:
                 gate_s = free_s
-        now_s = (gate_s if gate_s > now_s else now_s) + sync_s
+                gate_since_s = since_s
+        if gate_since_s >= 0.0:
+            runs.begin(gate_since_s, _HOST)
+        if since_s > gate_since_s:
+            runs.begin(since_s, _HOST)
+        if gate_s > now_s:
+            now_s = gate_s
+            host.runs.begin(now_s, _GPU)
+        now_s += sync_s
         n_here, n_coming = here[layer], coming[layer]
         for at in range(n_coming):
             now_s += launch_s
-            start_s = now_s if now_s > link_s else link_s
+            start_s = link_s
+            if now_s > link_s:
+                start_s = now_s
+                queue.runs.begin(start_s, _HOST)
             link_s = start_s + queue.last_s
             turn.arrived_s[at] = link_s
         if n_coming and queue.n_slows:
@@ -107,10 +121,12 @@ def plain_layers(
                 start_s = arrived_s
                 if start_s > free_s:
                     waited_s += start_s - free_s
+                    runs.begin(start_s, _H2D)
                 else:
                     start_s = free_s
             elif start_s > free_s:
                 starved_s += start_s - free_s
+                runs.begin(start_s, _HOST)
             else:
                 start_s = free_s
             free_s = start_s + members.costs_s[costs + 2]  # duration_s
@@ -123,6 +139,7 @@ def plain_layers(
             last_s = now_s + members.costs_s[costs + 3]  # tail_s
             if last_s > free_s:
                 starved_s += last_s - free_s
+                runs.begin(last_s - members.costs_s[costs + 3], _HOST)
                 free_s = last_s
     group.open = joins
     group.launched_s = launched_s

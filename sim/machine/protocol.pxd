@@ -38,4 +38,5 @@ cdef class Machine:
     cpdef end(self)
     cpdef wait_until(self, double time_s)
     cpdef list parts_s(self)
+    cpdef double[::1] path_s(self)
     cpdef drain(self)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import MutableSequence, Sequence
 
     import numpy as np
 
@@ -181,6 +181,13 @@ class Machine:
 
     def parts_s(self) -> list[float]:
         """GPU 0's timeline so far, partitioned in the order of `sim.machine.lanes.CAUSES`."""
+        raise NotImplementedError
+
+    def path_s(self) -> MutableSequence[float]:
+        """Seconds of the critical path up to the host's clock, by `sim.base.lanes.RESOURCES`; what is charged to none
+        of these was spent waiting for arrivals. To be asked between iterations; the answer is written over by the next
+        one.
+        """
         raise NotImplementedError
 
     def drain(self) -> None:

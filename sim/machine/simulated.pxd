@@ -1,6 +1,8 @@
 cimport cython
 from sim.machine.blocks cimport Blocks
 from sim.machine.copies cimport Copy
+from sim.machine.copy_queue cimport CopyQueue
+from sim.machine.runs cimport Paths, Runs
 from sim.machine.cpu_pool cimport CpuPool
 from sim.machine.experts cimport Experts
 from sim.machine.host cimport Host
@@ -36,3 +38,7 @@ cdef class SimulatedMachine(Machine):
     cdef readonly Transfers transfers
     cdef dict _predicted_by
     cdef double _kernel_s
+    cdef readonly Paths paths
+    cdef bint _links_per_stream, _shares
+    @cython.locals(links=Links, pool=CpuPool, stream=Stream, queue=CopyQueue)
+    cdef _look_at_lanes(self)

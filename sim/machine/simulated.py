@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
+from sim.base.lanes import BACK, PEER_IN, PEER_OUT, WIRE
 from sim.machine.blocks import Blocks
 from sim.machine.copies import Copy
 from sim.machine.cpu_pool import CpuPool
 from sim.machine.experts import Experts
 from sim.machine.host import Host
-from sim.machine.lanes import H2D, HOST, SIDE, SerialLane, Spans
+from sim.machine.lanes import CPU, GPU, H2D, HOST, NVME, SIDE, SerialLane, Spans
 from sim.machine.links import Links
 from sim.machine.memory_law import GPU_BY_COPIES
 from sim.machine.operations import Operations
 from sim.machine.peers import Peers
 from sim.machine.protocol import NO_TICKETS, Machine
+from sim.machine.runs import Paths
 from sim.machine.shared_memory import GpuMemory
 from sim.machine.stream import Stream
 from sim.machine.transfers import Transfers
@@ -29,7 +31,7 @@ from sim.machine.waiting import Waiting
 from sim.policy.tickets import Ticket, ends_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import MutableSequence, Sequence
 
     from sim.base.quantities import Basis
     from sim.machine.cost import Cost
@@ -57,23 +59,30 @@ class SimulatedMachine(Machine):
         self.cost = cost
         n_layers = len(cost.n_dense_before) - 1
         n_streams = 1 if cost.several.in_turn else n_gpus  # GPUs that take turns are one lane
-        self.streams = [Stream("gpu" if n_streams == 1 else f"gpu{gpu}", n_layers) for gpu in range(n_streams)]
+        self.paths = paths = Paths(n_gpus, n_streams)
+        self.streams = [
+            Stream("gpu" if n_streams == 1 else f"gpu{gpu}", n_layers, paths.of(GPU, gpu), paths.of(H2D, gpu).number)
+            for gpu in range(n_streams)
+        ]
         for stream in self.streams:
             stream.spans = spans
+        self.streams[0].looks_down = cost.drive is not None
         self.stream = self.streams[0]
-        self.links = Links(cost, n_gpus, self.streams, spans, report_copies)
+        self.links = Links(cost, n_gpus, self.streams, spans, report_copies, paths)
         self.h2d = self.links.h2d
-        self.side = SerialLane("predictor", spans)
+        self._links_per_stream = n_gpus > n_streams
+        self._shares = cost.sharing.on
+        self.side = SerialLane("predictor", spans, paths.of(SIDE, 0))
         self.gpu_s = [0.0] * len(cost.figures.entries)  # busy seconds of compute streams by the quantity they rest on
         self.side_s = [0.0] * len(cost.figures.entries)
         self._predicted_by = cost.q_predictor
         self._kernel_s = cost.launches.kernel_s
-        self.host = Host(cost, self.stream, self.links, spans)
+        self.host = Host(cost, self.stream, self.links, spans, paths.of(HOST, 0))
         self.operations = Operations(self.stream, self._gpu_memory(cost))
         self.experts = Experts(cost, self.host, self.streams, self.operations, n_gpus)
-        self.peers = Peers(cost, self.host, self.streams, self.gpu_s)
+        self.peers = Peers(cost, self.host, self.streams, self.gpu_s, paths.of(WIRE, 0))
         self.blocks = Blocks(cost, self.host, self.streams, self.operations, self.experts, self.peers)
-        self.pool = CpuPool(cost, self.host, n_layers, spans)
+        self.pool = CpuPool(cost, self.host, n_layers, spans, paths)
         self.transfers = Transfers(cost, self.host, self.pool.d2h)
         self.serial = [self.pool.d2h, self.pool.lane, self.side]  # lanes that serve in order of asking; results tell
 
@@ -159,6 +168,8 @@ class SimulatedMachine(Machine):
         self.operations.use(operation)
         if piece.gpu and len(self.streams) > 1:
             return self.peers.run(piece, n_tokens, operation, host_s, arrived_s, after)
+        if self._links_per_stream:
+            stream.link = self.h2d[piece.gpu].runs.number
         # What the next block joins, an expert here does not wait for.
         layer, expert = piece.layer, piece.expert
         work = stream.launch("expert", layer, expert, n_tokens, operation, host_s, host.now_s, arrived_s, after)
@@ -178,7 +189,7 @@ class SimulatedMachine(Machine):
         if lane == "side":
             # A blocked host launches nothing: its waiting is then what the stream waits for.
             (host.predict_s if blocking else self.side_s)[attributed_to] += duration_s
-            ticket = ends_at(self.side.use("predict", -1, -1, 0, host.now_s, duration_s), SIDE)
+            ticket = ends_at(self.side.use("predict", -1, -1, 0, host.now_s, duration_s), SIDE, SIDE)
         elif lane == "host":
             self.experts.close()  # no group spans what the host or the stream does in between
             host.predict_s[attributed_to] += duration_s
@@ -191,7 +202,7 @@ class SimulatedMachine(Machine):
             self.operations.tell()
             length = stream.seconds.meter.at(duration_s)
             work = stream.run("predict", -1, -1, 0, host.now_s, host.now_s, duration_s, length, 0.0, NO_TICKETS)
-            ticket = ends_at(stream.free_s, stream.blame) if work is None else work
+            ticket = ends_at(stream.free_s, stream.blame, GPU) if work is None else work
         if blocking:
             self.sync(ticket)
         return ticket
@@ -329,6 +340,26 @@ class SimulatedMachine(Machine):
             self.host.keep_waiting()  # hooks after the last read may have kept the host busy
         stream.leave()
         return stream.parts()
+
+    def path_s(self) -> MutableSequence[float]:
+        self._look_at_lanes()
+        return self.paths.settle(self.host.now_s)
+
+    def _look_at_lanes(self) -> None:
+        """Until when each lane is busy, with what starts by now."""
+        links, pool, busy_until_s = self.links, self.pool, self.paths.busy_until_s
+        if not self._shares:  # what is settled sooner shares memory with others
+            links.advance(self.host.now_s)
+        for stream in self.streams:
+            busy_until_s[stream.runs.number] = stream.free_s
+        for queue in links.h2d:
+            busy_until_s[queue.runs.number] = queue.free_s
+        busy_until_s[CPU] = pool.lane.free_s
+        busy_until_s[SIDE] = self.side.free_s
+        busy_until_s[NVME] = links.drive.free_s + links.drive.lag_s
+        busy_until_s[BACK] = max(pool.d2h.free_s, links.write_backs.free_s)
+        busy_until_s[PEER_OUT] = links.p2p_out.free_s
+        busy_until_s[PEER_IN] = links.p2p_in.free_s
 
     def host_shares(self) -> list[tuple[int, float]]:
         """The host's busy seconds by the quantity they rest on (an index into `cost.figures.entries`)."""

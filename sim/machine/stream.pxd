@@ -1,21 +1,26 @@
 cimport cython
 from sim.machine.meter cimport Meter, Seconds
 from sim.machine.price cimport Operation
+from sim.machine.lanes cimport cause_of
+from sim.machine.runs cimport Paths, Runs
 from sim.machine.waiting cimport Waiting
 from sim.policy.tickets cimport Ticket
 
-cdef int _H2D, _HOST, _KEPT
+cdef int _H2D, _HOST, _KEPT, _N_RESOURCES
 
 @cython.final
 cdef class Launched(Ticket):
     cdef public object op
-    cdef public int layer, expert, n_tokens, length, row
-    cdef public double first_s, last_s, duration_s, arrived_s, slowed_s, more_s
+    cdef public int layer, expert, n_tokens, length, row, link
+    cdef public double first_s, last_s, duration_s, arrived_s, slowed_s, more_s, tail_s
     cdef public tuple after
 
 @cython.final
 cdef class Stream:
     cdef readonly object name
+    cdef readonly Runs runs
+    cdef public int link
+    cdef public bint looks_down
     cdef public double free_s
     cdef double[::1] gaps_s
     cdef readonly Seconds seconds
@@ -33,14 +38,14 @@ cdef class Stream:
     @cython.locals(ticket=Ticket)
     cpdef Ticket newest(self)
     cdef public object spans
-    @cython.locals(ticket=Ticket, start_s=double, cause=int, known=bint, work=Launched)
+    @cython.locals(ticket=Ticket, start_s=double, cause=int, lane=int, known=bint, work=Launched)
     cpdef Launched run(self, object op, int layer, int expert, int n_tokens, double first_s, double last_s,
                        double duration_s, int length, double arrived_s, tuple after, double slowed_s=*,
-                       double more_s=*)
+                       double more_s=*, double tail_s=*)
     @cython.locals(free_s=double, gap_s=double, end_s=double, prefetched=bint)
     cpdef place(self, object op, int layer, int expert, int n_tokens, double start_s, int cause, double first_s,
                      double last_s, double duration_s, int length, double arrived_s, tuple after, double slowed_s,
-                     double more_s)
+                     double more_s, double tail_s, int lane)
     cdef public double copied_s, written_s, slowed_s, owed_s
     cdef public bint remembers
     cdef double[::1] noted
@@ -58,14 +63,16 @@ cdef class Stream:
     cdef void charge(self) noexcept
     @cython.locals(at=int)
     cdef void _wait(self, int layer, int expert, int cause, bint speculative, double gap_s) noexcept
+    @cython.locals(at=int, resource=int, own=int)
+    cdef void _wait_down(self, int layer, int expert, int cause, bint speculative, double time_s, int lane) except *
     cdef void begin(self, int phase) noexcept
     cdef void enter(self, int layer) noexcept
     cdef void leave(self) noexcept
     @cython.locals(ticket=Ticket, ready_s=double)
     cdef double late_s(self, double start_s, int cause, double first_s, double arrived_s, tuple after) noexcept
-    @cython.locals(ticket=Ticket, work=Launched, start_s=double, cause=int, row=int)
+    @cython.locals(ticket=Ticket, work=Launched, start_s=double, cause=int, lane=int, row=int)
     cpdef bint progress(self) except -1
-    cpdef void idle_until(self, double time_s, int cause, bint speculative=*) noexcept
+    cpdef void idle_until(self, double time_s, int cause, bint speculative=*, int lane=*) except *
 
 @cython.locals(ticket=Ticket)
 cdef bint _for_a_prefetch(double start_s, tuple after) noexcept

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 
 from sim.base.flat import floats
-from sim.machine.lanes import CAUSES, H2D, HOST, OWED, Spans
+from sim.base.lanes import RESOURCES
+from sim.machine.lanes import CAUSES, GPU, H2D, HOST, OWED, Spans, cause_of
 from sim.machine.meter import Seconds
 from sim.machine.price import Operation
+from sim.machine.runs import Paths, Runs
 from sim.machine.waiting import Waiting
 from sim.policy.tickets import UNKNOWN_S, Ticket
 
-_H2D, _HOST = H2D, HOST  # machine integers where this is compiled
+_H2D, _HOST, _N_RESOURCES = H2D, HOST, len(RESOURCES)  # machine integers where this is compiled
 KEPT = 64
 """Operations of a stream that are remembered, as long as a copy may yet slow them."""
 _KEPT = KEPT
@@ -22,7 +24,7 @@ class Launched(Ticket):
 
     __slots__ = (
         *("after", "arrived_s", "duration_s", "expert", "first_s", "last_s", "layer"),
-        *("length", "more_s", "n_tokens", "op", "row", "slowed_s"),
+        *("length", "link", "more_s", "n_tokens", "op", "row", "slowed_s", "tail_s"),
     )
 
     op: str
@@ -37,6 +39,8 @@ class Launched(Ticket):
     after: tuple[Ticket, ...]
     slowed_s: float
     more_s: float
+    tail_s: float
+    link: int
     row: int  # of `Waiting`, when it was launched
 
 
@@ -47,8 +51,11 @@ class Stream:
     `blame` what a stream that waits for that is really waiting for.
     """
 
-    def __init__(self, name: str, n_layers: int = 1) -> None:
+    def __init__(self, name: str, n_layers: int = 1, runs: Runs | None = None, link: int = H2D) -> None:
         self.name = name
+        self.runs = Paths().of(GPU, 0) if runs is None else runs
+        self.link = link  # the lane of copies whose ends are told as numbers
+        self.looks_down = False  # what it waits for may have waited for a drive
         self.free_s = 0.0
         self.gaps_s = floats(len(CAUSES))  # waiting, by the cause named by the index
         self.waiting = Waiting(n_layers)
@@ -113,6 +120,7 @@ class Stream:
             after,
             operation.slowed_s,
             operation.more_s,
+            operation.tail_s,
         )
 
     def run(
@@ -129,23 +137,25 @@ class Stream:
         after: tuple[Ticket, ...],
         slowed_s: float = 0.0,
         more_s: float = 0.0,
+        tail_s: float = 0.0,
     ) -> Launched | None:
         """Launch work whose first kernel reaches the GPU at `first_s` and whose last one ends at `last_s` at best.
 
         Args:
             length: place of `duration_s` in `seconds.meter`. arrived_s: when the copies it needs had ended, as far as
                 that is known. after: whatever else it waits for. slowed_s: what it takes longer beside a copy, more_s:
-                beside pieces written back.
+                beside pieces written back. tail_s: of its last kernel.
 
         Returns: None when it is settled, and ends at `free_s`.
         """
         if self.n_pending == 0:
             start_s = first_s
-            cause = _HOST
+            cause = lane = _HOST
             known = True
             if arrived_s > start_s:
                 start_s = arrived_s
                 cause = _H2D
+                lane = self.link
             if after:
                 for ticket in after:
                     if ticket.end_s < 0.0:
@@ -154,6 +164,7 @@ class Stream:
                     if ticket.end_s > start_s:
                         start_s = ticket.end_s
                         cause = ticket.cause
+                        lane = ticket.lane
             if known:
                 self.place(
                     op,
@@ -170,11 +181,14 @@ class Stream:
                     after,
                     slowed_s,
                     more_s,
+                    tail_s,
+                    lane,
                 )
                 return None
         work = Launched.__new__(Launched)  # compiled, a fraction of what a constructor takes
         work.end_s = UNKNOWN_S
         work.cause = 0
+        work.lane = self.runs.number
         work.speculative = False
         work.op = op
         work.layer = layer
@@ -188,6 +202,8 @@ class Stream:
         work.after = after
         work.slowed_s = slowed_s
         work.more_s = more_s
+        work.tail_s = tail_s
+        work.link = self.link
         work.row = self.row
         self.pending.append(work)
         self.n_pending += 1
@@ -202,6 +218,7 @@ class Stream:
         if self.n_pending:
             return self.pending[self.n_pending - 1]
         ticket = Ticket(self.free_s, self.blame)
+        ticket.lane = self.runs.number
         ticket.speculative = self.blames_prefetch
         return ticket
 
@@ -221,8 +238,10 @@ class Stream:
         after: tuple[Ticket, ...],
         slowed_s: float,
         more_s: float,
+        tail_s: float,
+        lane: int,
     ) -> None:
-        """Settle work whose start is known."""
+        """Settle work whose start is known, and what it has waited for last."""
         if self.owed_s > 0.0:
             self.pay()
         free_s = self.free_s
@@ -230,8 +249,12 @@ class Stream:
         self.blames_prefetch = False
         if start_s > free_s:
             gap_s = start_s - free_s
+            self.runs.begin(start_s, lane)
             prefetched = cause == _H2D and arrived_s != start_s and _for_a_prefetch(start_s, after)
-            self._wait(layer, expert, cause, prefetched, gap_s)
+            if self.looks_down:
+                self._wait_down(layer, expert, cause, prefetched, start_s, lane)
+            else:
+                self._wait(layer, expert, cause, prefetched, gap_s)
             if gap_s > duration_s and self.late_s(start_s, cause, first_s, arrived_s, after) > duration_s:
                 # An expert on another GPU that mostly waited for its copy: whoever waits for it waits for the link.
                 # How long that GPU had been idle says nothing: it may just have had nothing to do.
@@ -247,6 +270,7 @@ class Stream:
             self.spans(self.name, op, layer, expert, n_tokens, 0, start_s, end_s)
         if last_s > end_s:
             # Kernels shorter than their launches: the stream starves between them.
+            self.runs.begin(last_s - tail_s, _HOST)
             self._wait(layer, expert, _HOST, False, last_s - end_s)
             end_s = last_s
         self.free_s = end_s
@@ -314,6 +338,19 @@ class Stream:
         self.charged_h2d_s = self.gaps_s[_H2D]
         self.waiting.charge(at, cause, speculative, gap_s)
 
+    def _wait_down(self, layer: int, expert: int, cause: int, speculative: bool, time_s: float, lane: int) -> None:
+        """Stand still up to then for what ends on a lane: each lane that led to it is charged its own time."""
+        at = self.row if layer < 0 else self.waiting.row_of(layer, expert, cause)
+        charged_s = self.runs.paths.charge(lane, time_s, self.free_s)
+        self.charge()
+        for resource in range(_N_RESOURCES):
+            if charged_s[resource] > 0.0:
+                own = cause_of(resource, cause)
+                self.gaps_s[own] += charged_s[resource]
+                self.waiting.charge(at, own, speculative, charged_s[resource])
+        self.charged_host_s = self.gaps_s[_HOST]
+        self.charged_h2d_s = self.gaps_s[_H2D]
+
     def charge(self) -> None:
         """Charge what gaps have grown by, and was charged to no layer, to the one that runs."""
         self.waited_s[self.row + _HOST] += self.gaps_s[_HOST] - self.charged_host_s
@@ -354,16 +391,18 @@ class Stream:
         while self.n_pending:
             work: Launched = self.pending[0]
             start_s = work.first_s
-            cause = _HOST
+            cause = lane = _HOST
             if work.arrived_s > start_s:
                 start_s = work.arrived_s
                 cause = _H2D
+                lane = work.link
             for ticket in work.after:
                 if ticket.end_s < 0.0:
                     return False
                 if ticket.end_s > start_s:
                     start_s = ticket.end_s
                     cause = ticket.cause
+                    lane = ticket.lane
             self.pending.popleft()
             self.n_pending -= 1
             row = self.row
@@ -385,6 +424,8 @@ class Stream:
                 work.after,
                 work.slowed_s,
                 work.more_s,
+                work.tail_s,
+                lane,
             )
             if self.row != row:
                 self.charge()
@@ -395,10 +436,18 @@ class Stream:
             work.after = ()
         return True
 
-    def idle_until(self, time_s: float, cause: int, speculative: bool = False) -> None:
-        """Charge the time up to `time_s` to `cause` (the host's last read, or waiting for an arrival)."""
+    def idle_until(self, time_s: float, cause: int, speculative: bool = False, lane: int = -1) -> None:
+        """Charge the time up to `time_s` to `cause` (the host's last read, or waiting for an arrival).
+
+        Args:
+            lane: on which what was waited for has ended.
+        """
         if time_s > self.free_s:
-            self._wait(-1, -1, cause, speculative and cause == _H2D, time_s - self.free_s)
+            self.runs.begin(time_s, _HOST)  # the host goes on now
+            if self.looks_down and lane >= 0:
+                self._wait_down(-1, -1, cause, speculative and cause == _H2D, time_s, lane)
+            else:
+                self._wait(-1, -1, cause, speculative and cause == _H2D, time_s - self.free_s)
             self.free_s = time_s
 
 

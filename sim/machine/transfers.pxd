@@ -9,7 +9,7 @@ from sim.machine.turn cimport Turn
 from sim.policy.pieces cimport Piece
 from sim.policy.tickets cimport Ticket
 
-cdef int _DEMAND
+cdef int _DEMAND, _HOST
 
 @cython.final
 cdef class Transfers:
@@ -28,7 +28,7 @@ cdef class Transfers:
     cdef bint demand(self, Piece piece, double ready_s) except -1
     @cython.locals(queue=CopyQueue, host=Host, now_s=double, free_s=double, copy_s=double, launch_s=double,
                    launched=double, shares=bint, told=bint, slows_until_s=double, begun_s=double, start_s=double,
-                   at=cython.Py_ssize_t)
+                   idle=bint, at=cython.Py_ssize_t)
     cdef bint demand_turn(self, Turn turn) except -1
     @cython.locals(host=Host, links=Links, now_s=double, queue=CopyQueue, duration_s=double, length=int, copy=Copy,
                    parts_differ=bint, n_bytes=cython.longlong)
@@ -39,7 +39,7 @@ cdef class Transfers:
     cdef tuple _part_launch(self, Piece piece)
     @cython.locals(of_index=list, index=int, timed=tuple)
     cdef _time(self, Piece piece, CopyQueue queue)
-    @cython.locals(queue=CopyQueue, host=Host, seconds=double, length=int, copy=Copy)
+    @cython.locals(queue=CopyQueue, host=Host, seconds=double, length=int, copy=Copy, link=CopyQueue)
     cdef Copy copy_back(self, Piece piece, double ready_s, tuple after)
     @cython.locals(queue=CopyQueue, host=Host, seconds=double, length=int, demanded=bint, read=Copy)
     cdef Copy read(self, int layer, int expert, long long n_bytes, int priority)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sim.machine.copies import Copy, copy_of
 from sim.machine.copy_queue import CopyQueue
 from sim.machine.host import Host
-from sim.machine.lanes import H2D, NVME, SerialLane
+from sim.machine.lanes import H2D, HOST, NVME, SerialLane
 from sim.machine.protocol import DEMAND, NO_TICKETS
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sim.policy.pieces import Piece
     from sim.policy.tickets import Ticket
 
-_DEMAND = DEMAND  # a machine integer where this is compiled
+_DEMAND, _HOST = DEMAND, HOST  # machine integers where this is compiled
 
 
 class Transfers:
@@ -87,10 +87,13 @@ class Transfers:
         while at < turn.n:
             while not told and at < turn.n:  # no call, as in `Experts.run_turn`
                 start_s = now_s + launch_s
-                if start_s < free_s:
+                idle = start_s > free_s
+                if not idle:
                     start_s = free_s
                 if start_s < slows_until_s:
                     break
+                if idle:
+                    queue.runs.begin(start_s, _HOST)
                 now_s += launch_s
                 free_s = start_s + copy_s
                 turn.arrived_s[at] = free_s
@@ -100,6 +103,8 @@ class Transfers:
                 begun_s = now_s
                 now_s += launch_s
                 start_s = now_s if now_s > free_s else free_s
+                if start_s > free_s:
+                    queue.runs.begin(start_s, _HOST)
                 if shares or start_s < slows_until_s:
                     free_s = queue.runs_s(start_s, copy_s, turn.n_bytes)
                 else:
@@ -141,6 +146,8 @@ class Transfers:
         if ready_s < now_s:
             ready_s = now_s
         copy = copy_of(piece, "prefetch", duration_s, length, False, ready_s, after)
+        if ready_s > now_s:
+            copy.submit_lane = queue.stream_lane
         queue.submit(copy, now_s)
         return copy
 
@@ -189,6 +196,9 @@ class Transfers:
             ready_s = host.now_s
         layer, expert, n_bytes = piece.layer, piece.expert, piece.n_bytes
         copy = Copy("write_back", layer, expert, n_bytes, seconds, length, True, ready_s, after, None, H2D)
+        if ready_s > host.now_s:
+            link: CopyQueue = self._links.h2d[piece.gpu]
+            copy.submit_lane = link.stream_lane
         self.back_bytes += n_bytes
         host.look()
         queue.submit(copy, host.now_s)

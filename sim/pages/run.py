@@ -30,6 +30,8 @@ PARTS = {
     "cpu": "waiting for experts on the CPU",
     "predictor": "waiting for predictions",
     "drive": "waiting for the drive",
+    "back": "waiting for copies back",
+    "peer": "waiting for transfers between GPUs",
 }
 UNDER_LOAD = (("queue_s", "TTFT: before the prompt begins"), ("service_s", "TTFT: from there"))
 RATES = ("hit_rate", "late_hit_rate", "miss_rate")

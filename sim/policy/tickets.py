@@ -11,21 +11,24 @@ class Ticket:
     """Something under way. `end_s` is when it ends, or `UNKNOWN_S` while that still depends on what comes.
 
     `cause` names the lane a waiter would be waiting for; `speculative` is true of a prefetch, and of what rests on one.
+    `lane` is the number of the lane on which it ends (`sim.machine.runs`).
     """
 
-    __slots__ = ("cause", "end_s", "speculative")
+    __slots__ = ("cause", "end_s", "lane", "speculative")
 
     def __init__(self, end_s: float, cause: int) -> None:
         self.end_s = end_s
         self.cause = cause
+        self.lane = cause
         self.speculative = False
 
 
-def ends_at(end_s: float, cause: int) -> Ticket:
-    """A ticket as `Ticket` makes it; compiled, in a fraction of the time."""
+def ends_at(end_s: float, cause: int, lane: int) -> Ticket:
+    """A ticket as `Ticket` makes it, of a lane; compiled, in a fraction of the time."""
     ticket = Ticket.__new__(Ticket)
     ticket.end_s = end_s
     ticket.cause = cause
+    ticket.lane = lane
     ticket.speculative = False
     return ticket
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from sim.base.lanes import ALWAYS, WAITED_FOR
+from sim.base.lanes import ALWAYS, CHARGED
 from sim.engine.counts import CLASSES
 from sim.results.schema import (
     BoundBy,
@@ -198,16 +198,19 @@ def prefetching(tally: Tally) -> Prefetches:
 
 
 def composition(clockwork: Clockwork, phase: str, drive: bool) -> Composition:
-    """Share of the phase's time GPU 0 was busy, or waiting for copies, host, CPU, predictor, drive; sums to 1."""
-    times_ = clockwork.phases[phase]
-    total = math.fsum(times_.parts_s)
-    return Composition(
-        **{
-            share: times_.parts_s[cause] / total if total else None
-            for cause, share in enumerate(WAITED_FOR)
-            if drive or share in ALWAYS
-        }
-    )
+    """Shares of the critical path of a phase's time; they sum to 1.
+
+    Where a path goes back beyond the phase's beginning (a copy that was under way then, say), what it has more there
+    than the path of that beginning had, this had less: that is counted as nothing.
+    """
+    path_s = clockwork.phases[phase].path_s
+    spent_s = {share: max(0.0, path_s[resource]) for share, (resource, _) in CHARGED.items()}
+    total = math.fsum(spent_s.values())
+    told = {
+        share for share in ("back", "peer") if any(one.path_s[CHARGED[share][0]] for one in clockwork.phases.values())
+    }
+    told |= {*ALWAYS, *(("drive",) if drive else ())}
+    return Composition(**{share: s / total if total else None for share, s in spent_s.items() if share in told})
 
 
 def bound_by(clockwork: Clockwork, drive: bool = False) -> BoundBy:

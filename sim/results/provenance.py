@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from sim.machine.lanes import CPU, GPU, H2D, HOST, NVME, SIDE
+from sim.base.lanes import BACK, CPU, GPU, H2D, HOST, NVME, PEER, SIDE
 from sim.results.schema import Figure, Provenance
 from sim.workload.iterations import PHASES
 
@@ -21,7 +21,7 @@ SPREAD = {"measured": 0.05, "datasheet": 0.15, "assumed": 0.30}
 
 
 class Attribution(NamedTuple):
-    """Part of GPU 0's time that rests on one figure, and by which factors it changes over that figure's range."""
+    """Part of the time that rests on one figure, and by which factors it changes over that figure's range."""
 
     figure: str
     source: str
@@ -34,31 +34,38 @@ class Attribution(NamedTuple):
 
 
 def attributions(machine: SimulatedMachine, clockwork: Clockwork, phases: Iterable[str] = PHASES) -> list[Attribution]:
-    """Which figure each part of GPU 0's time in these phases rests on.
+    """Which figure each part of these phases' time rests on.
 
-    Busy and waiting parts are split by the quantities their lane spent its time on, over the whole run.
+    What the critical path spends on a lane is split by what that lane spent its time on in the whole run.
     """
     cost = machine.cost
-    chosen = (clockwork.phases[phase].parts_s for phase in phases)
-    parts_s = [math.fsum(column) for column in zip(*chosen, strict=True)]
+    chosen = (clockwork.phases[phase].path_s for phase in phases)
+    parts_s = [max(0.0, math.fsum(column)) for column in zip(*chosen, strict=True)]
     seconds = [0.0] * len(cost.figures.entries)
-    _spread(seconds, parts_s[GPU], list(enumerate(machine.gpu_s)))
+    on_gpus = list(enumerate(machine.gpu_s))
+    if cost.several.gathers:  # by ports of their own
+        peers = (cost.copies.q_p2p_latency, cost.copies.q_p2p_bandwidth)
+        _spread(seconds, parts_s[PEER], [one for one in on_gpus if one[0] in peers])
+        on_gpus = [one for one in on_gpus if one[0] not in peers]
+    _spread(seconds, parts_s[GPU], on_gpus)
     copies, n_copies = cost.copies, sum(up.n_copies for up in machine.h2d)
     busy_s, latency_s = math.fsum(up.busy_s for up in machine.h2d), n_copies * copies.call_latency_s
     by_law = cost.sharing.on and "h2d_slowdown_by_cpu" not in cost.sharing.stated
     slowed_s = machine.copies_slowed_s if by_law else 0.0
-    down_latency_s = machine.n_kv_out * copies.d2h_latency_s  # what waits for pages that go down waits for copies, too
     on_links = [(copies.q_h2d_latency, latency_s), (copies.q_h2d_bandwidth, busy_s - slowed_s - latency_s)]
     on_links += [(cost.sharing.q_host, slowed_s)]
-    on_links += [(copies.q_d2h_latency, down_latency_s), (copies.q_d2h_bandwidth, machine.kv_out_s - down_latency_s)]
     _spread(seconds, parts_s[H2D], on_links)
+    n_machines = len(machine.h2d) // cost.several.n_gpus  # of replicas a lane's time is a mean
+    down_s, down_bytes_s = machine.lane_busy_s()["d2h"], machine.d2h_bytes / copies.d2h_bytes_per_s / n_machines
+    on_way_back = [(copies.q_d2h_latency, max(0.0, down_s - down_bytes_s)), (copies.q_d2h_bandwidth, down_bytes_s)]
+    _spread(seconds, parts_s[BACK], on_way_back)
     _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
     _spread(seconds, parts_s[HOST], machine.host_shares())
-    _spread(seconds, parts_s[SIDE], list(enumerate(machine.side_s)))
+    waited = [one for one in machine.host_shares() if one[0] in cost.q_predictor.values()]  # of the side lane, too
+    _spread(seconds, parts_s[SIDE], [*enumerate(machine.side_s), *waited])
     if cost.drive is not None:
         drive, busy_s = cost.drive, machine.lane_busy_s()["nvme"]
         lag_s = machine.n_reads * drive.lag_s
-        n_machines = len(machine.h2d) // cost.several.n_gpus  # of replicas the lane's time is a mean
         lag_s, slowed_s = lag_s / n_machines, machine.reads_slowed_s / n_machines
         rests_on = [(drive.q_latency, lag_s), (drive.q_bandwidth, busy_s - slowed_s), (cost.sharing.q_host, slowed_s)]
         _spread(seconds, parts_s[NVME], rests_on)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.base.lanes import RESOURCES
 from sim.engine.counts import Tally
 from sim.machine.lanes import CAUSES
 from sim.machine.waiting import Waiting
@@ -47,6 +48,8 @@ class _Phase:
         self.time_s = math.fsum(one.time_s for one in of)
         parts = [one.parts_s for one in of]
         self.parts_s = [math.fsum(part[cause] for part in parts) for cause in range(len(CAUSES))]
+        paths = [one.path_s for one in of]
+        self.path_s = [math.fsum(path[resource] for path in paths) for resource in range(len(RESOURCES))]
 
 
 class _Pages:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sim.base.lanes import WAITED_FOR
+from sim.base.lanes import CHARGED
 
 Share = float | None
 Timed = Literal["tpot_s", "ttft_s"]
@@ -409,8 +409,13 @@ class Bound(msgspec.Struct, frozen=True):
     above_frac: float | None
 
 
+TIED = 1e-9
+"""Shares that differ by less are equal but for rounding."""
+
+
 class Composition(msgspec.Struct, frozen=True):
-    """Shares of GPU 0's time: busy, or waiting for copies, host, CPU, predictor; the drive, if there is one."""
+    """Shares of a phase's time by what held it up: the GPU, copies to it, the host, the CPU, the predictor; the drive,
+    if there is one; the link back and links between GPUs, where any time is charged to them."""
 
     gpu: Share
     copy: Share
@@ -418,19 +423,23 @@ class Composition(msgspec.Struct, frozen=True):
     cpu: Share
     predictor: Share
     drive: Share | msgspec.UnsetType = msgspec.UNSET
+    back: Share | msgspec.UnsetType = msgspec.UNSET
+    peer: Share | msgspec.UnsetType = msgspec.UNSET
 
     def by_part(self) -> dict[str, Share]:
         """What the time went to -> share."""
         return {part: share for part, share in msgspec.structs.asdict(self).items() if share is not msgspec.UNSET}
 
     def largest(self) -> str | None:
-        """The resource behind the largest share; None where no time went by."""
+        """The resource behind the largest share, or those that share it; None where no time went by."""
         known = {part: share for part, share in self.by_part().items() if share is not None}
-        return WAITED_FOR[max(known, key=lambda part: known[part])].resource if known else None
+        most = max(known.values(), default=0.0)
+        return " and ".join(CHARGED[part][1].resource for part, share in known.items() if share >= most - TIED) or None
 
 
 class BoundBy(msgspec.Struct, frozen=True):
-    """`resource`: gpu, copy link, host, cpu, predictor or drive; what takes the largest share of decode."""
+    """`resource`: gpu, copy link, host, cpu, predictor, drive, link back or peer link; what takes the largest share of
+    decode. Several, joined by "and", where none takes more than another."""
 
     resource: str | None
     prefill: Composition

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from sim.base.lanes import WAITED_FOR
+from sim.base.lanes import CHARGED
 from sim.base.units import RAM, show_bytes, show_count, show_frac, show_fracs, show_number, show_ram, show_seconds
 from sim.engine.counts import CLASSES
 from sim.results.by_layer_text import lines
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.results.schema import Lengths, Phased, SizesByLayer, Timed
 
-_LANE = {lane.resource: lane for lane in WAITED_FOR.values()}
+_LANE = {lane.resource: lane for _, lane in CHARGED.values()}
 # GPU 0's memory, or the host's, where a run does not fit (`DoesNotFit.sizes`).
 _SIZES = {
     "dense_bytes": "dense weights",
@@ -98,9 +98,11 @@ def verdict(result: Result) -> str:
     catch += f"; {rests_on}" if rests_on else ""
     if bound.resource is None:
         return f"{who}: {speed}{catch}"
-    lane = _LANE[bound.resource]
-    share = bound.of(phase).by_part()[lane.share or ""]
-    return f"{who}: {speed}, bound by {lane.thing} ({100 * (share or 0.0):.0f} % of {phase} time {lane.doing}){catch}"
+    lanes = [_LANE[name] for name in bound.resource.split(" and ")]
+    share = bound.of(phase).by_part()[lanes[0].share or ""]
+    things, each = " and ".join(lane.thing for lane in lanes), "each " if len(lanes) > 1 else ""
+    doing = " and ".join(lane.doing for lane in lanes)
+    return f"{who}: {speed}, bound by {things} ({each}{100 * (share or 0.0):.0f} % of {phase} time {doing}){catch}"
 
 
 def decoding_per_s(result: Result) -> float | None:
@@ -275,7 +277,8 @@ def _host(result: Result) -> Table:
     found = host.by_phase.get("decode")
     parts = [f"{phase} {show_frac(one.hit / one.asked)} of {one.asked:,}" for phase, one in host.by_phase.items()]
     held = f"{show_ram(host.peak_bytes)} of {show_ram(host.bytes)} held at most, by {host.ram_policy}"
-    held += ", which began empty and was never full" if host.start == "cold" and host.peak_bytes < host.bytes else ""
+    if host.start == "cold" and not host.evicted and not host.passed:  # a rest that holds no expert more is no room
+        held += ", which began empty and had room left"
     rows.add_row("experts there", f"{', '.join(parts) or 'none asked for'}; {held}")
     if found is not None and result.decode_tokens:
         rows.add_row("read per token", f"{show_bytes(found.read_bytes / result.decode_tokens)} of decode")

@@ -12,8 +12,9 @@ from simpy.events import Event, EventPriority
 from sim.machine.events.clock import DEMANDS, STARTS, Clock, Pending, Steps
 from sim.machine.events.flow import Flow
 from sim.machine.events.timeline import add_up
-from sim.machine.lanes import H2D, NVME
+from sim.machine.lanes import H2D, HOST
 from sim.machine.protocol import DEMAND
+from sim.machine.runs import Runs
 from sim.policy.tickets import Ticket
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Copy(Pending):
         "op",
         "piece",
         "priority",
+        "submit_lane",
         "submit_s",
     )
 
@@ -67,6 +69,7 @@ class Copy(Pending):
         self.priority = priority
         self.speculative = priority != DEMAND
         self.submit_s = submit_s
+        self.submit_lane = HOST
         self.after = after
         self.cancelled = False
         self.carries = carries  # a result: who waits for it waits for what that was late for
@@ -82,9 +85,13 @@ class Copy(Pending):
                 ready_s = ticket.end_s
         return ready_s
 
-    def else_s(self, free_s: float) -> float:
-        """When it had started but for the first of what it waits for, on a lane that is free then."""
-        return max(free_s, self.submit_s, *(ticket.end_s for ticket in self.after[1:]))
+    def waited_for(self) -> int:
+        """The lane of what was ready last."""
+        ready_s, lane = self.submit_s, self.submit_lane
+        for ticket in self.after:
+            if ticket.end_s > ready_s:
+                ready_s, lane = ticket.end_s, ticket.lane
+        return lane
 
 
 class CopyEngine:
@@ -94,8 +101,9 @@ class CopyEngine:
     spoken at that instant, for it may ask for a demand.
     """
 
-    def __init__(self, name: str, clock: Clock, index: int, spans: Spans | None, report: bool) -> None:
+    def __init__(self, name: str, clock: Clock, index: int, spans: Spans | None, report: bool, runs: Runs) -> None:
         self.name = name
+        self.runs = runs
         self.clock = clock
         self.spans = spans
         self.report = report  # keep `finished`, because somebody polls
@@ -138,12 +146,12 @@ class CopyEngine:
             if copy is None:  # withdrawn
                 continue
             self.queue.remove(copy)
-            if copy.after and self.clock.now > self.free_s:
-                late = copy.after[0]
-                if copy.carries:
-                    copy.cause, copy.speculative = late.cause, late.speculative
-                elif late.cause == NVME and self.clock.now - copy.else_s(self.free_s) > copy.duration_s:
-                    copy.cause = NVME  # it has mostly waited for its read: so does who waits for it
+            lane = copy.waited_for()
+            if self.clock.now > self.free_s and lane != self.runs.number:
+                self.runs.begin(self.clock.now, lane)
+            copy.lane = self.runs.number
+            if copy.carries and self.clock.now > self.free_s:
+                copy.cause, copy.speculative = copy.after[0].cause, copy.after[0].speculative
             copy.after = NOTHING  # let go of what it waited for, or tickets would chain through the whole run
             self.n_copies += copy.n_copies
             self.copied_bytes += copy.n_bytes
@@ -201,6 +209,7 @@ class CopyEngine:
         self.queue.remove(copy)
         copy.cancelled = True
         copy.after = NOTHING
+        copy.lane = HOST
         copy.end(now_s)  # nothing that was to follow it waits any more
         return True
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.base.lanes import BACK, CPU, GPU, H2D, NVME, PEER_IN, PEER_OUT, SIDE
 from sim.machine.events.bill import TERMS, WAYS
 from sim.machine.events.copies import CopyEngine
 from sim.machine.events.flow import Pool, Rest
 from sim.machine.events.lanes import Serial, Stream
+from sim.machine.runs import Paths, Runs
 
 if TYPE_CHECKING:
     from sim.machine.copy_prices import CopyPrices
@@ -35,26 +37,39 @@ class Lanes:
     ) -> None:
         self._clock = clock
         self._spans = spans
+        self.paths = paths = Paths(n_gpus, 1 if in_turn else n_gpus)
         names = [""] if n_gpus == 1 else [str(gpu) for gpu in range(n_gpus)]
-        self.streams = [Stream(f"gpu{name}", clock, spans, n_layers) for name in ([""] if in_turn else names)]
+        self.streams = [
+            Stream(f"gpu{name}", clock, spans, n_layers, paths.of(GPU, gpu))
+            for gpu, name in enumerate([""] if in_turn else names)
+        ]
         # A read that takes no time is over before the links choose: of what starts at one instant the drive is first.
-        self.drive = CopyEngine("nvme", clock, 0, spans, report=False)  # reads into host memory
-        self.h2d = [CopyEngine(f"h2d{name}", clock, index, spans, report_copies) for index, name in enumerate(names, 1)]
-        self.write_backs = CopyEngine("d2h", clock, n_gpus + 1, spans, report=False)  # pieces written back
-        self.p2p_out = CopyEngine("p2p_out", clock, n_gpus + 2, spans, report=False)  # ports of GPU 0, to its peers
-        self.p2p_in = CopyEngine("p2p_in", clock, n_gpus + 3, spans, report=False)
+        self.drive = CopyEngine("nvme", clock, 0, spans, False, paths.of(NVME, 0))  # reads into host memory
+        self.h2d = [
+            CopyEngine(f"h2d{name}", clock, gpu + 1, spans, report_copies, paths.of(H2D, gpu))
+            for gpu, name in enumerate(names)
+        ]
+        back = paths.of(BACK, 0)
+        self.write_backs = CopyEngine("d2h", clock, n_gpus + 1, spans, False, back)  # pieces written back
+        # Ports of GPU 0, to its peers.
+        self.p2p_out = CopyEngine("p2p_out", clock, n_gpus + 2, spans, False, paths.of(PEER_OUT, 0))
+        self.p2p_in = CopyEngine("p2p_in", clock, n_gpus + 3, spans, False, paths.of(PEER_IN, 0))
         self.serial: list[Serial] = []
-        self.d2h = self.add("d2h")  # the same engine for activations; a run uses one of the two
-        self.cpu = self.add("cpu")
-        self.side = self.add("predictor")
+        self.d2h = self.add("d2h", back)  # the same engine for activations; a run uses one of the two
+        self.cpu = self.add("cpu", paths.of(CPU, 0))
+        self.side = self.add("predictor", paths.of(SIDE, 0))
 
     def stream_of(self, gpu: int) -> Stream:
         """What a GPU computes on: a stream of its own, or the one that all take turns on."""
         return self.streams[gpu if len(self.streams) > 1 else 0]
 
-    def add(self, name: str) -> Serial:
-        """One more lane that serves in order of asking; results tell how busy it was."""
-        self.serial.append(Serial(name, self._clock, self._spans))
+    def add(self, name: str, runs: Runs | None = None) -> Serial:
+        """One more lane that serves in order of asking; results tell how busy it was.
+
+        Args:
+            runs: where it notes whom it has waited for. None: its time counts as the CPU's on the critical path.
+        """
+        self.serial.append(Serial(name, self._clock, self._spans, self.paths.of(CPU, 0) if runs is None else runs))
         return self.serial[-1]
 
     def busy_s(self) -> dict[str, float]:

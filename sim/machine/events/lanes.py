@@ -14,7 +14,8 @@ from simpy import Store
 from sim.machine.events.clock import Clock, Pending, Steps
 from sim.machine.events.flow import Flow
 from sim.machine.events.timeline import TimeLine
-from sim.machine.lanes import H2D, HOST, NVME
+from sim.machine.lanes import H2D, HOST, cause_of
+from sim.machine.runs import Runs
 from sim.machine.waiting import Waiting
 from sim.policy.tickets import Ticket
 
@@ -33,7 +34,7 @@ class Work(Pending):
 
     __slots__ = (
         *("after", "booked", "duration_s", "expert", "first_s", "last_s", "layer", "n_bytes", "n_tokens", "op"),
-        "row",
+        *("row", "tail_s"),
     )
 
     def __init__(
@@ -48,8 +49,10 @@ class Work(Pending):
         after: tuple[Ticket, ...] = NOTHING,
         last_s: float = 0.0,
         n_bytes: float = 0.0,
+        tail_s: float = 0.0,
     ) -> None:
         super().__init__(cause)
+        self.tail_s = tail_s  # of its last kernel
         self.n_bytes = n_bytes  # moved through the memory that its lane draws from
         self.op = op
         self.layer = layer
@@ -70,6 +73,14 @@ class Work(Pending):
                 ready_s, cause = ticket.end_s, ticket.cause
         return ready_s, cause
 
+    def waited_for(self) -> int:
+        """The lane of what was there last."""
+        ready_s, lane = self.first_s, HOST
+        for ticket in self.after:
+            if ticket.end_s > ready_s:
+                ready_s, lane = ticket.end_s, ticket.lane
+        return lane
+
     def waits_for_a_prefetch(self) -> bool:
         """Whether the copy that it waits for last is speculative."""
         ready_s = self.ready()[0]
@@ -86,8 +97,9 @@ class Work(Pending):
 class Serial:
     """A lane that serves one at a time, in order of asking."""
 
-    def __init__(self, name: str, clock: Clock, spans: Spans | None) -> None:
+    def __init__(self, name: str, clock: Clock, spans: Spans | None, runs: Runs) -> None:
         self.name = name
+        self.runs = runs
         self.clock = clock
         self.spans = spans
         self.asked = Store(clock)
@@ -107,10 +119,12 @@ class Serial:
         while True:
             work: Work = yield self.asked.get()
             yield from clock.ends_of(work.after)
-            ready_s, cause = work.ready()
-            if cause == NVME and work.late_s(NVME, self.free_s) > work.duration_s:
-                work.cause = NVME  # it has mostly waited for its read: so does who waits for it
+            ready_s, _ = work.ready()
             yield from clock.until(ready_s)
+            lane = work.waited_for()
+            if ready_s > self.free_s and lane != self.runs.number:
+                self.runs.begin(ready_s, lane)
+            work.lane = self.runs.number
             yield flow.work(work.duration_s, n_bytes=work.n_bytes)
             self.free_s = flow.end_s
             self.busy_s += flow.spent_s
@@ -124,8 +138,9 @@ class Serial:
 class Stream:
     """A GPU's compute stream: serves in launch order; the gap before an operation is charged to what it waited for."""
 
-    def __init__(self, name: str, clock: Clock, spans: Spans | None, n_layers: int) -> None:
+    def __init__(self, name: str, clock: Clock, spans: Spans | None, n_layers: int, runs: Runs) -> None:
         self.name = name
+        self.runs = runs
         self.clock = clock
         self.spans = spans
         self.waiting = Waiting(n_layers)
@@ -134,11 +149,13 @@ class Stream:
         self.flow = Flow(clock)
         self.time = TimeLine()
         self.stretched_s = 0.0
+        self.looks_down = False  # what it waits for may have waited for a drive
         clock.process(self._serve())
 
     def launch(self, work: Work) -> Work:
         """Run it after all that was launched before."""
         work.row = self.waiting.row
+        work.lane = self.runs.number
         self.under_way.append(work)
         self.launched.put(work)
         return work
@@ -169,9 +186,17 @@ class Stream:
             # An expert on another GPU that mostly waited for its copy: whoever waits for it waits for the link.
             # How long that GPU had been idle says nothing: it may just have had nothing to do.
             work.cause, work.speculative = cause, speculative
-        gap_s = self.time.gap(work.ready()[0], cause)
-        self._waited(work, cause, speculative, gap_s)
+        ready_s, free_s, lane = work.ready()[0], self.time.free_s, work.waited_for()
+        if ready_s > free_s:
+            self.runs.begin(ready_s, lane)
+        if ready_s > free_s and self.looks_down:
+            at = work.row if work.layer < 0 else self.waiting.row_of(work.layer, work.expert, cause)
+            self._wait_down(at, cause, speculative, ready_s, lane)
+        else:
+            self._waited(work, cause, speculative, self.time.gap(ready_s, cause))
         starved_s = self.time.work(spent_s, end_s, work.last_s)
+        if starved_s > 0.0:
+            self.runs.begin(work.last_s - work.tail_s, HOST)
         self._waited(work, HOST, False, starved_s)
         work.booked = True
 
@@ -190,7 +215,26 @@ class Stream:
                 start_s = max(work.ready()[0], self.time.free_s)
                 self._book(work, work.duration_s, start_s + work.duration_s)
 
-    def idle_until(self, time_s: float, cause: int, speculative: bool = False) -> None:
-        """Charge the time up to `time_s` to `cause` (the host's last read, or an arrival), where nothing is left."""
-        if not self.under_way:
+    def _wait_down(self, at: int, cause: int, speculative: bool, time_s: float, lane: int) -> None:
+        """It stood still up to then for what ended on a lane: each lane that led to it is charged its own time."""
+        charged_s = self.runs.paths.charge(lane, time_s, self.time.free_s)
+        for resource, spent_s in enumerate(charged_s):
+            if spent_s > 0.0:
+                own = cause_of(resource, cause)
+                self.time.gaps_s[own] += spent_s
+                self.waiting.charge(at, own, speculative, spent_s)
+        self.time.free_s = time_s
+
+    def idle_until(self, time_s: float, cause: int, speculative: bool = False, lane: int = -1) -> None:
+        """Charge the time up to `time_s` to `cause` (the host's last read, or an arrival), where nothing is left.
+
+        Args:
+            lane: on which what was waited for has ended.
+        """
+        if self.under_way or time_s <= self.time.free_s:
+            return
+        self.runs.begin(time_s, HOST)  # the host goes on now
+        if self.looks_down and lane >= 0:
+            self._wait_down(self.waiting.row, cause, speculative, time_s, lane)
+        else:
             self.waiting.wait(-1, -1, cause, speculative, self.time.gap(time_s, cause))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
+from sim.base.lanes import BACK, WIRE
 from sim.machine.dense_parallel import Step, Together
 from sim.machine.events.bill import Bill
 from sim.machine.events.clock import Clock, Pending
@@ -22,10 +23,10 @@ from sim.machine.lanes import CPU, GPU, H2D, HOST, IDLE, NVME, SIDE
 from sim.machine.protocol import DEMAND, Machine
 from sim.machine.several import SHARED
 from sim.machine.waiting import Waiting
-from sim.policy.tickets import UNKNOWN_S, Ticket
+from sim.policy.tickets import UNKNOWN_S, Ticket, ends_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import MutableSequence, Sequence
 
     from sim.base.quantities import Basis
     from sim.machine.cost import Cost
@@ -61,11 +62,13 @@ class EventMachine(Machine):
         self.lanes = lanes = Lanes(
             self.clock, n_gpus, spans, report_copies, len(cost.n_dense_before) - 1, cost.several.in_turn
         )
-        self.streams, self.h2d = lanes.streams, lanes.h2d
+        self.streams, self.h2d, self.paths = lanes.streams, lanes.h2d, lanes.paths
         if cost.sharing.on:
             couple(lanes, cost.sharing, cost.drive is not None)
         if cost.drive is not None:
             lanes.drive.lag_s = cost.drive.lag_s
+            lanes.paths.lags(NVME, cost.drive.lag_s)
+            lanes.streams[0].looks_down = True
         if cost.several.host_links == SHARED:
             share_host_memory(lanes, cost.copies)
         self._joins: tuple[Ticket, ...] = NOTHING
@@ -119,11 +122,12 @@ class EventMachine(Machine):
         self.bill.runs(price)
         self.groups.end()
         after, self._joins = self._joins, NOTHING
-        last_s = self.now_s + launch.tail_frac * price.duration_s
+        tail_s = launch.tail_frac * price.duration_s
+        last_s = self.now_s + tail_s
         ticket = self.streams[0].launch(
             Work(
                 *(GPU, op, layer, -1, self._n_tokens, host_s + launch.first_s, price.duration_s, after, last_s),
-                price.n_bytes,
+                *(price.n_bytes, tail_s),
             )
         )
         self._happens()
@@ -144,10 +148,12 @@ class EventMachine(Machine):
                 if price is None:
                     continue
                 self.bill.runs(price)
-                last_s = self.now_s + launch.tail_frac * price.duration_s
+                tail_s = launch.tail_frac * price.duration_s
+                last_s = self.now_s + tail_s
                 first_s = host_s + launch.first_s
                 work = Work(
-                    *(GPU, op, layer, -1, self._n_tokens, first_s, price.duration_s, after, last_s), price.n_bytes
+                    *(GPU, op, layer, -1, self._n_tokens, first_s, price.duration_s, after, last_s),
+                    *(price.n_bytes, tail_s),
                 )
                 self.streams[gpu].launch(work)
                 if gpu == 0:
@@ -199,9 +205,10 @@ class EventMachine(Machine):
         self.clock.run_until_over(ticket)
         if ticket.end_s > self.now_s:
             self.now_s = ticket.end_s
+            self.paths.of(HOST, 0).begin(self.now_s, ticket.lane)
             if ticket.cause in (H2D, CPU, NVME):
                 # A stream that idles because the host waits for a copy waits for that copy, not for the host.
-                self.streams[0].idle_until(self.now_s, ticket.cause, ticket.speculative)
+                self.streams[0].idle_until(self.now_s, ticket.cause, ticket.speculative, ticket.lane)
         self._host("sync", -1, -1, 0, 0, self.cost.launches.sync_s)
         self.bill.n_syncs += 1
         self.groups.end()
@@ -233,13 +240,14 @@ class EventMachine(Machine):
         cost = self.cost
         self._happens()
         if arrived_s:
-            after = (Ticket(arrived_s, H2D), *after)
+            after = (ends_at(arrived_s, H2D, self.paths.of(H2D, piece.gpu).number), *after)
         price, launch = self.groups.priced(piece, n_tokens, after, self.now_s)
         host_s = self._host("launch expert", piece.layer, piece.expert, n_tokens, 0, launch.all_s)
         launch.n += 1
         self.bill.runs(price)
         first_s, duration_s = host_s + launch.first_s, price.duration_s
-        last_s = self.now_s + launch.tail_frac * duration_s
+        tail_s = launch.tail_frac * duration_s
+        last_s = self.now_s + tail_s
         if piece.gpu != 0 and self.gathers:
             if self.exchange.sent[piece.gpu] is None:  # the gate asked for none there: its home is elsewhere
                 self._send(piece.layer, piece.gpu, n_tokens)
@@ -251,7 +259,10 @@ class EventMachine(Machine):
             peer_s = cost.copies.p2p_s(cost.activation_bytes(n_tokens))
             crossing_s = peer_s  # back; and there, as far as the launch does not hide it
             if self._gate is not None and self._gate.end_s != UNKNOWN_S:
-                after = (*after, Ticket(self._gate.end_s + peer_s, GPU))
+                after = (*after, ends_at(self._gate.end_s + peer_s, GPU, WIRE))
+                wire = self.paths.of(WIRE, 0)
+                if wire.began_s() != self._gate.end_s:
+                    wire.begin(self._gate.end_s, GPU)
                 crossing_s += min(peer_s, max(0.0, self._gate.end_s + peer_s - first_s))
             if peer_s:
                 self.bill.crosses(crossing_s, peer_s)
@@ -259,7 +270,7 @@ class EventMachine(Machine):
         ticket = self.lanes.stream_of(piece.gpu).launch(
             Work(
                 *(GPU, "expert", piece.layer, piece.expert, n_tokens, first_s, duration_s, after, last_s),
-                price.n_bytes,
+                *(price.n_bytes, tail_s),
             )
         )
         if piece.gpu != 0 and self.gathers:
@@ -343,6 +354,8 @@ class EventMachine(Machine):
         n_bytes, engine = piece.n_bytes, self.h2d[piece.gpu]
         seconds = self.cost.copies.expert_s(n_bytes, piece.stop_frac - piece.start_frac)
         copy = Copy(op, piece.layer, piece.expert, n_bytes, seconds, priority, launched_s, after, piece=piece)
+        if launched_s > self.now_s:
+            copy.submit_lane = self.paths.stream_of(piece.gpu)
         return self._submit(engine, copy)
 
     def read(self, layer: int, expert: int, n_bytes: int, priority: int) -> Ticket:
@@ -359,6 +372,8 @@ class EventMachine(Machine):
         bill.written_back_bytes += n_bytes
         seconds = self.cost.copies.expert_back_s(n_bytes, piece.stop_frac - piece.start_frac)
         copy = Copy("write_back", piece.layer, piece.expert, n_bytes, seconds, DEMAND, launched_s, after)
+        if launched_s > self.now_s:
+            copy.submit_lane = self.paths.stream_of(piece.gpu)
         return self._submit(self.lanes.write_backs, copy)
 
     def _copy_launched(self, piece: Piece) -> float:
@@ -449,6 +464,7 @@ class EventMachine(Machine):
     def wait_until(self, time_s: float) -> None:
         if time_s > self.now_s:
             self.now_s = time_s
+            self.paths.of(HOST, 0).begin(time_s, IDLE)
             self._happens()
             self.streams[0].idle_until(time_s, IDLE)
 
@@ -466,6 +482,18 @@ class EventMachine(Machine):
             stream.book_ahead()
         self.waiting.leave()
         return stream.time.parts_s
+
+    def path_s(self) -> MutableSequence[float]:
+        self._happens()
+        lanes, busy_until_s = self.lanes, self.paths.busy_until_s
+        for stream in self.streams:
+            busy_until_s[stream.runs.number] = stream.time.free_s
+        for lane in lanes.serial:
+            busy_until_s[lane.runs.number] = max(lane.free_s, lane.flow.end_s)
+        for engine in (*self.h2d, lanes.p2p_out, lanes.p2p_in, lanes.drive):
+            busy_until_s[engine.runs.number] = max(engine.free_s, engine.flow.end_s) + engine.lag_s
+        busy_until_s[BACK] = max(max(one.free_s, one.flow.end_s) for one in (lanes.d2h, lanes.write_backs))
+        return self.paths.settle(self.now_s)
 
     @property
     def waiting(self) -> Waiting:

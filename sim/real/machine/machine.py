@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from sim.base.flat import floats
 from sim.base.interrupts import POLL_S, heard
+from sim.base.lanes import RESOURCES
 from sim.machine.lanes import HOST, IDLE
 from sim.machine.protocol import Machine
 from sim.machine.waiting import Waiting
@@ -228,6 +230,13 @@ class RealMachine(Machine):
     def parts_s(self) -> list[float]:
         self.waiting.leave()
         return list(self.ledger.parts_s)
+
+    def path_s(self) -> MutableSequence[float]:
+        # What held up a real lane is not known all the way down: what GPU 0 waited for last has to do.
+        path_s = floats(len(RESOURCES))
+        for cause, part_s in enumerate(self.ledger.parts_s):
+            path_s[cause] = part_s
+        return path_s
 
     @property
     def waiting(self) -> Waiting:
