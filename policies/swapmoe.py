@@ -49,7 +49,7 @@ from sim.policy import (
 )
 
 if TYPE_CHECKING:
-    from sim.policy import Trace
+    pass
 
 NORM_UNIT = 256  # norms in whole 1 / 256, so that sums are exact
 
@@ -135,7 +135,7 @@ class SwapMoe(Policy):
 
     def learn(self, store: StoreSplit) -> None:
         """The first Virtual Experts are those that the store split finds important; without one, the first ids."""
-        self._trace: Trace = store.trace
+        self._trace = store.trace
         for request in store.requests:
             start, stop = request.first_row, request.first_row + request.prompt_len + request.outputs - 1
             scores, ids = self._trace.scores(start, stop), self._trace.experts[start:stop].astype(np.int64)

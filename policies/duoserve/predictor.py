@@ -19,7 +19,7 @@ from policies.common.surrogate import PREFIX
 from sim.policy import MAKE_ONE, BadInput, bundled
 
 if TYPE_CHECKING:
-    from sim.policy import Trace
+    from sim.policy import Trace, TrainingTrace
 
 Ids = NDArray[np.int64]
 
@@ -148,7 +148,7 @@ def accuracy(named: Iterable[Ids], blocks: Iterable[Ids], top_k: int) -> dict[st
     return {"top_k_frac": every / n, "any_frac": some / n, "share_frac": right / (n * top_k), "n": n} if n else {"n": 0}
 
 
-def decode_positions(trace: Trace) -> Ids:
+def decode_positions(trace: Trace | TrainingTrace) -> Ids:
     """For every row its position among the decode rows; -1 for prompts."""
     found = np.full(trace.n_tokens, -1, dtype=np.int64)
     n_rows = trace.requests.n_decode_rows
@@ -156,14 +156,14 @@ def decode_positions(trace: Trace) -> Ids:
     return found
 
 
-def rows_of(trace: Trace, split: str, prefill: bool) -> list[tuple[int, int]]:
+def rows_of(trace: Trace | TrainingTrace, split: str, prefill: bool) -> list[tuple[int, int]]:
     """Row ranges of one split's requests, with their prompts or without."""
     owned = [r for r in trace.requests if r.split == split]
     spans = [(r.first_row + (0 if prefill else r.prompt_len), r.end_row) for r in owned]
     return [(start, stop) for start, stop in spans if stop > start]
 
 
-def blocks_of(trace: Trace, spans: Sequence[tuple[int, int]]) -> Iterable[Ids]:
+def blocks_of(trace: Trace | TrainingTrace, spans: Sequence[tuple[int, int]]) -> Iterable[Ids]:
     """Ids [n, L, K] of row ranges, at most 1024 rows at a time."""
     for start, stop in spans:
         for at in range(start, stop, BLOCK):
@@ -234,7 +234,7 @@ def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:
     return Predictor(states, nets, facts)
 
 
-def outputs_for(path: Path, trace: Trace) -> NDArray[Any] | None:
+def outputs_for(path: Path, trace: Trace | TrainingTrace) -> NDArray[Any] | None:
     """What a predictor's file says that it names for the decode rows of this very trace [rows, L-1, K], in integers of
     any size; None where it does not say. Its networks are not read.
 

@@ -18,7 +18,7 @@ from policies.emoe.xlnet import ONE, SHARE, Xlnet, shares
 from sim.policy import BadInput, bundled
 
 if TYPE_CHECKING:
-    from sim.policy import RequestInfo, Trace
+    from sim.policy import RequestInfo, Trace, TrainingTrace
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -39,7 +39,7 @@ def published_s(form: str, model: str, n_layers: int) -> float:
     return l_s if model in PUBLISHED_S else l_s * n_layers / PUBLISHED_LAYERS
 
 
-def counts_of_request(trace: Trace, request: RequestInfo) -> Counts:
+def counts_of_request(trace: Trace | TrainingTrace, request: RequestInfo) -> Counts:
     """Tokens per (layer, expert) over the rows of a request, [L, E]."""
     counts = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
     rows = trace.experts[request.first_row : request.first_row + request.prompt_len + request.outputs - 1]
