@@ -119,7 +119,7 @@ def command(
         say(served(rows))
         say(realism[0])
         say()
-        say(table_of(rows, found, base), nl=False)
+        say(table_of(rows, found, base, [label for label, *_ in missing]), nl=False)
         if missing:
             say()
         for label, reason, _ in missing:

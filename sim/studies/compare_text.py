@@ -109,8 +109,11 @@ def _over(row: Row) -> str:
     return show_count(sample.n_requests, "request") + batches
 
 
-def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = None) -> str:
-    """One row per run, fastest first, and the lower bound under them; with a baseline, times relative to its own."""
+def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = None, not_run: Sequence[str] = ()) -> str:
+    """One row per run, fastest first, then those that cannot run, and the lower bound under them.
+
+    With a baseline times are relative to its own.
+    """
     from sim.base.tables import prose, render, table
 
     load = Columns(row.result for row in rows)
@@ -158,6 +161,8 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
             str(result.bound_by.resource),
             ", ".join(note for note in notes if len(note) <= MOST_IN_A_CELL),
         )
+    for label in not_run:
+        shown.add_row(label, *["-"] * (len(shown.columns) - 2), "does not run")
     vs = [] if base is None else [f"vs {base.label}: times as fast\n"]
     below = [
         *vs,
