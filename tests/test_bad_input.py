@@ -113,10 +113,10 @@ CASES: dict[str, Case] = {
     ),
     # values that a run reads
     "expert out of range": Case(
-        HW, (TRACE, "experts, got an id of 4 or more", "; `moesim traces check`"), values("experts", (30, 1, 0), 9)
+        HW, (TRACE, "experts[30, 1, 0], got 9: an expert id is below", "; correct"), values("experts", (30, 1, 0), 9)
     ),
     "one expert twice": Case(
-        HW, (TRACE, "experts, got one expert twice for a token", "; "), values("experts", (30, 1), 3)
+        HW, (TRACE, "experts[30, 1], got 3 3: distinct experts per token", "; "), values("experts", (30, 1), 3)
     ),
     "NaN weight": Case(
         (*HW, *HOBBIT),
@@ -487,7 +487,7 @@ class TestJudgedWhenRead:
         with Trace(path) as trace:
             other = next(row for row in range(41) if trace.token_ids[row] != trace.token_ids[41])
             assert trace.embeddings(other, other + 1).shape == (1, 8)
-            with pytest.raises(BadInput, match="embedding_table, got nan: a finite number; "):
+            with pytest.raises(BadInput, match=r"embedding_table\[48, 3\], got nan: a finite number; "):
                 trace.embeddings(41, 42)
 
 

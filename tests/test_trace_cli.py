@@ -81,7 +81,7 @@ def test_check(capsys, monkeypatch, tiny):
     lines = err.splitlines()
     assert lines[0] == fault
     assert lines[1] == "experts[9, 2], got 3 3: distinct experts per token and layer"
-    assert lines[-1].startswith(f"error: {tiny}, got {len(lines) - 1} faults: a trace has none")
+    assert lines[-1].startswith(f"error: {tiny}: got {len(lines) - 1} faults: a trace has none")
 
 
 @pytest.mark.parametrize("verb", ["show", "check"])

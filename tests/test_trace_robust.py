@@ -7,12 +7,16 @@ import struct
 
 import numpy as np
 import pytest
+from fuzz_inputs import spoil_trace
 from tiny_traces import tiny_trace
 
 from sim.base.errors import BadInput
-from traces.format.check import check_trace
-from traces.format.layout import MAX_HEADER_BYTES
+from sim.cli import main
+from traces.format.check import check_trace, findings
+from traces.format.container import read_file
+from traces.format.layout import DTYPES, MAX_HEADER_BYTES
 from traces.format.reader import Trace
+from traces.format.squeeze import squeeze
 from traces.format.writer import Layout
 from traces.stats import figures as stats
 
@@ -53,6 +57,57 @@ def use(path):
                 ask()
             except BadInput as error:
                 assert "\n" not in str(error)
+
+
+def read_whole(trace, level):
+    """Every stored row of a level, as runs read them."""
+    ask = {
+        "experts": lambda a, b: trace.experts[a:b],
+        "token_ids": lambda a, b: trace.token_ids[a:b],
+        "iterations": lambda a, b: trace.iterations[a:b],
+        **{f"next_scores_{d}": lambda a, b, d=d: trace.next_scores(d, a, b) for d in (1, 2, 3)},
+    }.get(level) or getattr(trace, level)
+    for request in trace.requests:
+        ask(request.first_decode_row if trace.decode_only(level) else request.first_row, request.end_row)
+
+
+def refused(read):
+    try:
+        read()
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_check_finds_what_a_run_refuses_and_nothing_else(sound, tmp_path, squeezed, capsys):
+    path, spoilt = tmp_path / "sound.safetensors", tmp_path / "spoilt.safetensors"
+    path.write_bytes(sound)
+    if squeezed:
+        with Trace(path) as trace:
+            path = squeeze(trace, tmp_path / "squeezed.safetensors")
+    pairs, entries, data = read_file(path)
+    arrays = {
+        name: data[entry.start : entry.stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
+        for name, entry in entries.items()
+    }
+    exits = []
+    for seed in range(150):
+        spoilt.write_bytes(spoil_trace(pairs, arrays, random.Random(f"judgement {squeezed} {seed}")))
+        said = {}
+        if opened := not refused(lambda: Trace(spoilt)):
+            with Trace(spoilt) as trace:
+                for tensor, error in findings(trace):
+                    said.setdefault(tensor.removesuffix(".ids"), []).append(str(error))
+                for level in {name.removesuffix(".ids") for name in trace.entries if not name.startswith("req_")}:
+                    told = refused(lambda trace=trace, level=level: read_whole(trace, level))
+                    assert told in said.get(level, [""]), (seed, level, told, said)
+        with pytest.raises(SystemExit) as stop:
+            main(["traces", "check", str(spoilt)])
+        exits.append(stop.value.code)
+        assert exits[-1] == (2 if not opened or "experts" in said else 1 if said else 0), (seed, said)
+    assert {0, 1, 2} == set(exits)
+    assert capsys.readouterr().err.count("is refused, any other is not") > 5
 
 
 def test_a_file_that_is_opened_again_is_read_again_once_it_has_changed(tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.base.errors import BadInput
+from sim.base.errors import BadInput, CheckFailed
 from sim.base.units import show_bytes, show_count, show_frac
 from sim.cli import traces_compose, traces_convert, traces_fit, traces_realism, traces_squeeze, traces_synth
 from sim.cli.progress import bar
@@ -122,28 +122,44 @@ def show(trace: str, every: bool, as_json: bool) -> None:
 
 @command.command("check", short_help="Check every value of TRACE against the format.")
 @click.argument("trace")
-@click.option("--all", "every", is_flag=True, help=f"List up to {ALL_FAULTS} faults instead of the first.")
+@click.option("--all", "every", is_flag=True, help=f"List up to {ALL_FAULTS} faults instead of one for each tensor.")
 def check(trace: str, every: bool) -> None:
-    """Check every value of TRACE against the format; exit 2 with the first fault."""
+    """Check every value of TRACE against the format, by the rules that a run holds against what it reads.
+
+    Exit 2 where no run takes the trace: its structure or its experts break a rule. Exit 1 where something else does:
+    runs that read it are refused, others are not.
+    """
     from traces.format.catalogue import open_trace
-    from traces.format.check import check_trace
+    from traces.format.check import findings
 
     with open_trace(trace) as opened, bar(f"checking {opened.name}") as progress:
-        faults = check_trace(opened, ALL_FAULTS if every else 1, progress)
-        shown = (
-            f"{opened.path}: sound; {opened.header.shape}, {opened.n_requests:,} requests, {opened.n_tokens:,} tokens"
-        )
-        path = opened.path
-    if not faults:
+        where = f"{opened.path}: "
+        shown = f"{where}sound; {opened.header.shape}, {opened.n_requests:,} requests, {opened.n_tokens:,} tokens"
+        found: dict[str, list[str]] = {}
+        for tensor, error in findings(opened, progress):
+            if tensor == "experts" and not every:
+                raise error
+            if every or tensor not in found:
+                found.setdefault(tensor, []).append(str(error).removeprefix(where).rpartition("; ")[0])
+            if every and sum(map(len, found.values())) == ALL_FAULTS:
+                break
+    if not found:
         say(shown)
         return
-    remedy = "correct the recorder and write the trace again"
-    if not every:
-        raise BadInput(f"{path}: {faults[0]}; {remedy}")
-    for fault in faults:
-        click.echo(str(fault), err=True)
-    more = " or more" if len(faults) == ALL_FAULTS else ""
-    raise BadInput(f"{path}, got {len(faults)}{more} faults: a trace has none; {remedy}")
+    for faults in found.values():
+        for fault in faults:
+            click.echo(fault, err=True)
+    n_faults, remedy = (
+        sum(map(len, found.values())),
+        "correct the recorder and write the trace again, or copy a damaged file again",
+    )
+    more = " or more" if n_faults == ALL_FAULTS else ""
+    if "experts" in found:
+        raise BadInput(f"{where}got {n_faults}{more} faults: a trace has none, and every run reads experts; {remedy}")
+    read = sorted({*found} - {"plain_sha256"})
+    who = [f"a run that reads {', '.join(read)} is refused, any other is not"] if read else []
+    who += ["a run quotes plain_sha256 and does not compute it"] if "plain_sha256" in found else []
+    raise CheckFailed(f"{where}{'; '.join(who)}; {remedy}")
 
 
 def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Full validation of a trace: every value, in chunks of constant memory, first fault first."""
+"""The rules held against the values of a trace: rows as a run reads them, or all of them in chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,14 +24,35 @@ def check_trace(trace: StoredTrace, limit: int = 1, on_progress: Progress | None
     """Up to `limit` faults, by tensor in the order of FORMAT.md, then by index; an empty list means sound.
 
     Opening the trace has already judged its structure. `on_progress(done, total)` is called with counts of values.
+
+    Raises:
+        BadInput: a squeezed block that cannot be unpacked.
     """
-    return list(islice(_faults(trace, on_progress), limit))
+    faults: list[Fault] = []
+    for _, found in _found(trace, on_progress):
+        if isinstance(found, BadInput):
+            raise found
+        faults.append(found)
+        if len(faults) == limit:
+            break
+    return faults
+
+
+def findings(trace: StoredTrace, on_progress: Progress | None = None) -> Iterator[tuple[str, BadInput]]:
+    """What is wrong with the values of a trace: the tensor, and what a run says that reads it.
+
+    A run judges rows when it reads them first, by the same `row_faults`: reading all of a long trace would cost a run
+    more than its replay. So it refuses what it uses and no more; only `experts` is used by every run. `plain_sha256` is
+    the exception: a run states it as the header has it, because all of the file has to be unpacked to compute it.
+    """
+    for tensor, found in _found(trace, on_progress):
+        yield tensor, found if isinstance(found, BadInput) else unsound(trace, found)
 
 
 def require_sound(trace: StoredTrace) -> None:
     """Raise BadInput naming the first fault, if there is one."""
-    for fault in check_trace(trace):
-        raise unsound(trace, fault)
+    for _, error in findings(trace):
+        raise error
 
 
 def unsound(trace: StoredTrace, fault: Fault) -> BadInput:
@@ -40,20 +60,26 @@ def unsound(trace: StoredTrace, fault: Fault) -> BadInput:
     return BadInput(f"{trace.path}: {fault}; correct the recorder and write the trace again")
 
 
-def _faults(trace: StoredTrace, progress: Progress | None) -> Iterator[Fault]:
+def _found(trace: StoredTrace, progress: Progress | None) -> Iterator[tuple[str, Fault | BadInput]]:
+    """Tensor that was read, and a fault of its values, or why the rest of it cannot be read."""
     names = [name for name in TENSORS if name in trace.entries and not name.startswith("req_")]
     total = sum(trace.stored(name).size for name in names)
-    done = 0
+    done, readable = 0, True
     for name in names:
-        for start, chunk in _chunks(trace.stored(name)):
-            for fault in row_faults(trace, name, start, chunk):
-                yield fault.shifted(start)
-            done += chunk.size
-            if progress:
-                progress(done, total)
-    if trace.squeezed and (got := plain_sha256(trace)) != trace.sha256:
-        yield Fault(
-            "plain_sha256", (), trace.sha256[:16], f"the digest of the plain file, which begins with {got[:16]}"
+        try:
+            for start, chunk in _chunks(trace.stored(name)):
+                for fault in row_faults(trace, name, start, chunk):
+                    yield name, fault.shifted(start)
+                done += chunk.size
+                if progress:
+                    progress(done, total)
+        except BadInput as error:
+            readable = False
+            yield name, error
+    if trace.squeezed and readable and (got := plain_sha256(trace)) != trace.sha256:
+        yield (
+            "plain_sha256",
+            Fault("plain_sha256", (), trace.sha256[:16], f"the digest of the plain file, which begins with {got[:16]}"),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -62,18 +63,15 @@ class Trace(StoredTrace):
             self._judge_ids(at, ids[at : at + _CHUNK_ROWS])
         return ids
 
-    def _judge_ids(self, _first: int, chunk: Array) -> None:
+    def _judge_ids(self, first: int, chunk: Array) -> None:
         """Refuse some rows of experts that no engine could take."""
-        if _repeats(chunk):
-            raise BadInput(
-                f"{self.path}: experts, got one expert twice for a token: a token's experts are "
-                f"distinct; `moesim traces check` shows where, record the trace again"
-            )
-        if int(chunk.max()) >= self.n_experts:
-            raise BadInput(
-                f"{self.path}: experts, got an id of {self.n_experts} or more: ids are below n_experts; "
-                f"`moesim traces check` shows where, record the trace again"
-            )
+        if _repeats(chunk) or int(chunk.max()) >= self.n_experts:  # the quick way to know; which one is found out now
+            self._require_sound("experts", first, chunk)
+
+    def _require_sound(self, tensor: str, first: int, chunk: Array) -> None:
+        """Refuse rows of a tensor as stored, the first of which is `first`, with one that breaks a rule."""
+        for fault in row_faults(self, tensor, first, chunk):
+            raise unsound(self, fault.shifted(first))
 
     @property
     def of_one_prompt(self) -> bool:
@@ -160,13 +158,11 @@ class Trace(StoredTrace):
         if "embeddings" in self._entries:
             return self._rows("embeddings", a, b).astype(np.float32)
         table = self.stored("embedding_table")
-        rows: NDArray[np.float32] = table[self._rows("token_ids", a, b)].astype(np.float32)
-        if not np.isfinite(rows).all():
-            raise BadInput(
-                f"{self.path}: embedding_table, got {rows[~np.isfinite(rows)][0]}: a finite number; `moesim "
-                f"traces check` shows where, record the trace again"
-            )
-        return rows
+        ids = self._rows("token_ids", a, b)
+        rows = table[ids]
+        for fault in row_faults(self, "embedding_table", 0, rows):  # of the rows looked up: the table may be long
+            raise unsound(self, replace(fault, index=(int(ids[fault.index[0]]), *fault.index[1:])))
+        return rows.astype(np.float32)
 
     def gate_inputs(self, a: int, b: int) -> NDArray[np.float32]:
         """(b - a, L, g) input of each gate."""
@@ -246,8 +242,7 @@ class Trace(StoredTrace):
         for block in range(start // step, -(-stop // step)):
             if not judged[block]:
                 first = block * step
-                for fault in row_faults(self, tensor, first, stored[first : first + step]):
-                    raise unsound(self, fault.shifted(first))
+                self._require_sound(tensor, first, stored[first : first + step])
                 judged[block] = 1
 
     def _ahead(self, name: str, a: int, b: int) -> Floats:
