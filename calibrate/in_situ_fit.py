@@ -225,7 +225,7 @@ def judged(node: Any) -> Any:
     measured. They are means of many, so that no range follows from their scatter where it is not as bad as that."""
     if not isinstance(node, dict):
         return node
-    if node.get("ref") != "lanes" or "iqr" not in node:
+    if node.get("ref") != "lanes" or node.get("iqr") is None:
         return {name: child if name == "policy_slowdown" else judged(child) for name, child in node.items()}
     value, iqr = float(node["value"]), float(node["iqr"])
     why = refused("lanes", value, iqr)

@@ -104,6 +104,8 @@ def deciding(*decisions: Any, hook: str = "layer_enter", traits: frozenset[str] 
         (Predict("long"), "Predict"),
         (Predict(-1.0), "Predict"),
         (Predict(float("nan")), "Predict"),
+        (Predict(1e308), "Predict.*at most 1e.09"),  # sums of such times are infinite
+        (Predict(10**400), "Predict.*at most 1e.09"),
         (Predict(1e-3, "gpu9"), "Predict.*'gpu9'"),
         (7, "decision, got 7: not a decision"),
         ("Serve", "decision, got 'Serve': not"),
@@ -309,7 +311,7 @@ def test_what_nothing_looks_up_unseen(run: Run, decision: Any, said: str) -> Non
         (lambda piece: RequeueFrom(Wishes([0], [1.0]), 0, 1, 0, (None,)), "RequeueFrom, got after"),
         (lambda piece: Foresee(None, 0), "Foresee, got outlook None: must be an Outlook"),
         (lambda piece: Foresee(Outlook(8, 8, 1, Rank(64)), 0, 0.5), "Foresee, got predict 0.5: must be a Predict"),
-        (lambda piece: Foresee(Outlook(8, 8, 1, Rank(64)), 0, Predict(-1.0)), "seconds, finite and not negative"),
+        (lambda piece: Foresee(Outlook(8, 8, 1, Rank(64)), 0, Predict(-1.0)), "seconds, not negative and at most"),
     ],
 )
 def test_what_a_queue_refuses(run: Run, decision: Callable[[Piece], Any], said: str) -> None:

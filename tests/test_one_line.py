@@ -39,6 +39,35 @@ def test_a_tag_on_a_value_that_it_does_not_fit(text: str, said: str) -> None:
     assert said in str(refused.value)
 
 
+def test_half_a_character_in_a_file() -> None:
+    r"""JSON writes one character beyond U+FFFF as two escapes, and YAML is to read what JSON wrote; a half is none."""
+    assert parse_yaml(r'{"a": "\ud83d\ude00"}', "c.yaml") == {"a": "\U0001f600"}
+    for text in (r'a: "lru\ud800"', r'"\udc00": 1', r'a: ["\ude00\ud83d"]'):
+        with pytest.raises(BadInput, match=r"c\.yaml line 1, .* holds half a character .*; fix the file") as refused:
+            parse_yaml(text, "c.yaml")
+        assert str(refused.value).isprintable()
+
+
+@POSIX
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    """A word of the command line, and the folder that results name; said before any work."""
+    odd = os.fsencode(tmp_path) + b"/caf\xe9"
+    try:
+        Path(os.fsdecode(odd)).mkdir()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    words = [sys.executable, "-m", "moesim", "run", "--policy", "lru", "--out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for args, folder, said in (
+        ([*words, odd], ROOT, "word 5, got "),
+        ([*words, "out"], odd, "the folder this runs in, got "),
+    ):
+        done = subprocess.run(args, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith(f"error: {said}")
+        assert r"caf\udce9': bytes that are no UTF-8; " in done.stderr
+
+
 def test_a_number_of_many_digits_is_not_worked_out() -> None:
     """Base 60 with 200 places takes no time either way; with 170,000 places it took 14 seconds."""
     with pytest.raises(BadInput, match="a number of 601 characters: at most 100"):

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sim.base.errors import BadInput
+from sim.base.files import bundled, parse_yaml, read_yaml
+from sim.profiles.find import as_a_start
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
@@ -67,3 +69,15 @@ def test_one_spoilt_field(tmp_path: Path, kind: str, choice: int, junk: Any, rem
     except BadInput as error:
         assert str(error), "a refusal says something"
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("verb", ["hw", "models"])
+def test_a_start_for_a_file_of_ones_own(verb: str) -> None:
+    """All of the bundled file but what is of the original alone, so that a copy answers to no name of the original's
+    and tells nothing about another machine."""
+    package = {"hw": "hwprofiles.gpus", "models": "hwprofiles.models"}[verb]
+    for name, path in bundled(package, ".yaml").items():
+        data = read_yaml(path)
+        start = parse_yaml(as_a_start(package, verb, name, alone=True), name)
+        assert start == {key: value for key, value in data.items() if key not in ("aliases", "note")}
+        assert start["id"] == name

@@ -32,6 +32,7 @@ _HIDDEN = re.compile(
     rf"\..+\.(?P<host>[0-9a-f]{{8}})-(?P<pid>[0-9]+)-[a-z0-9_]{{8}}({'|'.join(map(re.escape, (PART, SPOOL, OLD)))})",
     re.DOTALL,
 )
+HALF = re.compile("[\ud800-\udfff]")
 
 T = TypeVar("T")
 
@@ -63,6 +64,18 @@ class _Rules(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.reso
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        """Text as JSON has it, too: `\\ud83d\\ude00` is one character, and half of one is none."""
+        text = super().construct_scalar(node)
+        if isinstance(text, str) and HALF.search(text):
+            try:
+                return text.encode("utf-16", "surrogatepass").decode("utf-16")
+            except UnicodeDecodeError:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{text[:40]!r} holds half a character (a lone surrogate)", problem_mark=node.start_mark
+                ) from None
+        return text
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")

@@ -25,7 +25,9 @@ from sim.profiles.overrides import parse_set
 @click.option("--links", is_flag=True, help="List the words of --link: what copies reach, and who measured it.")
 @click.option("--cpus", is_flag=True, help="List the CPUs that --set hw.cpu=ID puts beside a card.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
-@click.option("--yaml", "as_yaml", is_flag=True, help="Print NAME's file as it is: a start for one of your own.")
+@click.option(
+    "--yaml", "as_yaml", is_flag=True, help="Print NAME's file without aliases and note: a start for your own."
+)
 def command(
     name: str | None,
     settings: tuple[str, ...],
@@ -46,7 +48,9 @@ def command(
     if changes.model or changes.stack or changes.policy or changes.policies:
         raise BadInput("--set, got a key of something else: only hw.* belongs here; write e.g. --set hw.cpu=xeon-8358p")
     if as_yaml:
-        click.echo(profiles.as_it_is(GPUS, "hardware profile", name, alone=not (settings or link or as_json)), nl=False)
+        click.echo(
+            profiles.as_a_start(GPUS, "hardware profile", name, alone=not (settings or link or as_json)), nl=False
+        )
         return
     if name is None:
         if link is not None:

@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 @click.argument("name", required=False, metavar="[NAME|FILE]")
 @click.option("--set", "settings", multiple=True, metavar="model.KEY=VALUE", help="Change a field, e.g. model.top_k=4.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
-@click.option("--yaml", "as_yaml", is_flag=True, help="Print NAME's file as it is: a start for one of your own.")
+@click.option(
+    "--yaml", "as_yaml", is_flag=True, help="Print NAME's file without aliases and note: a start for your own."
+)
 def command(name: str | None, settings: tuple[str, ...], as_json: bool, as_yaml: bool) -> None:
     """List MoE models, or show one: an id, an alias, a model file, or a Hugging Face config.json."""
     changes = parse_set(settings)
     if changes.hw or changes.stack or changes.policy or changes.policies:
         raise BadInput("--set, got a key of something else: only model.* belongs here; write e.g. --set model.top_k=4")
     if as_yaml:
-        click.echo(profiles.as_it_is(PACKAGE, "model", name, alone=not (settings or as_json)), nl=False)
+        click.echo(profiles.as_a_start(PACKAGE, "model", name, alone=not (settings or as_json)), nl=False)
         return
     if name is None:
         if settings:

@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import click
 
 from sim import __version__
-from sim.base.errors import DoesNotFit, MoesimError, did_you_mean, one_line
+from sim.base.errors import BadInput, DoesNotFit, MoesimError, did_you_mean, one_line
 
 # Before numpy is imported: a replay's products are small, and threads that wait for one another only slow them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -104,11 +105,28 @@ def any_letters(stream: object) -> None:
         stream.reconfigure(errors="in_its_letters")
 
 
+def must_be_text(words: Sequence[str]) -> None:
+    """Refuse words that no output could repeat: Python keeps bytes that are no UTF-8 as halves of characters.
+
+    Raises:
+        BadInput: the first such word; or the folder is one, which results name.
+    """
+    said = [(f"word {at}", word, "type it anew, or rename the file") for at, word in enumerate(words, 1)]
+    with suppress(OSError):  # the folder was removed
+        said.append(("the folder this runs in", str(Path.cwd()), "run it in another, or rename it"))
+    for what, word, way_out in said:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise BadInput(f"{what}, got {word!r}: bytes that are no UTF-8; {way_out}") from None
+
+
 def guarded(command: click.Command, args: Sequence[str] | None, name: str) -> None:
     """Run a click command; turn the errors people cause into one line on stderr and exit 2 (or 1)."""
     stdout = sys.stdout
     any_letters(stdout)
     try:
+        must_be_text(sys.argv[1:] if args is None else args)
         status = command.main(args=None if args is None else list(args), prog_name=name, standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except SystemExit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -37,7 +36,7 @@ from sim.policy.decisions import (
     Wait,
     WriteBack,
 )
-from sim.policy.mistakes import PUZZLED, located, seconds, wrong
+from sim.policy.mistakes import LONGEST_S, PUZZLED, SECONDS, located, seconds, wrong
 from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece
 from sim.policy.tickets import Ticket, all_tickets
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 MAX_DECISIONS = 1_000_000
 """Of one call of a hook; asking for every piece of every expert of the largest models takes a tenth of that."""
 LANES = ("side", "gpu", "host")
-LONGEST_S = sys.float_info.max
 
 
 def _step(steps: Generator[Any, Any, None], answer: Any) -> Any:
@@ -300,7 +298,7 @@ class Engine:
         duration_s = asked.duration_s
         plain = type(duration_s) is float and 0.0 <= duration_s <= LONGEST_S  # as nearly always: without a call
         if not (plain or seconds(duration_s)) or asked.lane not in LANES:
-            raise IllegalDecision(f"{asked!r}: seconds, finite and not negative, on a lane of {', '.join(LANES)}")
+            raise IllegalDecision(f"{asked!r}: {SECONDS}, on a lane of {', '.join(LANES)}")
         return self.machine.predict(duration_s, asked.lane, asked.blocking, asked.basis)
 
     def _foresee(self, asked: Foresee) -> None:

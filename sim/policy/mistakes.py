@@ -8,7 +8,7 @@ traceback.
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 PUZZLED = (AttributeError, TypeError, LookupError, ValueError, ArithmeticError, AssertionError)
 A_PIECE, TICKETS = "must be a Piece (view.piece, view.part)", "must be a tuple of tickets that `yield` gave back"
 PIECES = "must be a sequence of pieces"
+LONGEST_S = 1e9
+"""Of one prediction, thirty years: times near the largest float would add up to infinity."""
+SECONDS = f"seconds, not negative and at most {LONGEST_S:g}"
 
 
 @contextmanager
@@ -131,7 +134,7 @@ def _rule(field: str, value: Any, n_experts: int) -> str | None:
     if field == "priority":
         return None if isinstance(value, Real) else "must be a number"
     if field == "duration_s":
-        return None if seconds(value) else "must be seconds, finite and not negative"
+        return None if seconds(value) else f"must be {SECONDS}"
     if field == "wanted":
         return (
             None
@@ -149,15 +152,14 @@ def _wanted(one: Any) -> bool:
 
 
 def seconds(value: Any) -> bool:
-    """Whether something is a time that can pass."""
-    if type(value) is float:  # as nearly always
-        return 0.0 <= value < math.inf
-    return type(value) is not bool and isinstance(value, Real) and 0.0 <= float(value) < math.inf
+    """Whether something is a time that a run can be told to wait for: sums of such times stay finite."""
+    return type(value) is not bool and isinstance(value, Real) and 0.0 <= value <= LONGEST_S
 
 
 def sound_number(policy: Policy, what: str, value: Any) -> Any:
     """Raises IllegalDecision for an answer to `what` that is no number from 0 on."""
-    if not seconds(value):
+    number = type(value) is not bool and isinstance(value, Real) and 0.0 <= value <= sys.float_info.max
+    if not number:
         raise IllegalDecision(f"{policy.name}.{what}, got {value!r}: a number that is finite and not negative")
     return value
 

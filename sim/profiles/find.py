@@ -18,6 +18,7 @@ from sim.base.paths import mode_of
 from sim.base.quantities import explain
 
 T = TypeVar("T")
+OF_THE_ORIGINAL = re.compile(r"^(?:aliases|note):.*\n(?:(?:[ \t]*\n)*(?:[ \t]+\S|- ).*\n)*", re.MULTILINE)
 PACKAGE = Path(__file__).resolve().parents[2]  # in which the bundled files lie
 
 
@@ -56,11 +57,12 @@ def find(package: str, what: str, name_or_path: str) -> Path:
     )
 
 
-def as_it_is(package: str, what: str, name: str | None, alone: bool) -> str:
-    """The text of the file that a name means, as `--yaml` prints it. Raises BadInput without a name, or not `alone`."""
+def as_a_start(package: str, what: str, name: str | None, alone: bool) -> str:
+    """The text of the file that a name means, as `--yaml` prints it for a file of one's own: without what is of the
+    original alone, its aliases and its note. Raises BadInput without a name, or not `alone`."""
     if name is None or not alone:
-        raise BadInput("--yaml, got no name, or --set or --json beside it: it prints one file as it is; name it alone")
-    return read_text(find(package, what, name), MAX_YAML_BYTES)
+        raise BadInput("--yaml, got no name, or --set or --json beside it: it prints one file; name it alone")
+    return OF_THE_ORIGINAL.sub("", read_text(find(package, what, name), MAX_YAML_BYTES))
 
 
 def aliases(package: str) -> dict[str, Path]:

@@ -25,6 +25,7 @@ REJECTED = {
 """Routing that no trace has: what stands in for it."""
 NGRAM = "ngram"
 KEYS = ("k", "acceptance", "accepted", "draft_s", "model", "rejected")
+FILES = ("accepted", "model")
 MOST = 64  # drafted tokens a step
 MOST_SHARES = 1000  # of a range of acceptances
 MOST_COUNTS, MOST_COUNT_BYTES = 1_000_000, 64_000_000  # of a file
@@ -82,7 +83,7 @@ class Draft:
 def parse_draft(text: str) -> Draft | None:
     """`k=4,acceptance=0.7` as a draft; None for k=0, which is decoding as ever. Raises BadInput."""
     found: dict[str, str] = {}
-    for word in text.split(","):
+    for word in _words(text):
         key, equals, value = (part.strip() for part in word.partition("="))
         if key == NGRAM and not equals:
             key, value = "cost", NGRAM
@@ -113,6 +114,18 @@ def parse_draft(text: str) -> Draft | None:
             "position, or one for all"
         )
     return draft if k else None
+
+
+def _words(text: str) -> list[str]:
+    """The parts of a draft; what is no part behind a file's name belongs to the name (`accepted=a,b.csv`)."""
+    words: list[str] = []
+    for word in text.split(","):
+        part = word.partition("=")[0].strip() in KEYS or word.strip() == NGRAM
+        if not part and words and words[-1].partition("=")[0].strip() in FILES:
+            words[-1] += f",{word}"
+        else:
+            words.append(word)
+    return words
 
 
 def _k(text: str) -> int:
@@ -163,7 +176,7 @@ def each_of(text: str) -> list[str]:
         BadInput: a range without a step that leads to its end.
     """
     ways: list[list[str]] = []
-    for word in text.split(","):
+    for word in _words(text):
         key, _, value = (part.strip() for part in word.partition("="))
         several = [word]
         if key == "k" and "/" in value:

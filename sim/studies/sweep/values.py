@@ -129,6 +129,8 @@ def _decimal(text: str, name: str, what: str) -> Decimal:
         value = Decimal(text.strip())
     except InvalidOperation:
         raise BadInput(f"{what}, got {text.strip()!r}: not a number; write e.g. {what} 0.1:0.9:0.1") from None
+    if not value.is_finite():
+        raise BadInput(f"{what}, got {text.strip()!r}: not a finite number; write e.g. {what} 0.1:0.9:0.1")
     if abs(value) > Decimal("1e300") or (value and abs(value) < Decimal("1e-300")):
         raise BadInput(f"{what}, got {text.strip()!r}: beyond any figure of a machine; correct it")
     return value
@@ -152,7 +154,7 @@ def of_data(data: Any, name: str, what: str) -> list[Scalar]:
     if name in INTS and data is not None and (isinstance(data, bool) or not isinstance(data, int)):
         raise BadInput(f"{what}, got {data!r}: not a whole number; correct it")
     if name in SIZES and data is not None:
-        if isinstance(data, bool) or data != int(data):
+        if isinstance(data, bool) or not float(data).is_integer():
             raise BadInput(f"{what}, got {data!r}: bytes, or a size such as 8GB; correct it")
         return [int(data)]
     return [data]
