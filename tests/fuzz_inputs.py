@@ -1,17 +1,36 @@
-"""Seeded mutations of everything a user can hand to a run: traces, profiles, configurations, settings."""
+"""Seeded mutations of everything a user can hand to a command, and a table of classes of input that tries them.
+
+    python tests/fuzz_inputs.py N SEED [CLASS ...]      N cases; a failure is repeated by 1 SEED/NUMBER CLASS
+
+Whatever the input, a command ends in a result or in one printable line that says what to mend, with exit code 2.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gzip
+import importlib
+import io
 import json
 import random
+import shutil
+import signal
 import struct
-from collections.abc import Callable
-from typing import Any
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
+from sim.base.files import bundled, parse_yaml
 from traces.format.container import Entry, header_bytes
 from traces.format.layout import DTYPES
 
@@ -435,3 +454,673 @@ def spoil_container(data: bytes, rng: random.Random) -> bytes:
         entry["data_offsets"] = [start + rng.choice((-8, 0, 8)), stop + rng.choice((-8, 0, 8, 2**40))]
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data[8 + n_header :]
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+WORDS = (
+    *("", " ", "0", "1", "-1", "2", "7", "1e3", "1e308", "nan", "inf", "-inf", "0x10", "9" * 30, "9" * 5000),
+    *("0.5", "1:3", "1:3:0", "a,b", ",", "=", "a=", "=a", "a=b=c", "lru", "lfu", "fine_moe", "all", "test", "none"),
+    *("bf16", "4GB", "24GiB", "-3GB", "1e30GB", "/", ".", "..", "/dev/null", "/dev/zero", "~", "x" * 300, "y" * 5000),
+    *("\x1b[31mred", "a\nb", "é", "\u2028", "\udce9", "\x00", "{}", "[]", "[" * 50, "%s%n", "${HOME}", "*", "-", "--"),
+    *("--help", "k=4,acceptance=0.7", "poisson:1", "closed:2", "gen4x4:reads=buffered", "ttft_s <= 60s"),
+    *("tpot_s.mean <= 1", "yes", "null", "hw.cpu=x", "pcie4x16"),
+)
+
+
+def spoil_text(text: str, rng: random.Random) -> str:
+    """A word of a command line as it should not be: misspelt, cut, doubled, with other words in it, or another one."""
+    for _ in range(rng.choice((1, 1, 2))):
+        at, how = rng.randrange(len(text) + 1), rng.randrange(5)
+        if how == 0:
+            text = typo(text, rng)
+        elif how == 1:
+            text = text[:at] + rng.choice(WORDS) + text[at:]
+        elif how == 2:
+            text = text[:at]
+        elif how == 3:
+            text = text + rng.choice(",:;/=. ") + text
+        else:
+            text = rng.choice(WORDS)
+    return text
+
+
+def spoil_line(args: list[str], params: list[Any], bench: Bench, rng: random.Random) -> list[str]:
+    """A command line with some of its words changed, and options of the command that it did not have."""
+    args = list(args)
+    for _ in range(rng.choice((0, 1, 1, 2, 4))):
+        args += value_of(rng.choice(params), bench, rng)
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        at = rng.randrange(len(args) - 1) + 1 if len(args) > 1 else 0
+        args[at : at + 1] = [] if rng.random() < 0.2 else [spoil_text(args[at], rng)]
+    return args
+
+
+def value_of(param: Any, bench: Bench, rng: random.Random) -> list[str]:
+    """An option with a value of its type, or nearly."""
+    name, kind = param.opts[-1], param.type.name
+    option = [name] if name.startswith("-") else []
+    if getattr(param, "is_flag", False):
+        return option
+    value = rng.choice(WORDS)
+    if kind.startswith(("integer", "float")) and rng.random() < 0.7:
+        value = rng.choice(("0", "1", "2", "3", "16", "-1", "0.25", "0.9", "1e9", "99999999999999999999"))
+    elif kind == "size" and rng.random() < 0.7:
+        value = rng.choice(("1kB", "1MB", "60GB", "24GiB", "0", "1", "1e18"))
+    elif kind == "choice" and rng.random() < 0.7:
+        value = rng.choice(param.type.choices)
+    elif kind in ("path", "file", "directory") or name.strip("-") in bench.soundly:
+        value = str(rng.choice(bench.soundly.get(name.strip("-"), bench.paths)))
+        if rng.random() < 0.4:
+            value = spoil_text(value.replace(str(bench.sound), str(bench.work)), rng)
+    return [*option, value]
+
+
+# -- every class of input: what a user can hand to a command -----------------------------------------------------------
+
+SLOWEST_S = 20
+REPORTS = Path(__file__).parents[1] / "reports" / "validation"
+LOAD = ["closed:1", "closed:2:think=1s", "poisson:0.01", "gamma:0.01:cv=2", "recorded"]
+NEVER = {"--real", "--device", "--checkpoint", "--workers", "--cluster", "--out", "--replicas", "--trust-remote-code"}
+"""Options that start other processes or measure this machine; `--out` has classes of its own."""
+OWN_POLICY = """from sim.policy import *
+class P(Policy):
+    name = "p"
+    def bind(self, view):
+        self.order = Insertion()
+"""
+LINES: dict[str, list[str]] = {
+    "run": [],
+    "compare": ["--policy", "lfu", "--workers", "1"],
+    "sweep": ["--workers", "1"],
+    "plan": ["--goal", "tpot_s.mean <= 1", "--quick", "--workers", "1"],
+    "saturate": ["--workers", "1", "--draws", "1"],
+    "diff": [],
+    "check": ["BASELINE", "--workers", "1"],
+    "report": ["KEPT", "-o", "PAGE"],
+    "timeline": ["KEPT", "-o", "PAGE"],
+    "policies": ["lru"],
+    "schedulers": ["fcfs"],
+    "routers": ["round_robin"],
+    "models": ["mixtral-8x7b"],
+    "hw": ["rtx3090"],
+    "validate": ["--table", "cpu-backend"],
+}
+"""Verbs, and what a sound line of each has besides the options of a run."""
+
+
+class Bench:
+    """Sound inputs in a folder, and the folder in which a case puts its broken ones."""
+
+    made: object = None  # what the last case was
+
+    def __init__(self, folder: Path) -> None:
+        import msgspec
+        from convert_samples import SAMPLES
+        from test_fuzz import Bench as Runs
+
+        runs = Runs(folder)
+        self.sound, self.work, self.traces, self.data = runs.sound, runs.work, runs.traces, runs.data
+        self.files, self.policies = runs.files, runs.policies
+        trace = str(runs.traces[0][0])
+        self.line = ["--policy", "lru", "--hw", str(self.files["hw"]), "--model", str(self.files["model"])]
+        self.line += ["--stack", str(self.files["stack"]), "--trace", trace, "--experts", "3", "--requests", "1"]
+        self.profiles = sorted(bundled("traces.profiles", ".yaml").values(), key=lambda path: path.stat().st_size)[:2]
+        self.options = dict(zip(self.line[::2], self.line[1::2], strict=True))
+        self.kept, self.sweep = self.sound / "kept", self.sound / "sweep"
+        said = [call(["run", *self.line, "--out", str(self.kept), "--spans"])]
+        said.append(call(["sweep", *self.swap("--experts", "3,4"), "--out", str(self.sweep), "--workers", "1"]))
+        self.results = {}
+        for verb in ("run", "compare", "plan", "saturate"):
+            line = self.swap("--requests", "3") if verb == "saturate" else self.line
+            said.append(call([verb, *line, *LINES[verb], "--json"]))
+            assert said[-1].code == 0, said[-1]
+            self.results[verb] = json.loads(said[-1].out)
+        assert not any(one.code for one in said), [one for one in said if one.code]
+        self.results["validate"] = json.loads((REPORTS / "cpu-backend.json").read_text(encoding="utf-8"))
+        self.calibration = yaml.safe_load((REPORTS / "cpu-backend.yaml").read_text(encoding="utf-8"))
+        self.samples_of_machine = gzip.decompress((REPORTS / "cpu-backend.samples.jsonl.gz").read_bytes())
+        self.samples = {}
+        for name, (write, options, source) in SAMPLES.items():
+            (home := self.sound / f"log-{name}").mkdir()
+            told = {key: value for key, value in msgspec.to_builtins(options).items() if value not in (None, "", (), 0)}
+            self.samples[name] = write(home), told, source
+        self.spec = {"policy": "lru", "experts": 3, "requests": 1, "trace": trace}
+        self.spec |= {name: str(file) for name, file in self.files.items()}
+        self.baseline = {"schema": 1, "runs": [self.spec | {"figures": {"hit_rate": 0.3, "tpot_s.mean": 1.0}}]}
+        self.grid = {
+            "grid": self.spec | {"experts": {"from": 3, "to": 5}, "policy": ["lru", {"name": "lcp", "set": {}}]}
+        }
+        self.paths = [self.kept, self.sweep, *self.files.values(), Path(trace), self.sound, self.sound / "nothing"]
+        self.soundly: dict[str, list[Any]] = {name: [file] for name, file in self.files.items()}
+        self.soundly |= {"trace": [path for path, *_ in self.traces], "policy": sorted(self.policies), "arrivals": LOAD}
+
+    def swap(self, *words: str) -> list[str]:
+        """The sound line with other values of these options."""
+        return [
+            word for pair in (self.options | dict(zip(words[::2], words[1::2], strict=True))).items() for word in pair
+        ]
+
+    def put(self, name: str, data: bytes) -> str:
+        """A broken file."""
+        path = self.work / name
+        path.write_bytes(data)
+        return str(path)
+
+    def broken_trace(self, rng: random.Random) -> str:
+        _, pairs, arrays = rng.choices(self.traces, (5, 3, 3, 1, 4))[0]
+        return self.put("broken.safetensors", spoil_trace(pairs, arrays, rng))
+
+    def broken_copy(self, folder: Path, rng: random.Random) -> Path:
+        """A kept folder with one or two of its files damaged, emptied or gone."""
+        copied = Path(shutil.copytree(folder, self.work / folder.name))
+        for _ in range(rng.choice((1, 1, 2))):
+            path = rng.choice(sorted(path for path in copied.rglob("*") if path.is_file()))
+            data = path.read_bytes()
+            if rng.random() < 0.1:
+                path.unlink()
+            elif path.suffix == ".json" and rng.random() < 0.7 and isinstance(plain := _json(data), dict):
+                path.write_bytes(json.dumps(spoil_data(plain, rng)).encode())
+            else:
+                path.write_bytes(spoil_bytes(data, rng))
+        return copied
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def of_trace(bench: Bench, rng: random.Random) -> list[str]:
+    return ["run", *bench.swap("--trace", bench.broken_trace(rng), "--policy", rng.choice(sorted(bench.policies)))]
+
+
+def of_trace_verb(bench: Bench, rng: random.Random) -> list[str]:
+    trace, out = bench.broken_trace(rng), str(bench.work / "out.safetensors")
+    return [
+        "traces",
+        *rng.choice(
+            (
+                ["check", trace],
+                ["check", trace, "--all"],
+                ["show", trace, "--json"],
+                ["stats", trace, "--json"],
+                ["squeeze", trace, out],
+                ["unsqueeze", trace, out],
+                ["compose", trace, "-o", out, "--arrivals", spoil_text(rng.choice(LOAD), rng)],
+                ["realism", trace, "--json"],
+            )
+        ),
+    ]
+
+
+def of_profile(kind: str) -> Make:
+    def make(bench: Bench, rng: random.Random) -> list[str]:
+        path = bench.put(f"broken-{kind}.yaml", spoil_document(bench.data[kind], rng))
+        if kind != "stack" and rng.random() < 0.3:
+            return ["models" if kind == "model" else "hw", path]
+        return ["run", *bench.swap(f"--{kind}", path)]
+
+    return make
+
+
+def of_hf_config(bench: Bench, rng: random.Random) -> list[str]:
+    from test_fuzz_files import CONFIGS
+
+    data = json.dumps(spoil_data(rng.choice(CONFIGS), rng)).encode()
+    return ["models", bench.put("config.json", spoil_bytes(data, rng) if rng.random() < 0.3 else data), "--json"]
+
+
+def of_config(bench: Bench, rng: random.Random) -> list[str]:
+    spec = bench.spec | {"set": {"hw.h2d.latency_s": 1e-5}, "batch": 1, "split": "test"}
+    return ["run", "--config", bench.put("config.yaml", spoil_document(spec, rng))]
+
+
+def of_set(bench: Bench, rng: random.Random) -> list[str]:
+    policy = rng.choice(sorted(bench.policies))
+    params = bench.policies[policy]
+    words = []
+    for _ in range(rng.choice((1, 1, 3))):
+        group = rng.choice(("policy", "hw", "model", "stack"))
+        if group == "policy" and params:
+            param = rng.choice(params)
+            values = (*param.choices, param.low, param.high, param.default, rng.choice(SCALARS))
+            word = f"{param.name}={rng.choice(values)}"
+        else:
+            _, key = rng.choice(spots(bench.data.get(group, bench.data["hw"])))
+            word = f"{group}.{key}={rng.choice(SCALARS)}"
+        words += ["--set", spoil_text(word, rng) if rng.random() < 0.3 else word]
+    return ["run", *bench.swap("--policy", policy), *words]
+
+
+def of_options(bench: Bench, rng: random.Random) -> list[str]:
+    verb = rng.choice(sorted(LINES))
+    line = (
+        []
+        if verb in ("check", "report", "timeline", "policies", "schedulers", "routers", "models", "hw", "validate")
+        else bench.line
+    )
+    more = {
+        "BASELINE": bench.put("b.yaml", dump(bench.baseline)),
+        "KEPT": str(bench.kept),
+        "PAGE": str(bench.work / "p"),
+    }
+    if verb == "diff":
+        line = ["lru", "lfu", *bench.line[2:]]
+    args = [*line, *(more.get(word, word) for word in LINES[verb])]
+    params = [param for param in command_of(verb).params if param.opts[-1] not in NEVER]
+    return spoil_line([verb, *args], params, bench, rng)
+
+
+def of_other_options(bench: Bench, rng: random.Random) -> list[str]:
+    """Verbs that record, train or measure: what is wrong with their lines is said before any work."""
+    group, verb = rng.choice(
+        (
+            ("traces", "convert"),
+            ("traces", "fit"),
+            ("traces", "synth"),
+            ("traces", "compose"),
+            ("traces", "stats"),
+            ("traces", "show"),
+            ("train", "duoserve"),
+            ("train", "emoe"),
+            ("", "conformance"),
+            ("", "calibrate"),
+            ("", "record"),
+        )
+    )
+    command = command_of(verb, group)
+    params = [param for param in command.params if param.opts[-1] not in NEVER]
+    args = [word for word in (group, verb) if word]
+    args += {"record": [str(bench.work / "none")], "conformance": ["nobody"]}.get(verb, [str(bench.work / "none")])
+    args = spoil_line(args, params, bench, rng)
+    return [*args, "--fit-only"] if verb == "calibrate" and "--fit-only" not in args else args
+
+
+def of_grid(bench: Bench, rng: random.Random) -> list[str]:
+    path = bench.put("grid.yaml", spoil_document(bench.grid, rng))
+    return [
+        "sweep",
+        "--grid",
+        path,
+        "--workers",
+        "1",
+        *rng.choice((["--dry-run"], ["--max-points", "8"], ["--max-points", "8"])),
+    ]
+
+
+def of_axes(bench: Bench, rng: random.Random) -> list[str]:
+    option, value = rng.choice(
+        (
+            ("--experts", "3:5"),
+            ("--cache-frac", "0.2:0.6:0.2"),
+            ("--vram", "1MB:2MB:1MB"),
+            ("--policy", "lcp rho=0.5,0.9"),
+            ("--draft", "k=1/2,acceptance=0.5"),
+            ("--seed", "1,2"),
+            ("--batch", "1,2"),
+            ("--hw", "rtx3090,a6000"),
+        )
+    )
+    line = bench.line if option not in ("--cache-frac", "--vram", "--experts") else [*bench.line[:-4], *bench.line[-2:]]
+    line = [word for pair in zip(line[::2], line[1::2], strict=True) if pair[0] != option for word in pair]
+    return ["sweep", *line, option, spoil_text(value, rng), "--workers", "1", "--max-points", "8"]
+
+
+def of_baseline(bench: Bench, rng: random.Random) -> list[str]:
+    return ["check", bench.put("b.yaml", spoil_document(bench.baseline, rng)), "--workers", "1"]
+
+
+def of_kept(bench: Bench, rng: random.Random) -> list[str]:
+    path, page = str(bench.broken_copy(bench.kept, rng)), str(bench.work / "page")
+    return rng.choice(
+        (
+            ["report", path, "-o", f"{page}.html"],
+            ["report", path, "--json"],
+            ["timeline", path, "-o", f"{page}.json"],
+            ["diff", path, str(bench.kept)],
+            ["run", "--config", f"{path}/config.yaml"],
+        )
+    )
+
+
+def of_kept_sweep(bench: Bench, rng: random.Random) -> list[str]:
+    path = str(bench.broken_copy(bench.sweep, rng))
+    line = [*bench.swap("--experts", "3,4"), "--out", path, "--resume", "--workers", "1"]
+    return rng.choice((["report", path, "-o", str(bench.work / "page.html")], ["sweep", *line]))
+
+
+def of_result(bench: Bench, rng: random.Random) -> list[str]:
+    data = json.dumps(spoil_data(rng.choice(sorted(bench.results.items()))[1], rng)).encode()
+    path = bench.put("result.json", spoil_bytes(data, rng) if rng.random() < 0.2 else data)
+    return rng.choice(
+        (
+            ["report", path, "-o", str(bench.work / "page.html")],
+            ["report", path, "--json"],
+            ["validate", "--table", path],
+        )
+    )
+
+
+def of_calibration(bench: Bench, rng: random.Random) -> list[str]:
+    path = bench.put(
+        "calibrated.yaml", spoil_document(bench.calibration, rng) if rng.random() < 0.5 else dump(bench.calibration)
+    )
+    samples = (REPORTS / "cpu-backend.samples.jsonl.gz").read_bytes()
+    if rng.random() < 0.5:
+        samples = gzip.compress(spoil_bytes(bench.samples_of_machine, rng))
+    bench.put("calibrated.samples.jsonl.gz", spoil_bytes(samples, rng) if rng.random() < 0.2 else samples)
+    return rng.choice((["report", path, "-o", str(bench.work / "page.html")], ["hw", path], ["hw", path, "--json"]))
+
+
+def of_drive(bench: Bench, rng: random.Random) -> list[str]:
+    word = rng.choice(("gen4x4", "gen3x4:depth=8", "gen4x4:reads=buffered:start=warm", "3.5GB/s"))
+    return [
+        "run",
+        *bench.line,
+        "--host-memory",
+        spoil_text("1kB", rng) if rng.random() < 0.3 else "1kB",
+        "--nvme",
+        spoil_text(word, rng),
+    ]
+
+
+def of_arrivals(bench: Bench, rng: random.Random) -> list[str]:
+    from test_arrivals import AZURE_2023, AZURE_2024, MOONCAKE
+
+    text = rng.choice((AZURE_2023, AZURE_2024, MOONCAKE)).encode()
+    word = bench.put("log.csv", spoil_bytes(text, rng)) if rng.random() < 0.6 else spoil_text(rng.choice(LOAD), rng)
+    return [
+        "run",
+        *bench.swap("--requests", "2"),
+        "--arrivals",
+        word,
+        *rng.choice(([], ["--slo", spoil_text("ttft_s <= 60s", rng)])),
+    ]
+
+
+def of_draft(bench: Bench, rng: random.Random) -> list[str]:
+    path = bench.put("counts,2.csv", spoil_bytes(b"request,accepted\n0,1\n0,2\n1,0\n", rng))
+    word = (
+        f"k=2,accepted={path}"
+        if rng.random() < 0.5
+        else spoil_text("k=4,acceptance=0.8/0.7/0.6/0.5,draft_s=0.002", rng)
+    )
+    return ["run", *bench.line, "--draft", word]
+
+
+def of_texts(bench: Bench, rng: random.Random) -> list[str]:
+    option, value = rng.choice(
+        (
+            ("--expect", "hit_rate >= 0.31"),
+            ("--slo", "ttft_s <= 60s, tpot_s <= 4s"),
+            ("--scheduler", "sjf"),
+            ("--link", "pcie4x16"),
+            ("--stack", "hf"),
+            ("--ram-policy", "lru"),
+            ("--timeline-from", "2.5s"),
+            ("--placement", "layers"),
+            ("--predictor", "surrogate:0.85"),
+            ("--contention", "share"),
+            ("--energy", "on"),
+        )
+    )
+    return ["run", *bench.swap(option, spoil_text(value, rng))]
+
+
+def of_goal(bench: Bench, rng: random.Random) -> list[str]:
+    path = bench.put(
+        "prices.yaml",
+        spoil_document(
+            {"schema": 1, "unit": "EUR", "prices": {"rtx3090": 700, "a6000": {"price": 3000, "note": "used"}}}, rng
+        ),
+    )
+    goal = spoil_text("tpot_s.mean <= 200ms", rng) if rng.random() < 0.5 else "tpot_s.mean <= 200ms"
+    how = rng.choice((["--goal", goal], ["--measured", spoil_text("12.5tok/s", rng)]))
+    return ["plan", *bench.line, *how, "--prices", path, "--quick", "--workers", "1"]
+
+
+def of_policy(bench: Bench, rng: random.Random) -> list[str]:
+    words = [spoil_text(rng.choice(("lcp rho=0.5", "lru scope=layer", "fine_moe", "moepic")), rng) for _ in range(2)]
+    verb = rng.choice(("compare", "diff", "conformance"))
+    if verb == "conformance":
+        data = spoil_bytes(OWN_POLICY.encode(), rng)
+        return ["run", *bench.swap("--policy", bench.put("mine.py", data))]
+    return (
+        ["diff", *words, *bench.line[2:]]
+        if verb == "diff"
+        else ["compare", "--policy", words[0], "--policy", words[1], *bench.line[2:], "--workers", "1"]
+    )
+
+
+def of_log(bench: Bench, rng: random.Random) -> list[str]:
+    path, told, source = bench.samples[rng.choice(sorted(bench.samples))]
+    copied = bench.work / path.name
+    (shutil.copytree if path.is_dir() else shutil.copy)(path, copied)
+    victim = rng.choice(sorted(copied.iterdir())) if copied.is_dir() else copied
+    victim.write_bytes(spoil_bytes(victim.read_bytes(), rng))
+    args = ["traces", "convert", str(copied), "-o", str(bench.work / "out.safetensors")]
+    known = {param.name: param for param in command_of("convert", "traces").params}
+    for key, value in told.items():
+        args += ["--" + key.replace("_", "-")] + ([] if value is True else [str(value)]) if key in known else []
+    return [*args, *(["--from", source] if rng.random() < 0.5 else [])]
+
+
+def of_prompts(bench: Bench, rng: random.Random) -> Callable[[], object]:
+    from traces.record.prompts import Lengths, read_prompts
+
+    rows = [
+        {"prompt": "a b", "task": "x", "arrival_s": 0.5, "max_new_tokens": 3},
+        {"token_ids": [1, 2], "output_tokens": 2, "split": "test"},
+    ]
+    text = b"".join(
+        json.dumps(spoil_data(row, rng)).encode() + b"\n" for row in rng.choices(rows, k=rng.choice((1, 2)))
+    )
+    path = bench.put(
+        "prompts.jsonl" if rng.random() < 0.8 else "prompts.txt", spoil_bytes(text, rng) if rng.random() < 0.5 else text
+    )
+    lengths = Lengths(spoil_text(rng.choice(("37", "20-54", "lognormal:40:0.5")), rng))
+    return lambda: rng.choice(
+        (
+            lambda: read_prompts(Path(path), lambda text: list(text.encode()), 8, 64),
+            lambda: lengths.draw(np.random.default_rng(1), 3),
+        )
+    )()
+
+
+def of_fit(bench: Bench, rng: random.Random) -> list[str]:
+    path = rng.choice(bench.profiles)
+    data = path.read_bytes()
+    data = spoil_bytes(data, rng) if rng.random() < 0.3 else spoil_document(parse_yaml(data.decode(), path.name), rng)
+    profile, out = bench.put("profile.yaml", data), str(bench.work / "out.safetensors")
+    return ["traces", "synth", profile, "-o", out, "--requests", "2", "--prompt-tokens", "3", "--output-tokens", "2"]
+
+
+def of_predictor(bench: Bench, rng: random.Random) -> list[str]:
+    name = rng.choice(("duoserve", "emoe"))
+    sound = bundled("policies.data", ".safetensors")[f"seeded.{name}"].read_bytes()
+    path = bench.put("weights.safetensors", spoil_container(sound, rng))
+    return ["run", *bench.swap("--policy", name, "--experts", "12"), "--predictor", path]
+
+
+def of_training(bench: Bench, rng: random.Random) -> list[str]:
+    args = ["train", "duoserve", "--trace", bench.broken_trace(rng), "--out", str(bench.work / "out.safetensors")]
+    return [
+        *args,
+        "--epochs",
+        "1",
+        *rng.choice(([], ["--widths", spoil_text("8,8", rng)], ["--batch-size", rng.choice(WORDS)])),
+    ]
+
+
+Make = Callable[["Bench", random.Random], "list[str] | Callable[[], object]"]
+CLASSES: dict[str, Make] = {
+    "trace": of_trace,
+    "trace verbs": of_trace_verb,
+    "hardware": of_profile("hw"),
+    "model": of_profile("model"),
+    "stack": of_profile("stack"),
+    "config.json": of_hf_config,
+    "configuration": of_config,
+    "set": of_set,
+    "options": of_options,
+    "other options": of_other_options,
+    "grid": of_grid,
+    "axes": of_axes,
+    "baseline": of_baseline,
+    "kept run": of_kept,
+    "kept sweep": of_kept_sweep,
+    "result": of_result,
+    "calibration": of_calibration,
+    "drive": of_drive,
+    "arrivals": of_arrivals,
+    "draft": of_draft,
+    "texts": of_texts,
+    "goal": of_goal,
+    "policy": of_policy,
+    "log": of_log,
+    "prompts": of_prompts,
+    "fit": of_fit,
+    "predictor": of_predictor,
+    "training": of_training,
+}
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Slow(BaseException):
+    """A case that takes longer than it may."""
+
+
+def command_of(verb: str, group: str = "") -> Any:
+    """The click command of a verb."""
+    from sim.cli.verbs import VERBS
+
+    found = importlib.import_module(f"sim.cli.{VERBS[group or verb][0]}").command
+    return found.commands[verb] if group else found
+
+
+def call(args: list[str]) -> Said:
+    """A command in this process."""
+    from sim.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(args)
+        except SystemExit as stop:
+            return Said(stop.code if isinstance(stop.code, int) else 0, out.getvalue(), err.getvalue())
+    return Said(-1, out.getvalue(), err.getvalue())
+
+
+def outcome(made: list[str] | Callable[[], object]) -> Said:
+    """Carry a case out. Raises whatever is neither a result nor one line that says what to mend."""
+    from sim.base.errors import BadInput
+
+    if callable(made):
+        try:
+            made()
+        except BadInput as error:
+            return Said(2, "", f"error: {error}\n")
+        return Said(0, "", "")
+    return call(made)
+
+
+def judge(said: Said) -> None:
+    """What is wrong with how a case ended; AssertionError."""
+    assert said.code in (0, 1, 2), said
+    for text in (said.out, said.err):
+        assert "Traceback" not in text, text[-2000:]
+        odd = {c for c in text if not (c.isprintable() or c in "\n\t")}
+        assert not odd, (sorted(odd), text[:2000])
+    if said.code == 2:
+        *_, last = said.err.splitlines() or [""]
+        assert last.startswith("error: ") or "Usage:" in said.err, said.err[-2000:]
+
+
+def case(bench: Bench, name: str, seed: str) -> Said:
+    """One case of a class, in a new folder of broken files; repeats exactly."""
+    shutil.rmtree(bench.work, ignore_errors=True)
+    bench.work.mkdir()
+    made = CLASSES[name](bench, random.Random(f"{name} {seed}"))
+    bench.made = made
+    alarmed = hasattr(signal, "SIGALRM")
+
+    def late(*_: object) -> None:
+        raise Slow
+
+    if alarmed:
+        before = signal.signal(signal.SIGALRM, late)
+        signal.alarm(SLOWEST_S)
+    try:
+        said = outcome(made)
+    finally:
+        if alarmed:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+    judge(said)
+    return said
+
+
+def failure_of(error: BaseException) -> str:
+    """Where a case failed, so that failures of one kind are counted together."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/tests/" not in f.filename]
+    at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__} {at} {str(error)[:160]}"
+
+
+def hunt(folder: Path, n: int, seed: str, names: Sequence[str] = ()) -> tuple[Counter[str], dict[str, list[str]]]:
+    """`n` cases, the classes in turn. Returns how they ended by class, and the seeds of failures by kind."""
+    names = names or list(CLASSES)
+    bench, ended, failed = Bench(folder), Counter[str](), defaultdict[str, list[str]](list)
+    importlib.import_module("traces.synth.write")
+    importlib.import_module("traces.synth.fitted").DRAWN_REQUESTS = 3
+    for number in range(n):
+        name, own = names[number % len(names)], seed if n == 1 else f"{seed}/{number}"
+        try:
+            ended[f"{name} {case(bench, name, own).code}"] += 1
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            last = traceback.extract_tb(error.__traceback__)[-1].filename
+            if str(bench.work) in last or str(error).startswith("P."):
+                ended[f"{name} its own"] += 1  # code of the user's file, whose traceback he wants to see
+                continue
+            ended[f"{name} failed"] += 1
+            kind = f"{name}: {failure_of(error)}"
+            if kind not in failed:
+                sys.stderr.write(f"{own} {kind}\n  {bench.made!r}\n")
+                if n == 1:
+                    traceback.print_exc()
+            failed[kind].append(own)
+    return ended, failed
+
+
+def main(words: list[str]) -> int:
+    """`python tests/fuzz_inputs.py N SEED [CLASS ...]`; a failure is repeated by `1 SEED/NUMBER CLASS`."""
+    warnings.simplefilter("error")
+    n, seed, names = int(words[0]), words[1], words[2:]
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    began_s = time.perf_counter()
+    ended, failed = hunt(folder, n, seed, names)
+    for key in sorted(ended):
+        sys.stdout.write(f"{ended[key]:7} {key}\n")
+    sys.stdout.write(f"{n} cases in {time.perf_counter() - began_s:.0f} s, {sum(map(len, failed.values()))} failed\n")
+    for kind, seeds in sorted(failed.items(), key=lambda item: -len(item[1])):
+        sys.stdout.write(f"{len(seeds):6} {kind}   e.g. {', '.join(seeds[:3])}\n")
+    if n > 1:
+        shutil.rmtree(folder)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1])]
+    sys.exit(main(sys.argv[1:]))

@@ -98,9 +98,12 @@ def test_lengths_have_three_forms():
     assert 37 < np.median(drawn) < 43
     assert np.std(np.log(drawn)) == pytest.approx(0.5, abs=0.05)
     assert min(Lengths("lognormal:1:3").draw(rng, 500)) == 1
+    assert max(Lengths("lognormal:1:9999").draw(rng, 500)) == 1 << 30
 
 
-@pytest.mark.parametrize("text", ["", "0", "5-3", "0-3", "-4", "normal:3:1", "lognormal:3", "lognormal:1.2.3:1", "1e3"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "5-3", "0-3", "-4", "normal:3:1", "lognormal:3", "lognormal:1.2.3:1", "1e3", "9" * 5000]
+)
 def test_other_lengths_are_refused(text):
     with pytest.raises(BadInput, match="lengths, got"):
         Lengths(text).draw(np.random.default_rng(0), 2)

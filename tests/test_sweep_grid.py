@@ -163,6 +163,14 @@ def test_files_that_are_wrong_say_where(capsys: Any, tmp_path: Path, text: str, 
     assert re.search(says, said), said
 
 
+def test_what_one_scanner_accepts_and_the_other_does_not(tmp_path: Path) -> None:
+    """A tab that libyaml alone takes, a pair of escapes that PyYAML alone takes: a grid is read by either."""
+    for text in ('grid: {policy: "\\ud83d\\ude00", hw: a}', "grid: {policy: a,\thw:\ta}"):
+        (tmp_path / "g.yaml").write_text(text, encoding="utf-8")
+        (block,) = read_grid(tmp_path / "g.yaml")
+        assert block.axes["hw"] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

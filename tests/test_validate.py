@@ -337,7 +337,7 @@ def test_what_is_missing_is_named(world, capsys):
     assert "--hw, got none" in moesim(capsys, "validate", "--policy", "lru").error
     assert "--policy, got none" in moesim(capsys, "validate", "--hw", "rtx3090").error
     said = moesim(capsys, "validate", "--table", world / "me.yaml").error
-    assert "not comparisons of `moesim validate --out`" in said
+    assert "let `moesim validate --out` write it again" in said
 
 
 def test_simulate_real_as_it_is_written(tmp_path, capsys, world):

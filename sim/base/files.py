@@ -65,10 +65,10 @@ class _Rules(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.reso
         self.depth -= 1
         return node
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         """Text as JSON has it, too: `\\ud83d\\ude00` is one character, and half of one is none."""
         text = super().construct_scalar(node)
-        if isinstance(text, str) and HALF.search(text):
+        if HALF.search(text):
             try:
                 return text.encode("utf-16", "surrogatepass").decode("utf-16")
             except UnicodeDecodeError:
@@ -143,6 +143,14 @@ def parse_yaml(text: str, where: str) -> Any:
         raise BadInput(f"{where}{at}: {error.problem or 'not YAML'}; fix the file") from None
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         raise BadInput(f"{where}: not YAML ({str(error).splitlines()[0]}); fix the file") from None
+
+
+def compose_yaml(text: str) -> yaml.Node | None:
+    """The nodes of a document that `parse_yaml` accepts, with how each is written; by the scanner that accepted it."""
+    if yaml.__with_libyaml__:
+        with suppress(yaml.YAMLError):
+            return yaml.compose(text, yaml.CSafeLoader)
+    return yaml.compose(text, yaml.SafeLoader)
 
 
 def read_yaml(path: Path) -> Any:

@@ -92,6 +92,18 @@ def _beside(path: Path) -> Path:
 
 
 def _page(paths: tuple[Path, ...], window: Window) -> Page:
+    """The page of what lies there. Raises BadInput."""
+    try:
+        return _drawn(paths, window)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
+        # A kept file may hold anything where a figure was, and a page reads hundreds of them.
+        raise BadInput(
+            f"{', '.join(map(str, paths))}: it does not hold what its page shows ({type(error).__name__}: {error}); "
+            "let the command write it again, or report this if nobody changed the file"
+        ) from None
+
+
+def _drawn(paths: tuple[Path, ...], window: Window) -> Page:
     from sim.pages.inputs import Run, read
 
     if any(path.suffix in PROFILES for path in paths):

@@ -151,15 +151,15 @@ def _wanted(one: Any) -> bool:
     return isinstance(piece, Piece) and isinstance(priority, Real) and _rule("after", after, 1) is None
 
 
-def seconds(value: Any) -> bool:
+def seconds(value: Any, most: float = LONGEST_S) -> bool:
     """Whether something is a time that a run can be told to wait for: sums of such times stay finite."""
-    return type(value) is not bool and isinstance(value, Real) and 0.0 <= value <= LONGEST_S
+    number = type(value) is not bool and issubclass(type(value), Real)
+    return number and bool(0.0 <= value <= most)
 
 
 def sound_number(policy: Policy, what: str, value: Any) -> Any:
     """Raises IllegalDecision for an answer to `what` that is no number from 0 on."""
-    number = type(value) is not bool and isinstance(value, Real) and 0.0 <= value <= sys.float_info.max
-    if not number:
+    if not seconds(value, sys.float_info.max):
         raise IllegalDecision(f"{policy.name}.{what}, got {value!r}: a number that is finite and not negative")
     return value
 

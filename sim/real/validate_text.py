@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +16,19 @@ MAX_BYTES = 64 * 1024 * 1024
 
 def read(path: Path) -> Report | Talk:
     """Kept comparisons. Raises BadInput."""
-    from sim.base.files import read_text
+    import msgspec
 
+    from sim.base.files import read_object
+    from sim.real.comparison import Report, Talk
+
+    way_out = "let `moesim validate --out` write it again"
+    data = read_object(path, MAX_BYTES, way_out)
+    if data.get("schema") != 1 or not {"comparisons", "policies"} & set(data):
+        raise BadInput(f"{path}: not comparisons of `moesim validate --out`; {way_out}")
     try:
-        data = json.loads(read_text(path, MAX_BYTES))
-        if data["schema"] != 1 or not isinstance(data.get("comparisons", data.get("policies")), list):
-            raise KeyError("schema")
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path}: not comparisons of `moesim validate --out` ({error}); run that first") from None
-    found: Report | Talk = data
+        found: Report | Talk = msgspec.convert(data, Talk) if "policies" in data else msgspec.convert(data, Report)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadInput(f"{path}: not comparisons of `moesim validate --out` ({error}); {way_out}") from None
     return found
 
 

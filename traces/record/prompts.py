@@ -18,7 +18,10 @@ from traces.format.layout import SPLITS
 
 MAX_PROMPT_FILE_BYTES = 256 * 1024 * 1024
 RANDOM_LABEL = "random-prompts"
-_DIST = re.compile(r"^(?:(?P<fixed>\d+)|(?P<low>\d+)-(?P<high>\d+)|lognormal:(?P<median>[\d.]+):(?P<sigma>[\d.]+))$")
+_DIST = re.compile(
+    r"^(?:(?P<fixed>[0-9]{1,9})|(?P<low>[0-9]{1,9})-(?P<high>[0-9]{1,9})|"
+    r"lognormal:(?P<median>[0-9.]{1,20}):(?P<sigma>[0-9.]{1,20}))$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class Lengths:
         else:
             low, high = 1, 1 << 30
             median, sigma = _number(form["median"], self.text), _number(form["sigma"], self.text)
-            drawn = np.clip(np.exp(rng.normal(np.log(max(median, 1e-9)), sigma, n)), low, high)
+            with np.errstate(over="ignore"):  # infinity is clipped, too
+                drawn = np.clip(np.exp(rng.normal(np.log(max(median, 1e-9)), sigma, n)), low, high)
             return [max(1, round(value)) for value in drawn.tolist()]
         if not 1 <= low <= high:
             raise BadInput(f"lengths, got {self.text!r}: at least 1 token, and the smaller number first")

@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from sim.base.errors import BadInput
-from sim.base.files import MAX_YAML_BYTES, parse_yaml, read_text, to_struct
+from sim.base.files import MAX_YAML_BYTES, compose_yaml, parse_yaml, read_text, to_struct
 from sim.profiles.overrides import GROUPS
 from sim.studies.sweep.grid import Block, PolicyAxis, policy_of
 from sim.studies.sweep.values import AXES, Range, of_data
@@ -124,11 +124,11 @@ def read_grid(path: Path) -> list[Block]:
 
 def _no_base_60(text: str, path: Path) -> None:
     """Refuse `1:8` without quotes: YAML 1.1 takes it for 68, a number of base 60, where a range was meant."""
-    waiting: list[Any] = [yaml.compose(text, yaml.SafeLoader)]
+    waiting: list[Any] = [compose_yaml(text)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, yaml.ScalarNode):
-            if node.style is None and ":" in node.value and node.tag.endswith((":int", ":float")):
+            if not node.style and ":" in node.value and node.tag.endswith((":int", ":float")):
                 raise BadInput(
                     f"{path} line {node.start_mark.line + 1}: {node.value} is one number to YAML, of base 60; quote "
                     f"the range, '{node.value}', or write {{from: ..., to: ..., step: ...}}"
