@@ -13,6 +13,7 @@ import gzip
 import importlib
 import io
 import json
+import os
 import random
 import shutil
 import signal
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from sim.base.files import bundled, parse_yaml
+from sim.base.files import bundled, owned_prefix, parse_yaml
 from traces.format.container import Entry, header_bytes
 from traces.format.layout import DTYPES
 
@@ -773,6 +774,54 @@ def of_baseline(bench: Bench, rng: random.Random) -> list[str]:
     return ["check", bench.put("b.yaml", spoil_document(bench.baseline, rng)), "--workers", "1"]
 
 
+def of_update(bench: Bench, rng: random.Random) -> Callable[[], Said]:
+    """What `--update` wrote is read again and asks for the same runs; what it refused, it left alone."""
+    sound = bench.baseline | ({"inputs": {"hw rtx3090": "x"}} if rng.random() < 0.5 else {})
+    text = dump(sound) if rng.random() < 0.7 else json.dumps(sound).encode()
+    path = Path(bench.put("b.yaml", spoil_document(sound, rng) if rng.random() < 0.5 else text))
+
+    def update() -> Said:
+        from sim.studies.check.baseline import read_baseline
+
+        before = path.read_bytes()
+        said = call(["check", str(path), "--update", "--workers", "1"])
+        if path.read_bytes() == before:
+            return said
+        runs = read_baseline(Path(bench.put("before.yaml", before))).runs
+        assert [run.point for run in read_baseline(path).runs] == [run.point for run in runs], path.read_text()
+        return said
+
+    return update
+
+
+def of_resume(bench: Bench, rng: random.Random) -> Callable[[], Said]:
+    """What a kill may leave of a sweep: points that are missing or cut, parts of files; none is a reason to refuse."""
+    folder = Path(shutil.copytree(bench.sweep, bench.work / "sweep"))
+    for _ in range(rng.choice((1, 2, 3))):
+        path = rng.choice(
+            sorted(
+                path
+                for path in folder.rglob("*")
+                if (path.is_file() and path.name[0] not in ".s") or path.name == "sweep.parquet"
+            )
+        )
+        data, how = path.read_bytes(), rng.randrange(3)
+        if how == 0:
+            path.unlink()
+        elif how == 1 and path.suffix != ".parquet":
+            path.write_bytes(data[: rng.randrange(len(data))])
+        else:
+            owner = owned_prefix(path).replace(f"-{os.getpid()}-", "-4194305-")  # no process has this number
+            path.with_name(f"{owner}{rng.randrange(16**8):08x}.part").write_bytes(data[: rng.randrange(len(data))])
+
+    def resume() -> Said:
+        said = call(["sweep", *bench.swap("--experts", "3,4"), "--out", str(folder), "--resume", "--workers", "1"])
+        assert said.code == 0, said.err
+        return said
+
+    return resume
+
+
 def of_kept(bench: Bench, rng: random.Random) -> list[str]:
     path, page = str(bench.broken_copy(bench.kept, rng)), str(bench.work / "page")
     return rng.choice(
@@ -970,6 +1019,8 @@ CLASSES: dict[str, Make] = {
     "grid": of_grid,
     "axes": of_axes,
     "baseline": of_baseline,
+    "update": of_update,
+    "resume": of_resume,
     "kept run": of_kept,
     "kept sweep": of_kept_sweep,
     "result": of_result,
@@ -1027,10 +1078,10 @@ def outcome(made: list[str] | Callable[[], object]) -> Said:
 
     if callable(made):
         try:
-            made()
+            said = made()
         except BadInput as error:
             return Said(2, "", f"error: {error}\n")
-        return Said(0, "", "")
+        return said if isinstance(said, Said) else Said(0, "", "")
     return call(made)
 
 
