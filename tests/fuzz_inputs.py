@@ -15,6 +15,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -1125,7 +1126,8 @@ def failure_of(error: BaseException) -> str:
     """Where a case failed, so that failures of one kind are counted together."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/tests/" not in f.filename]
     at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__} {at} {str(error)[:160]}"
+    text = re.sub(r"[0-9a-f]{6,}", "N", re.sub(r"/\S*fuzz-\S*?/", "", str(error)))  # names of this case alone
+    return f"{type(error).__name__} {at} {text[:160]}"
 
 
 def hunt(folder: Path, n: int, seed: str, names: Sequence[str] = ()) -> tuple[Counter[str], dict[str, list[str]]]:
