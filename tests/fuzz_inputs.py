@@ -1163,6 +1163,7 @@ def main(words: list[str]) -> int:
     warnings.simplefilter("error")
     n, seed, names = int(words[0]), words[1], words[2:]
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    os.chdir(folder)  # in which files of any name may be written
     began_s = time.perf_counter()
     ended, failed = hunt(folder, n, seed, names)
     for key in sorted(ended):
