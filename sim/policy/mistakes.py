@@ -8,6 +8,7 @@ traceback.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
