@@ -410,7 +410,9 @@ def random_policy(rng: Random, unit_s: float, closed: bool, expert_bytes: int) -
     body |= {name: value for name, value in vars(Aimless).items() if name not in known and not name.startswith("__")}
     traits = frozenset(trait for trait in ("timing", "cpu", "lossy", "oracle") if options[trait])
     depth = rng.choice((None, 1, 2, 4)) if options["timing"] else None
-    kind = type("Drawn", (Policy,), {**body, "name": "drawn", "traits": traits, "prefetch_depth": depth})
+    needs = frozenset({"experts", "scores", "weights", "embeddings"})
+    own = {"name": "drawn", "traits": traits, "needs": needs, "prefetch_depth": depth}
+    kind = type("Drawn", (Policy,), {**body, **own})
     policy = kind()
     policy.set_up(rng.getrandbits(32), unit_s, rng.choice((0.1, 0.3, 0.6)), rng.choice((0.0, 0.0, 0.0, 0.05)), options)
     return policy

@@ -472,7 +472,7 @@ def test_a_change_is_said_in_plain_digits(value: float, said: str) -> None:
 # -- an engine's own log -----------------------------------------------------------------------------------------------
 
 RUN = {"hw": "a6000", "requests": 2, "experts": 128}
-WORDS = "lru " + " ".join(f"{key}={value}" for key, value in RUN.items())
+WORDS = "lru scope=global " + " ".join(f"{key}={value}" for key, value in RUN.items())
 
 
 def lru_of_its_own(trace: Any, requests: list[Any], capacity: int) -> list[tuple[int, int, int, int, str]]:
@@ -503,7 +503,7 @@ def lru_of_its_own(trace: Any, requests: list[Any], capacity: int) -> list[tuple
 
 @pytest.fixture(scope="module")
 def engine_rows() -> list[tuple[int, int, int, int, str]]:
-    setup = prepare(RunSpec(policy="lru", **RUN))
+    setup = prepare(RunSpec(policy="lru", set={"scope": "global"}, **RUN))
     with setup.trace:
         return lru_of_its_own(setup.trace, setup.requests, RUN["experts"])
 

@@ -240,13 +240,13 @@ def test_a_named_policy_that_breaks_a_rule_is_named(capsys, trace, monkeypatch):
         return ()
 
     monkeypatch.setattr(policies()["fifo"], "gate_done", forgets)
-    named = ("--policy", "lru", "--policy", "fifo scope=layer", "--policy", "lfu")
+    named = ("--policy", "lru", "--policy", "fifo scope=global", "--policy", "lfu")
     code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), *named)
     assert (code, err) == (1, "")
-    assert out.startswith("lfu: ") and "not run: fifo scope=layer: " in out and "every needed expert" in out
+    assert "not run: fifo scope=global: " in out and "every needed expert" in out
     code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), *named[2:4])
     assert (code, out) == (1, "")
-    assert err.startswith("error: policy fifo scope=layer: ") and "every needed expert must run once" in err
+    assert err.startswith("error: policy fifo scope=global: ") and "every needed expert must run once" in err
 
 
 def test_equal_runs_are_shown_once(capsys, trace):
@@ -375,7 +375,7 @@ def test_a_baseline_stands_at_one_and_all_else_is_relative_to_it(capsys, trace, 
     at = [column["title"] for column in ranking["columns"]].index("times as fast as lfu")
     assert {row[0]: row[at] for row in ranking["rows"]} == {r["as"]: r["times_as_fast"] for r in found["runs"]}
     # The same run under another name is the baseline, too.
-    found = json.loads(call(capsys, *args, "--policy", "lru", "--against", "lru scope=global", "--json")[1])
+    found = json.loads(call(capsys, *args, "--policy", "lru", "--against", "lru scope=layer", "--json")[1])
     assert [run["times_as_fast"] for run in found["runs"] if run["as"] == found["against"] == "lru"] == [1.0]
     code, out, err = call(capsys, *args, "--scheduler", "fcfs,sjf", "--against", "lfu")
     assert (code, out) == (2, "")

@@ -31,7 +31,7 @@ from sim.setup.drafting import Drafter
 from sim.setup.spec import RunSpec
 from sim.studies.sweep.values import of_text
 from sim.workload.batching import Batching
-from sim.workload.draft_options import MOST_COUNT_BYTES, Draft, ks_of, parse_draft, read_accepted
+from sim.workload.draft_options import MOST_COUNT_BYTES, Draft, each_of, parse_draft, read_accepted
 from sim.workload.draft_steps import Drafts
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory, KvPool
@@ -408,7 +408,7 @@ def test_a_file_with_a_comma_in_its_name() -> None:
     draft = parse_draft("k=2, accepted=runs/a,b.csv,c, rejected=elsewhere")
     assert draft is not None and (draft.accepted, draft.rejected) == ("runs/a,b.csv,c", "elsewhere")
     assert parse_draft(draft.text) == draft
-    assert ks_of("accepted=a,k.csv,k=1/2") == ["accepted=a,k.csv,k=1", "accepted=a,k.csv,k=2"]
+    assert each_of("accepted=a,k.csv,k=1/2") == ["accepted=a,k.csv,k=1", "accepted=a,k.csv,k=2"]
 
 
 def test_what_does_not_go_together() -> None:

@@ -119,7 +119,7 @@ def test_the_page_has_every_column_and_a_grid_that_works(capsys: Any, trace: Pat
 
 
 def test_one_bound_is_beside_all_points_of_a_workload(capsys: Any, trace: Path, tmp_path: Path) -> None:
-    words = ("sweep", "--policy", "lru", "--policy", "fiddler", "--trace", trace, "--experts", "20,48")
+    words = ("sweep", "--policy", "lru", "--policy", "fiddler", "--trace", trace, "--experts", "32,48")
     said = moesim(capsys, *words, "--hw", "rtx3090,a6000", "--out", tmp_path / "one")
     rows = table(tmp_path / "one")
     least_s = rows["bound_tpot_s"].min()
@@ -138,15 +138,15 @@ def test_one_bound_is_beside_all_points_of_a_workload(capsys: Any, trace: Path, 
 
 def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path, tmp_path: Path) -> None:
     """What looks like a card's merit may be its CPU's or its RAM's."""
-    words = ("--policy", "lru", "--trace", trace, "--experts", "20")
+    words = ("--policy", "lru", "--trace", trace, "--experts", "32")
     cards = ("--hw", "rtx3090,a6000")
     said = moesim(capsys, "sweep", *words, *cards, "--out", tmp_path / "out")
-    line = "unlike hosts: rtx3090 with tr-pro-3955wx and 515 GB of RAM; a6000 with xeon-8358p and 550 GB of RAM; "
+    line = "unlike hosts: rtx3090 with tr-pro-3955wx and 480 GiB of RAM; a6000 with xeon-8358p and 512 GiB of RAM; "
     line += "--set hw.cpu=tr-pro-3955wx puts one CPU beside all"
     assert line in " ".join(said.out.split()[:90])
     assert moesim(capsys, "sweep", *words, *cards, "--json").json["hosts"] == line
     assert line in moesim(capsys, "report", tmp_path / "out", "--json").json["lines"]
-    assert face.sweep("lru", ["rtx3090", "a6000"], trace=trace, experts=20).attrs["hosts"] == line
+    assert face.sweep("lru", ["rtx3090", "a6000"], trace=trace, experts=32).attrs["hosts"] == line
     goal = ("--goal", "tpot_s.mean <= 1h", "--every", "--quick")
     assert moesim(capsys, "plan", *words, *cards, *goal, "--json").json["hosts"] == line
     compared = moesim(capsys, "diff", "lru hw=rtx3090", "lru hw=a6000", *words[2:]).out

@@ -71,7 +71,7 @@ def test_parts_are_put_together(tmp_path):
     assert len(data["comparisons"]) == 2 * len(KEPT["comparisons"])
     assert data["wrong"] == ["wrong 2", "wrong 4"]
     assert data["tpot_s_worst_error_frac"] == KEPT["tpot_s_worst_error_frac"]
-    assert read(tmp_path / "cpu-backend.json") == json.loads(json.dumps(data))
+    assert json.loads(json.dumps(read(tmp_path / "cpu-backend.json"))) == json.loads(json.dumps(data))
     with pytest.raises(click.ClickException, match="calibrate for cpu-small ended with 2"):
         remeasure.measure(tmp_path, remeasure.PLANS, lambda _: 2, lambda _: None)
 

@@ -134,10 +134,10 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
 
 
 def _predicting(spec: RunSpec, overrides: Overrides, kind: type[Policy]) -> Predicting:
+    check_declared(kind)
     settings = overrides.for_policy(kind.name, kind.aliases)
     if any(param.name == "seed" for param in kind.params):
         settings = {"seed": spec.seed, **settings}
-    check_declared(kind)
     with blamed(kind):
         return predicting(kind, settings, spec.predictor)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sim.base.errors import BadInput
 from sim.base.files import bundled
-from sim.base.units import show_bytes
+from sim.base.units import show_ram
 from sim.profiles.hardware import CPUS, load_hardware
 from sim.profiles.overrides import parse_set
 
@@ -59,7 +59,7 @@ def unlike_hosts(machines: Iterable[Machine]) -> str:
     if len({frozenset(found) for found in hosts.values()}) < 2:
         return ""
     said = [
-        f"{', '.join(dict.fromkeys(names))} with {host.cpu} and {show_bytes(host.ram_bytes)} of RAM"
+        f"{', '.join(dict.fromkeys(names))} with {host.cpu} and {show_ram(host.ram_bytes)} of RAM"
         for host, names in cards.items()
     ]
     less = f"; and {len(said) - MOST_NAMED} more hosts" if len(said) > MOST_NAMED else ""
