@@ -158,6 +158,8 @@ def test_figures_of_published_traces_are_recomputed(public, tmp_path):
             (found[part], getattr(public, part)) if isinstance(part, str) else (found["cuts"][part], public.cuts[part])
         )
         assert mine == pytest.approx(known, abs=2e-4), part
+    for n, known in public.cuts_of_one.items():
+        assert found["cuts_of_one"][n] == pytest.approx(known, abs=2e-4)
     assert {name: getattr(public, name) for name in ("shape", "rows", "requests", "curve_rows")} == {
         name: found[name] for name in ("shape", "rows", "requests", "curve_rows")
     }

@@ -12,13 +12,14 @@ from tiny_traces import from_rows, tiny_header, tiny_trace
 
 from sim.cli import main
 from traces.convert import Options, convert
+from traces.format.catalogue import open_trace
 from traces.format.header import REPEATING, Header
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
 from traces.stats import observe, realism
 from traces.stats.curves import CURVES, belady_curve
-from traces.stats.cuts import cut_figures, union_by_chance, unions, windows
+from traces.stats.cuts import cut_figures, of_one_request, union_by_chance, unions, windows
 from traces.stats.public import Printed, public, public_traces
 from traces.stats.realism import beside_printed, judge, nearest
 from traces.stats.reuse import definitions, gate_mass
@@ -78,6 +79,38 @@ def test_windows_hold_one_task_from_the_start_of_a_request(tmp_path):
         assert cut_figures(rows, 1000) is None
 
 
+def test_stretches_of_one_request_end_with_it(tmp_path):
+    """Three requests of a task, of 5, 9 and 12 decode rows: of 8 rows two have one each, of the task three are made."""
+    lengths = [(2, 6), (2, 10), (2, 13)]
+    rows = [[[i, 3 - i]] for i, (prompt, outputs) in enumerate(lengths) for _ in range(prompt + outputs - 1)]
+    with Trace(from_rows(tmp_path / "t.safetensors", rows, 4, lengths)) as trace:
+        found = observe.sample(trace)
+        assert [set(found.request[at]) for at in windows(found, 8, of_one=True)] == [{1}, {2}]
+        assert {0, 1} in [set(found.request[at]) for at in windows(found, 8)]
+        assert of_one_request(trace, 8)["lru_50"] == pytest.approx(14 / 16), "each asks for two of four, always"
+        assert of_one_request(trace, 13) is None
+
+
+def test_a_range_that_one_prompt_makes_wide_does_not_hide_that_requests_hit_too_much():
+    """Of six prompts five hit 60 % and one 75; requests that hit 68 % in the mean are inside, and are 5 points off."""
+    published = tuple({"lru_50": value} for value in (0.6, 0.6, 0.6, 0.6, 0.6, 0.75))
+    tasks = realism.Stretches(128, True, False, {"lru_50": 0.68}, published)
+    assert tasks.off("lru_50") == 0
+    prompts = realism.Stretches(128, True, True, {"lru_50": 0.68}, published)
+    assert prompts.off("lru_50") == pytest.approx(0.055)
+
+
+def test_the_chats_of_qwen_hit_too_much_at_half_the_experts():
+    with open_trace("qwen1.5-moe-chat") as trace:
+        told = judge(trace, quick=True)
+    assert told.judged.of_one
+    (found,) = (finding for finding in told.findings if finding.about == "hit rates")
+    assert not found.holds and "above the mean of 6 published prompts" in found.says and "50 % cached" in found.says
+    for policy in ("lru", "lfu", "lcp"):
+        assert told.judged.off(f"{policy}_50") > realism.HITS_MARGIN
+    assert found.says in told.line
+
+
 def test_cut_figures_by_hand(tmp_path):
     """Every token wants experts 0 and 1 of four: a cache of two misses twice, the top quarter takes half."""
     with Trace(made(tmp_path / "t.safetensors", [0, 0, 0])) as trace:
@@ -114,6 +147,7 @@ def held_against(monkeypatch, n_experts=4, /, **figures):
     """The only published trace there is: k=1, cut to 128 rows."""
     base = public().traces[0]
     facts = {"name": "real", "n_experts": n_experts, "top_k": 1, "cuts": {128: figures}, "unions": {}}
+    facts["cuts_of_one"] = facts["cuts"]
     known = msgspec.structs.replace(public(), traces=[msgspec.structs.replace(base, **facts)])
     monkeypatch.setattr(realism, "public", lambda: known)
 
@@ -131,7 +165,7 @@ def test_a_verdict_follows_the_figures(tmp_path, monkeypatch):
         same = judge(trace)
         held = {finding.about: finding.holds for finding in same.findings}
         assert held["order of plain caches"] and held["hit rates"] and held["skew of popularity"]
-        assert same.cut == 128
+        assert same.judged.rows == 128
         assert "held against real" in same.line
         assert judge(trace, quick=True).line == same.line
         assert "nothing on load" in same.line, "one request"

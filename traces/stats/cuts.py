@@ -1,4 +1,4 @@
-"""A trace cut to stretches of equal length, of one task each: only so are hit rates of two traces comparable.
+"""A trace cut to stretches of equal length, of one task or one request each: only so can hit rates be compared.
 
 A cache that begins empty looks worse the shorter the trace, popularity looks more skewed the fewer tokens it is counted
 over, and a mix of tasks looks more even than each of them. So figures are means over windows: so many rows in a row,
@@ -10,21 +10,25 @@ from __future__ import annotations
 import numpy as np
 
 from traces.format.layout import Ints
+from traces.format.reader import Trace
 from traces.stats.curves import CURVES, capacities
-from traces.stats.observe import Sample
+from traces.stats.observe import Sample, sample
 
 CUTS = (120, 128, 800, 4000)  # rows: published prompts, a task of a bundled trace, half of a published data set
 FRACS = (0.25, 0.5, 0.75)
 LAGS = (1, 4, 16)
 WINDOWS = 6
+WINDOWS_OF_ONE = 24  # requests differ more than tasks do
 PLAIN = ("lru", "lfu", "lcp", "random", "belady")
 BATCHES = (2, 4, 8, 16)
 _STEPS = 512  # batches drawn to count what they ask for together
 _SEED = 20_509_8342
 
 
-def windows(rows: Sample, n: int, most: int = WINDOWS) -> Ints | None:
+def windows(rows: Sample, n: int, most: int = WINDOWS, of_one: bool = False) -> Ints | None:
     """(W, n) positions in the sample: stretches of n rows of one task each, evenly spread; None without any.
+
+    of_one: each of one request.
 
     Decode rows where the trace has any, else all.
     """
@@ -33,10 +37,11 @@ def windows(rows: Sample, n: int, most: int = WINDOWS) -> Ints | None:
     kept = np.flatnonzero(decode) if decode.any() else np.arange(len(decode))
     kept = kept[np.argsort(rows.task[kept], kind="stable")]
     begins = np.flatnonzero(np.diff(rows.request[kept], prepend=-1))
+    owner = rows.request if of_one else rows.task
     found: list[Ints] = []
     free = 0
     for at in begins.tolist():
-        if at >= free and at + n <= len(kept) and rows.task[kept[at]] == rows.task[kept[at + n - 1]]:
+        if at >= free and at + n <= len(kept) and owner[kept[at]] == owner[kept[at + n - 1]]:
             found.append(kept[at : at + n])
             free = at + n
     if not found:
@@ -44,13 +49,27 @@ def windows(rows: Sample, n: int, most: int = WINDOWS) -> Ints | None:
     return np.stack([found[i] for i in np.unique(np.linspace(0, len(found) - 1, most).round().astype(int))])
 
 
-def cut_figures(rows: Sample, n: int, policies: tuple[str, ...] = PLAIN) -> dict[str, float] | None:
+def of_one_request(trace: Trace, n: int, policies: tuple[str, ...] = PLAIN) -> dict[str, float] | None:
+    """`cut_figures` of the first n rows of requests that have as many: `WINDOWS_OF_ONE` at most, evenly spread."""
+    decodes = any(request.n_decode for request in trace.requests)
+    long = [request for request in trace.requests if (request.n_decode if decodes else request.n_rows) >= n]
+    if not long:
+        return None
+    at = np.unique(np.linspace(0, len(long) - 1, WINDOWS_OF_ONE).round().astype(int))
+    return cut_figures(sample(trace, [long[i] for i in at]), n, policies, WINDOWS_OF_ONE, of_one=True)
+
+
+def cut_figures(
+    rows: Sample, n: int, policies: tuple[str, ...] = PLAIN, most: int = WINDOWS, of_one: bool = False
+) -> dict[str, float] | None:
     """Figures of windows of n rows, means over layers and windows; None when no stretch of one task is so long.
+
+    most, of_one: as `windows` takes them.
 
     `lru_25` and so on: hit rates of per-layer caches that begin empty; `top_quarter`: share of choices that go to a
     layer's most popular quarter; `overlap_<lag>`: share of a token's experts that an earlier one of its request chose.
     """
-    at = windows(rows, n)
+    at = windows(rows, n, most, of_one)
     if at is None:
         return None
     n_experts, top_k = rows.trace.n_experts, rows.trace.top_k

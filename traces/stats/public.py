@@ -18,7 +18,7 @@ from msgspec import Meta
 from sim.base.files import read_yaml, to_struct
 from traces.format.reader import Trace
 from traces.stats import observe
-from traces.stats.cuts import CUTS, cut_figures, unions
+from traces.stats.cuts import CUTS, cut_figures, of_one_request, unions
 from traces.stats.reuse import definitions, gate_mass
 from traces.stats.summary import Summary, summarise
 
@@ -29,7 +29,8 @@ SCHEMA = "moesim.public-stats/2"
 class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures of one published trace; `files` is what was converted, `figures` as in `summary.Summary`.
 
-    cuts: rows of a stretch -> its figures (`cuts.cut_figures`). unions: batch -> experts asked for together. reuse:
+    cuts: rows of a stretch -> its figures (`cuts.cut_figures`). cuts_of_one: the same of stretches of one request each,
+    left out of a trace of a single request, where all are. unions: batch -> experts asked for together. reuse:
     how much tokens in a row share, by definition (`reuse.definitions`). gate_mass: share of a token's weight that its
     first, second, ... expert has (`reuse.gate_mass`); empty without weights.
     """
@@ -51,6 +52,12 @@ class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unions: dict[int, float]
     reuse: dict[str, Figure]
     gate_mass: list[Figure]
+    cuts_of_one: dict[int, dict[str, Figure]] = {}
+
+    @property
+    def of_one(self) -> dict[int, dict[str, Figure]]:
+        """`cuts` of stretches of one request each."""
+        return self.cuts if self.requests == 1 else self.cuts_of_one
 
     def summary(self) -> Summary:
         """The same as a summary."""
@@ -113,6 +120,7 @@ def measured(trace: Trace) -> dict[str, Any]:
     """The figures of a published trace, as `public.yaml` keeps them."""
     summary, rows = summarise(trace), observe.sample(trace, max_rows=12_000)
     cuts = {n: cut_figures(rows, n) for n in CUTS}
+    of_one = {n: of_one_request(trace, n) for n in CUTS} if summary.requests > 1 else {}
     return {
         "shape": summary.shape,
         "n_experts": trace.n_experts,
@@ -123,6 +131,7 @@ def measured(trace: Trace) -> dict[str, Any]:
         "curve_phase": summary.curve_phase,
         "figures": {name: _rounded(value) for name, value in summary.figures.items()},
         "cuts": {n: {k: round(v, 4) for k, v in found.items()} for n, found in cuts.items() if found},
+        "cuts_of_one": {n: {k: round(v, 4) for k, v in found.items()} for n, found in of_one.items() if found},
         "unions": {batch: round(value, 2) for batch, value in unions(rows).items()},
         "reuse": {name: _rounded(value) for name, value in definitions(rows).items()},
         "gate_mass": [_rounded(value) for value in gate_mass(rows)],

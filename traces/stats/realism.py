@@ -1,11 +1,13 @@
 """What may be concluded from a trace: its figures beside published ones of its shape, and a verdict in words.
 
-Both are cut alike (`cuts`): a hit rate of 6,000 tokens of six tasks says nothing beside one of a single prompt.
+Both are cut alike (`cuts`): a hit rate of 6,000 tokens of six tasks says nothing beside one of a single prompt, nor
+does one of 128 tokens of four requests.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +18,7 @@ from traces.format.reader import Trace
 from traces.format.shapes import apart
 from traces.stats import observe
 from traces.stats.curves import CURVES, capacities
-from traces.stats.cuts import CUTS, PLAIN, cut_figures, unions
+from traces.stats.cuts import CUTS, PLAIN, cut_figures, of_one_request, unions
 from traces.stats.observe import Sample
 from traces.stats.public import Printed, PublicTrace, public
 from traces.stats.reuse import definitions, gate_mass
@@ -27,7 +29,12 @@ HITS_MARGIN, SHARE_MARGIN, OVERLAP_MARGIN, ACCURACY_MARGIN = 0.03, 0.05, 0.04, 0
 FEW_TESTS, SHORT_PROMPT = 100, 100
 SHAPE_FACTOR = 1.5  # by how much experts, and the share of them chosen, may differ in "its shape"
 MAX_ROWS = 20_000  # more than that is sampled: every second request, or third
-TRAINED_FOR = ("hit rates", "skew of popularity", "repetition from token to token")  # of a trace labelled REPEATING
+TRAINED_FOR = (  # of a trace labelled REPEATING
+    "hit rates",
+    "hit rates of one request",
+    "skew of popularity",
+    "repetition from token to token",
+)
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,40 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Stretches:
+    """Figures of stretches of one length, here and in each published trace.
+
+    rows: of a stretch; 0 when there is none that both have. of_one: each is of one request, else of one task. prompts:
+    each published trace is one prompt.
+    """
+
+    rows: int
+    of_one: bool
+    prompts: bool
+    here: dict[str, float]
+    published: tuple[dict[str, float], ...]
+
+    def beside(self, key: str) -> list[float]:
+        """What is published of a figure."""
+        return [figures[key] for figures in self.published if key in figures]
+
+    def off(self, key: str) -> float:
+        """By how much a figure lies outside the range of the published ones, or, of single prompts, off their mean.
+
+        A task of the trace may be any of those published. The mean of many requests has to be near that of prompts:
+        one prompt unlike the others makes their range so wide that anything is inside.
+        """
+        real = self.beside(key)
+        low, high = (sum(real) / len(real),) * 2 if self.prompts else (min(real), max(real))
+        return self.here[key] - min(max(self.here[key], low), high)
+
+
+@dataclass(frozen=True)
 class Realism:
     """A trace beside the published ones of its shape.
 
-    cut: rows of a stretch, 0 when there is none that both have.
+    task, request: stretches of one task and of one request. judged: the one of both that the verdict is about. Single
+    prompts are held against single requests: a stretch of several hits less, for popularity moves between them.
     """
 
     name: str
@@ -61,14 +98,16 @@ class Realism:
     n_experts: int
     top_k: int
     kind: str
-    cut: int
     references: tuple[PublicTrace, ...]
-    figures: dict[str, float]
+    task: Stretches
+    request: Stretches
+    judged: Stretches
     unions: dict[int, float]
     reuse: dict[str, float]
     gate_mass: list[float]
     accuracy: list[float | None]
     rows: list[Row] = field(default_factory=list)
+    rows_of_one: list[Row] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -96,17 +135,11 @@ def judge(trace: Trace, quick: bool = False) -> Realism:
     """
     rows = observe.sample(trace, max_rows=MAX_ROWS)
     like = nearest(trace.n_experts, trace.top_k)
-    found: dict[int, dict[str, float]] = {}
     names = QUICK if quick else PLAIN
-    for n in sorted(CUTS, reverse=True) if like or not quick else ():
-        if not like or any(n in reference.cuts for reference in like):
-            figures = cut_figures(rows, n, names)
-            if figures:
-                found[n] = figures
-                break
-    cut = max(found, default=0)
-    references = tuple(reference for reference in like if cut in reference.cuts)
-    figures = found.get(cut, {})
+    task = _longest(like, quick, False, lambda n: cut_figures(rows, n, names))
+    references = tuple(reference for reference in like if task.rows in reference.cuts)
+    request = _longest(references, quick, True, lambda n: of_one_request(trace, n, names))
+    task = replace(task, published=tuple(reference.cuts[task.rows] for reference in references))
     together = {} if quick else unions(rows)
     told = Realism(
         trace.name,
@@ -114,9 +147,10 @@ def judge(trace: Trace, quick: bool = False) -> Realism:
         trace.n_experts,
         trace.top_k,
         trace.header.kind,
-        cut,
         references,
-        figures,
+        task,
+        request,
+        request if request.prompts and request.rows else task,
         together,
         {} if quick else definitions(rows),
         [] if quick else gate_mass(rows),
@@ -124,8 +158,22 @@ def judge(trace: Trace, quick: bool = False) -> Realism:
     )
     if not quick:
         told.rows.extend(_rows(told))
+        told.rows_of_one.extend(_rows_of(told.request))
     told.findings.extend(_findings(told, trace, rows))
     return told
+
+
+def _longest(
+    like: Sequence[PublicTrace], quick: bool, of_one: bool, figures: Callable[[int], dict[str, float] | None]
+) -> Stretches:
+    """The longest stretches that the trace has, and one of the published ones, too, where there is any."""
+    cuts = [reference.of_one if of_one else reference.cuts for reference in like]
+    prompts = bool(like) and all(reference.requests == 1 for reference in like)
+    wanted = [n for n in CUTS if any(n in known for known in cuts)] or ([] if quick else CUTS)
+    for n in sorted(wanted, reverse=True):
+        if found := figures(n):
+            return Stretches(n, of_one, prompts, found, tuple(known.get(n, {}) for known in cuts))
+    return Stretches(0, of_one, prompts, {}, ())
 
 
 def nearest(n_experts: int, top_k: int) -> list[PublicTrace]:
@@ -143,10 +191,7 @@ def printed(rows: list[Printed], n_experts: int, top_k: int) -> list[Printed]:
 
 
 def _rows(told: Realism) -> list[Row]:
-    found = [
-        Row(name, value, tuple(t.cuts[told.cut].get(name) for t in told.references))
-        for name, value in told.figures.items()
-    ]
+    found = _rows_of(told.task)
     for batch, value in told.unions.items():
         beside = tuple(t.unions.get(batch) for t in told.references)
         found.append(Row(f"union_{batch}", value, beside, share=False))
@@ -155,6 +200,10 @@ def _rows(told: Realism) -> list[Row]:
     for rank, value in enumerate(told.gate_mass):
         found.append(Row(f"mass_{rank + 1}", value, tuple(_at(t.gate_mass, rank) for t in told.references)))
     return found
+
+
+def _rows_of(cut: Stretches) -> list[Row]:
+    return [Row(name, value, tuple(known.get(name) for known in cut.published)) for name, value in cut.here.items()]
 
 
 def _at(values: list[float], rank: int) -> float | None:
@@ -183,9 +232,13 @@ def beside_printed(here: list[float | None], row: Printed) -> tuple[float, float
 def _findings(told: Realism, trace: Trace, rows: Sample) -> list[Finding]:
     found = []
     if told.references:
-        found += [_order(told), *_mix(told, trace), _hits(told)]
-        found.append(_one(told, "top_quarter", SHARE_MARGIN, "skew of popularity", "a layer's top quarter takes"))
-        found.append(_one(told, "overlap_1", OVERLAP_MARGIN, "repetition from token to token", "tokens in a row share"))
+        found += [_order(told.judged), *_mix(told, trace), *_hits(told)]
+        found.append(
+            _one(told.judged, "top_quarter", SHARE_MARGIN, "skew of popularity", "a layer's top quarter takes")
+        )
+        found.append(
+            _one(told.judged, "overlap_1", OVERLAP_MARGIN, "repetition from token to token", "tokens in a row share")
+        )
         if REPEATING in trace.header.labels:
             found = [_no_evidence(finding) if finding.about in TRAINED_FOR else finding for finding in found]
     found += _accuracy(trace, rows)
@@ -203,20 +256,16 @@ def _findings(told: Realism, trace: Trace, rows: Sample) -> list[Finding]:
     return found
 
 
-def _order(told: Realism) -> Finding:
+def _order(cut: Stretches) -> Finding:
     """Do plain caches at a quarter cached rank as they do in every reference that tells them apart?"""
     turned: list[str] = []
     kept: list[str] = []
     for one, other in (("lfu", "lru"), ("lcp", "lru"), ("lcp", "lfu")):
-        real = [
-            t.cuts[told.cut][f"{one}_25"] - t.cuts[told.cut][f"{other}_25"]
-            for t in told.references
-            if f"{one}_25" in t.cuts[told.cut]
-        ]
-        if f"{one}_25" not in told.figures or not real:
+        real = [known[f"{one}_25"] - known[f"{other}_25"] for known in cut.published if f"{one}_25" in known]
+        if f"{one}_25" not in cut.here or not real:
             continue
         sure = all(abs(value) > ORDER_MARGIN for value in real) and len({value > 0 for value in real}) == 1
-        here = told.figures[f"{one}_25"] - told.figures[f"{other}_25"]
+        here = cut.here[f"{one}_25"] - cut.here[f"{other}_25"]
         first, second = (one, other) if real[0] > 0 else (other, one)
         if sure:
             right = here * real[0] > 0
@@ -234,12 +283,12 @@ def _order(told: Realism) -> Finding:
 def _mix(told: Realism, trace: Trace) -> list[Finding]:
     """Is LRU before LFU, or behind, only because requests of several tasks take turns?"""
     tests = trace.requests.in_split("test") or list(trace.requests)
-    if len({request.task for request in tests}) < 2 or "lfu_25" not in told.figures:
+    if len({request.task for request in tests}) < 2 or "lfu_25" not in told.task.here:
         return []
     rows = observe.sample(trace, tests, MAX_ROWS)
     sizes = capacities(trace.n_experts, trace.top_k, [0.25])
     lfu, lru = (100 * float(CURVES[name](rows.experts, trace.n_experts, sizes, None).mean()) for name in ("lfu", "lru"))
-    apart = 100 * (told.figures["lfu_25"] - told.figures["lru_25"])
+    apart = 100 * (told.task.here["lfu_25"] - told.task.here["lru_25"])
     if (lfu - lru) * apart > 0 or abs(lfu - lru) < 100 * ORDER_MARGIN:
         return []
     first, second = ("LRU", "LFU") if lru > lfu else ("LFU", "LRU")
@@ -253,31 +302,34 @@ def _mix(told: Realism, trace: Trace) -> list[Finding]:
     ]
 
 
-def _hits(told: Realism) -> Finding:
-    """How far hit rates lie outside the range of the references."""
-    worst, name = 0.0, ""
-    for key, value in told.figures.items():
-        policy = key.split("_")[0]
-        real = [t.cuts[told.cut][key] for t in told.references if key in t.cuts[told.cut]]
-        if policy in QUICK and real:
-            apart = value - min(max(value, min(real)), max(real))
-            if abs(apart) > abs(worst):
-                worst, name = apart, key
+def _hits(told: Realism) -> list[Finding]:
+    """How far hit rates lie from those of the references (`Stretches.off`)."""
+    found = [_farthest(told.judged, "hit rates")]
+    if told.judged is told.task and any(told.request.published):
+        found.append(_farthest(told.request, "hit rates of one request"))
+    return found
+
+
+def _farthest(cut: Stretches, about: str) -> Finding:
+    off = {key: cut.off(key) for key in cut.here if key.split("_")[0] in QUICK and cut.beside(key)}
+    name = max(off, key=lambda key: abs(off[key]), default="")
+    if not name or not off[name]:
+        return Finding(about, True, f"{about} inside the published range")
     policy, _, frac = name.partition("_")
-    says = (
-        f"hit rates up to {100 * abs(worst):.0f} points {'above' if worst > 0 else 'below'} ({policy.upper()}, "
-        f"{frac} % cached)"
-    )
-    return Finding("hit rates", abs(worst) <= HITS_MARGIN, says if name else "hit rates inside the published range")
+    side = "above" if off[name] > 0 else "below"
+    here, real = cut.here[name], cut.beside(name)
+    beyond = f"{side} the mean of {len(real)} published prompts" if cut.prompts and len(real) > 1 else side
+    where = f"{policy.upper()}, {frac} % cached: {_span(here, here)}, there {_span(min(real), max(real))}"
+    says = f"{about} up to {100 * abs(off[name]):.0f} points {beyond} ({where})"
+    return Finding(about, abs(off[name]) <= HITS_MARGIN, says)
 
 
-def _one(told: Realism, key: str, margin: float, about: str, words: str) -> Finding:
-    real = [t.cuts[told.cut][key] for t in told.references if key in t.cuts[told.cut]]
-    value = told.figures.get(key)
-    if value is None or not real:
+def _one(cut: Stretches, key: str, margin: float, about: str, words: str) -> Finding:
+    real = cut.beside(key)
+    if key not in cut.here or not real:
         return Finding(about, None, f"{about}: unknown")
-    apart = value - min(max(value, min(real)), max(real))
-    return Finding(about, abs(apart) <= margin, f"{words} {100 * value:.0f} % (there {_span(min(real), max(real))})")
+    there = _span(min(real), max(real))
+    return Finding(about, abs(cut.off(key)) <= margin, f"{words} {100 * cut.here[key]:.0f} % (there {there})")
 
 
 def _no_evidence(finding: Finding) -> Finding:
