@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from tiny_traces import tiny_trace
 
 from sim.base.errors import BadInput, DoesNotFit
 from sim.cli import main
+from sim.profiles.overrides import Overrides
 from sim.setup.pairing import trace_for
 from traces.format.catalogue import open_trace
 from traces.format.check import check_trace
 from traces.format.reader import Trace
-from traces.stats import figures, observe
+from traces.stats import observe
 from traces.stats.public import public_traces
 from traces.stats.summary import Summary
 from traces.synth import calibrate, drawn, fitted
@@ -27,8 +29,8 @@ from traces.synth.compare import Comparison
 from traces.synth.draw import Drawer, selections
 from traces.synth.fields import Fields
 from traces.synth.fit import fit
+from traces.synth.over_fits import drawn_from, over_fits
 from traces.synth.profile import Lengths, Vocabulary
-from traces.synth.scale import scaled
 from traces.synth.text import Text, hashed
 from traces.synth.write import write
 
@@ -318,43 +320,79 @@ def test_a_model_without_trace_and_fit_gets_one_scaled_from_the_nearest(tmp_path
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1, "drawn once"
 
 
-def test_the_nearest_source_has_about_as_many_experts_and_chooses_about_the_same_share():
+def test_the_source_is_of_the_family_then_of_the_sparsity_then_of_as_many_experts_and_layers():
     known = drawn.sources()
     assert {source.name for source in known if source.real} == set(fitted.fitted())
-    names = {source.name: source.shape for source in known}
-    assert names["mixtral-8x7b-small"] == (32, 8, 2)
 
-    def near(*shape, without=()):
-        return drawn.nearest(shape, [source for source in known if source.name not in without]).name
+    def near(of_family, *shape, without=()):
+        return drawn.nearest(shape, of_family, [source for source in known if source.name not in without]).name
 
-    # Many small experts are never scaled from eight large ones, even where the model's own fit is taken away.
-    assert near(48, 128, 8) == "qwen3-30b-a3b"
-    assert near(48, 128, 8, without=["qwen3-30b-a3b"]) == "gemma-4-26b-a4b"
-    assert near(48, 128, 8, without=["qwen3-30b-a3b", "gemma-4-26b-a4b"]) == "qwen1.5-moe-a2.7b"
-    assert near(94, 128, 8) == "qwen3-30b-a3b", "as the other of 128 experts, and nearer in layers"
-    assert near(58, 256, 8) == "gemma-4-26b-a4b", "log 2 + log 1.5, against twice log 2"
-    assert near(28, 64, 8) == "olmoe-1b-7b"
-    assert near(28, 64, 6) == "deepseek-v2-lite", "published before small models"
-    assert near(56, 8, 2) == "mixtral-8x7b-small", "its only one"
-    assert near(24, 32, 4) == "olmoe-1b-7b"
+    assert near("qwen", 52, 160, 8) == "qwen3-30b-a3b"
+    assert near("glm", 52, 160, 8) == "gemma-4-26b-a4b", "no fit of its family: by sparsity, 1/20 and 1/21"
+    assert near("qwen", 48, 128, 8, without=["qwen3-30b-a3b"]) == "qwen1.5-moe-a2.7b"
+    assert near("deepseek", 58, 256, 8) == "deepseek-v2-lite", "one expert in 11 for one in 32, but of its family"
+    assert near("qwen", 28, 64, 8) == "qwen1.5-moe-a2.7b", "1/15, where Qwen3's is 1/16"
+    assert near("openmoe", 4, 32, 2) == "qwen1.5-moe-a2.7b", "1/15 is 1/16 as good as, and 60 is nearer to 32 than 128"
+    assert near("", 24, 128, 32) == "mixtral-8x7b-small", "a quarter, however few experts"
+    assert near("", 28, 64, 6) == "deepseek-v2-lite", "published before small models"
+    assert near("mixtral", 56, 8, 2) == "mixtral-8x7b-small", "its only one"
+    small = ["deepseek-v2-lite", "deepseek-v2-lite-intent"]
+    assert near("deepseek", 30, 64, 8, without=small) == "olmoe-1b-7b", "small ones have no family"
     twin = drawn.Source("a", (32, 8, 2), False)
     for among in ([twin, *known], [*known, twin]):
-        assert drawn.nearest((56, 8, 2), among).name == "mixtral-8x7b-small", "the default trace before its like"
+        assert drawn.nearest((56, 8, 2), "", among).name == "mixtral-8x7b-small", "the default trace before its like"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "source"),
+    [
+        ("qwen3-large", "qwen3_moe", "qwen3-30b-a3b"),
+        ("our-finetune", "qwen3_moe", "qwen3-30b-a3b"),  # its name says nothing, its architecture does
+        ("glm-5-air", "qwen3_moe", "gemma-4-26b-a4b"),  # a family of the catalogue, by its name
+    ],
+)
+def test_a_checkpoint_is_of_the_family_of_its_name_or_its_architecture(tmp_path, name, kind, source):
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 52, "num_attention_heads": 32, "num_key_value_heads": 4}
+    sizes |= {"vocab_size": 151936, "moe_intermediate_size": 768, "num_experts": 160, "num_experts_per_tok": 8}
+    sizes |= {"intermediate_size": 6144, "norm_topk_prob": True, "decoder_sparse_step": 1, "head_dim": 128}
+    config = {"model_type": kind, "_name_or_path": f"someone/{name}", "tie_word_embeddings": False, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert trace_for(str(tmp_path), Overrides()) == f"{source}@52x160k8"
+
+
+def test_every_fit_is_drawn_in_a_shape_beside_the_one_that_was_taken(tmp_path, monkeypatch, capsys):
+    """Two fits: a few layers are enough for a scaled one's figures, and the own one is drawn as it is."""
+    kept = {name: fitted.fitted()[name] for name in ("olmoe-1b-7b", "deepseek-v2-lite")}
+    monkeypatch.setattr(fitted, "fitted", lambda: kept)
+    monkeypatch.setattr(drawn.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(fitted, "DRAWN_REQUESTS", 8)
+    found = dict(over_fits((16, 64, 8)))
+    assert set(found) == set(kept)
+    assert abs(found["olmoe-1b-7b"]["lru_25"] - found["deepseek-v2-lite"]["lru_25"]) > 0.05
+    monkeypatch.setattr("traces.synth.over_fits._LAYERS", 16)
+    every = dict(over_fits((16, 64, 8)))
+    assert found["deepseek-v2-lite"] == pytest.approx(every["deepseek-v2-lite"], abs=0.025)
+    with pytest.raises(SystemExit):
+        main(["traces", "realism", "olmoe-1b-7b", "--json"])
+    told = json.loads(capsys.readouterr().out)["traces"][0]["over_fits"]
+    assert (told["taken"], told["rows"], set(told["by_fit"])) == ("olmoe-1b-7b", 128, set(kept))
+    with pytest.raises(SystemExit):
+        main(["traces", "realism", "olmoe-1b-7b"])
+    assert "olmoe-1b-7b (taken)" in capsys.readouterr().out
+    with open_trace("mixtral-8x7b-small") as trace:
+        assert drawn_from(trace) is None
 
 
 @pytest.mark.thorough
-def test_many_small_experts_drawn_from_the_nearest_share_what_is_published(tmp_path):
-    """Qwen3-30B-A3B's shape, its own fit taken away: its public trace shares 37 % with the token before."""
-    near = drawn.nearest((48, 128, 8), [source for source in drawn.sources() if source.name != "qwen3-30b-a3b"]).name
-    seen = {}
-    for name in (near, "qwen1.5-moe-a2.7b"):
-        path = tmp_path / f"{name}.safetensors"
-        write(path, scaled(fitted.load(name).profile, 12, 128, 8), n_requests=8, levels="experts")
-        with Trace(path) as trace:
-            seen[name] = float(np.nanmean(figures.next_token_overlap(trace, 1, decode=True)[0]))
-    (published,) = (t.figures["overlap_1"] for t in public_traces() if t.name == "qwen3-30b-a3b")
-    assert abs(seen[near] - published) < 0.05
-    assert seen["qwen1.5-moe-a2.7b"] < published - 0.15, "the nearest share chosen alone would have taken it"
+def test_the_range_over_fits_is_wider_than_what_the_rule_takes_is_right():
+    """Qwen3-30B-A3B's shape, its own fit taken away. The rule then takes Qwen1.5's and is 40 points off, as the page
+    says, and the range over the other fits comes within 4 points of what is published."""
+    found = dict(over_fits((48, 128, 8)))
+    del found["qwen3-30b-a3b"]
+    taken = drawn.nearest((48, 128, 8), "qwen", [s for s in drawn.sources() if s.name != "qwen3-30b-a3b"]).name
+    (published,) = (t.of_one[128]["lru_25"] for t in public_traces() if t.name == "qwen3-30b-a3b-texts")
+    assert taken == "qwen1.5-moe-a2.7b" and found[taken]["lru_25"] < published - 0.3
+    assert max(figures["lru_25"] for figures in found.values()) > published - 0.04
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders have no owner here")

@@ -51,6 +51,7 @@ def from_hf_config(data: Fields, where: str) -> Fields:
         "id": name.rstrip("/").rsplit("/", 1)[-1].lower(),
         "name": name,
         "source": where,
+        "architecture": kind,
         "native_precision": {"fp8": "fp8", "mxfp4": "mxfp4"}.get(str(method), _DTYPES.get(dtype, "bf16")),
         **fields,
     }

@@ -62,20 +62,21 @@ class Model(Geometry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gate: ModelGate
     hf_id: str = ""
     aliases: tuple[str, ...] = ()
+    architecture: str = ""  # `model_type` of a config.json: tells the family of a checkpoint whose name does not
     native_precision: str = "bf16"  # of the released experts
     published: Published = Published()
     note: str = ""
 
     @property
     def without_newer(self) -> dict[str, Any]:
-        """Its fields, less those that models did not always have where they say nothing, and less released files, which
-        decide nothing: a run keeps its `run_id`.
+        """Its fields, less those that models did not always have where they say nothing, and less released files and
+        the architecture, which decide nothing beside the trace: a run keeps its `run_id`.
         """
         fields: dict[str, Any] = msgspec.to_builtins(self)
         for name in ("other_attention", "window", "extra_params", "host_params", "formats"):
             if not getattr(self, name):
                 del fields[name]
-        del fields["published"]["files"]
+        del fields["published"]["files"], fields["architecture"]
         return fields
 
 

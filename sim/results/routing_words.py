@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
-from sim.profiles.models import model_names
+from sim.setup.pairing import known_families
 from traces.format.header import ONE_PROMPT
+from traces.format.shapes import family
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace
@@ -24,9 +23,6 @@ class Labelled(Protocol):
 
     @property
     def model(self) -> str: ...
-
-
-_FAMILY = re.compile(r"[a-z]+")
 
 
 def labels_of(trace: Trace) -> tuple[str, ...]:
@@ -53,16 +49,6 @@ def of_results(results: Iterable[Labelled]) -> str:
 
 
 def _another(source: str, model: str) -> bool:
-    """Whether both are of families in the catalogue, and not of the same one: `qwen3-30b-a3b` is of `qwen`."""
-    one, two = _family(source), _family(model)
-    return one != two and {one, two} <= _families()
-
-
-def _family(name: str) -> str:
-    found = _FAMILY.match(name.lower())
-    return found[0] if found else ""
-
-
-@cache
-def _families() -> frozenset[str]:
-    return frozenset(_family(name) for name in model_names())
+    """Whether both are of families in the catalogue, and not of the same one."""
+    one, two = family(source), family(model)
+    return one != two and {one, two} <= known_families()

@@ -13,6 +13,7 @@ from sim.base.paths import mode_of
 from sim.profiles.models import load_model, model_names
 from sim.workload.load import NONE
 from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
+from traces.format.shapes import family
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
@@ -93,11 +94,24 @@ def _bundled_shape(name: str) -> tuple[int, int, int]:
     return shape_of(load_model(name))
 
 
+@cache
+def known_families() -> frozenset[str]:
+    """Families of the models in the catalogue."""
+    return frozenset(family(name) for name in model_names())
+
+
+def family_of(model: Model) -> str:
+    """By its name, or by its architecture where no family of the catalogue is named so: a checkpoint has any name."""
+    named = family(model.id)
+    return named if named in known_families() else family(model.architecture)
+
+
 def trace_for(model_name: str | None, overrides: Overrides) -> str:
     """The default trace; with --model and no --trace the best one for the model.
 
-    That is a bundled one of its shape, else one drawn from a bundled fit of its shape, else one scaled from the nearest
-    shape's. Raises BadInput for a shape that takes too long to draw unasked.
+    That is a bundled one of its shape, else one drawn from a bundled fit of its shape, else one scaled from the fit or
+    trace that `traces.synth.drawn.by_nearness` names first. Raises BadInput for a shape that takes too long to draw
+    unasked.
     """
     if model_name is None:
         return DEFAULT
@@ -107,7 +121,7 @@ def trace_for(model_name: str | None, overrides: Overrides) -> str:
     if not fitting:
         from traces.synth.drawn import nearest, scaled_name, sources  # slow to load, and mostly not needed
 
-        source = nearest(shape, sources()).name
+        source = nearest(shape, family_of(model), sources()).name
         if model.n_moe_layers * model.n_experts > MOST_EXPERTS_DRAWN:
             raise BadInput(
                 f"--model {model_name}, got {model.n_moe_layers} layers of {model.n_experts} experts: no bundled trace "

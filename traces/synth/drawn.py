@@ -1,4 +1,4 @@
-"""Traces that are drawn because a run asks for a model: from its own fit, or scaled from the nearest shape's.
+"""Traces that are drawn because a run asks for a model: from its own fit, or scaled from the nearest model's.
 
 `NAME` is the trace drawn from the bundled fit of that name; `NAME@LxEkK` the one scaled from a bundled fit or trace to
 another shape. Either is drawn once by each version of the code that draws, into a folder of the user's own for what can
@@ -27,11 +27,12 @@ from sim.base.files import must_be_writable, replacing, sweep_out
 from traces.format.catalogue import DEFAULT, bundled_traces, open_trace
 from traces.format.layout import SUFFIX
 from traces.format.reader import Trace
-from traces.format.shapes import apart
+from traces.format.shapes import apart, family
 from traces.synth import fitted
 from traces.synth.profile import Profile
 from traces.synth.scale import scaled
 
+SAME_SPARSITY = 1.1  # 4 of 60 experts and 4 of 64 are one design; taken, not measured
 _SCALED = re.compile(r"(?P<source>[^@/\\]+)@(?P<shape>[0-9]{1,4}x[0-9]{1,4}k[0-9]{1,4})")
 
 
@@ -59,19 +60,34 @@ def sources() -> list[Source]:
     return found
 
 
-def nearest(shape: tuple[int, int, int], among: list[Source]) -> Source:
-    """The source to scale from: nearest in number of experts and in the share of them that a layer chooses.
+def by_nearness(shape: tuple[int, int, int], of_family: str, among: list[Source]) -> list[Source]:
+    """The sources to scale from, the one to take first: by family, sparsity, number of experts, then layers.
 
-    The sum of both differences counts, as where a trace is held beside published ones. Of equally near ones, published
-    models come before small ones, then the nearest in layers, then the default trace.
+    of_family: as `family` names it; empty for a model of no known one.
+
+    Family comes first, because how evenly a router spreads its choices and how often it repeats them comes from how a
+    model was trained, and models of a family share more of that than strangers do. Only a published model's routing
+    counts as its family's; a small model that was trained here in its shape was trained otherwise. Sparsity, the share
+    of a layer's experts that a token takes, comes second: what is chosen is the tail of a layer's scores, and the less
+    it changes where that begins, the less rests on how `scale` assumes scores to be distributed. Sparsities that differ
+    by less than `SAME_SPARSITY` count as equal. These are rules, made before anything was compared: two fits of one
+    family can differ as much as any (`over_fits`). Of equally near ones, published models come before small ones, and
+    the default trace before others.
     """
 
-    def distance(source: Source) -> tuple[float, bool, float, bool, str]:
+    def distance(source: Source) -> tuple[bool, float, float, bool, float, bool, str]:
+        related = source.real and family(source.name) == of_family
+        experts, share = apart(*shape[1:], *source.shape[1:])
         layers = abs(math.log(source.shape[0] / shape[0]))
-        near = round(sum(apart(*shape[1:], *source.shape[1:])), 6)
-        return near, not source.real, layers, source.name != DEFAULT, source.name
+        near = round(share if share > math.log(SAME_SPARSITY) else 0.0, 6), round(experts, 6)
+        return not related, *near, not source.real, layers, source.name != DEFAULT, source.name
 
-    return min(among, key=distance)
+    return sorted(among, key=distance)
+
+
+def nearest(shape: tuple[int, int, int], of_family: str, among: list[Source]) -> Source:
+    """The first of `by_nearness`."""
+    return by_nearness(shape, of_family, among)[0]
 
 
 def scaled_name(source: str, shape: tuple[int, int, int]) -> str:
