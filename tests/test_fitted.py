@@ -364,8 +364,7 @@ def test_every_fit_is_drawn_in_a_shape_beside_the_one_that_was_taken(tmp_path, m
     """Two fits: a few layers are enough for a scaled one's figures, and the own one is drawn as it is."""
     kept = {name: fitted.fitted()[name] for name in ("olmoe-1b-7b", "deepseek-v2-lite")}
     monkeypatch.setattr(fitted, "fitted", lambda: kept)
-    monkeypatch.setattr(drawn.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(fitted, "DRAWN_REQUESTS", 8)
+    path = write(tmp_path / "t.safetensors", fitted.load("olmoe-1b-7b").profile, n_requests=8, levels="experts")
     found = dict(over_fits((16, 64, 8)))
     assert set(found) == set(kept)
     assert abs(found["olmoe-1b-7b"]["lru_25"] - found["deepseek-v2-lite"]["lru_25"]) > 0.05
@@ -373,11 +372,11 @@ def test_every_fit_is_drawn_in_a_shape_beside_the_one_that_was_taken(tmp_path, m
     every = dict(over_fits((16, 64, 8)))
     assert found["deepseek-v2-lite"] == pytest.approx(every["deepseek-v2-lite"], abs=0.025)
     with pytest.raises(SystemExit):
-        main(["traces", "realism", "olmoe-1b-7b", "--json"])
+        main(["traces", "realism", str(path), "--json"])
     told = json.loads(capsys.readouterr().out)["traces"][0]["over_fits"]
     assert (told["taken"], told["rows"], set(told["by_fit"])) == ("olmoe-1b-7b", 128, set(kept))
     with pytest.raises(SystemExit):
-        main(["traces", "realism", "olmoe-1b-7b"])
+        main(["traces", "realism", str(path)])
     assert "olmoe-1b-7b (taken)" in capsys.readouterr().out
     with open_trace("mixtral-8x7b-small") as trace:
         assert drawn_from(trace) is None
