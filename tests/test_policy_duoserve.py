@@ -20,6 +20,8 @@ from policies.common.mlp import load, save
 from policies.duoserve import predictor as _duoserve
 from policies.duoserve.policy import DuoServe
 from policies.duoserve.predictor import (
+    PUBLISHED_BYTES,
+    PUBLISHED_MODELS,
     States,
     accuracy,
     affinity,
@@ -285,6 +287,14 @@ def test_refetching_beside_the_computation(told, tmp_path):
     assert computed[4:] == [("expert 1.0", 127, 129), ("expert 1.2", 137, 139), ("head", 139, 140)]
 
 
+def test_predicting_as_the_gate_has_chosen(told, tmp_path):
+    """Beside the copies, 84 to 87, where the other reading begins when they end, at 104; Expert 1 ends at 106."""
+    seen = run(told(PREDICTED, predict="gate"), tmp_path, STEPS[:2], room=2, n_experts=4)
+    assert [span for span in seen.lane("predictor") if span[1] >= PREFILL_END_S] == [("predict", 84, 87)]
+    copies = [span for span in seen.lane("h2d") if span[1] >= PREFILL_END_S]
+    assert copies[2:4] == [("prefetch 1.0", 106, 116), ("prefetch 1.1", 116, 126)]
+
+
 # -- every parameter does something -----------------------------------------------------------------------------------
 
 BASE = {"predictor": "surrogate:0.5", "mlp_bytes": 0, "mlp_s": 3.0}
@@ -298,6 +308,7 @@ KNOBS = {
     "expert_order": "tokens",
     "decode_order": "gate",
     "overlap_refetch": True,
+    "predict": "gate",
     "seed": 1,
 }
 
@@ -555,6 +566,9 @@ def test_the_published_bytes_are_no_whole_number_of_networks():
     small, large = (4 * parameters(n_layers, 8, 2) for n_layers in (32, 56))
     assert (round(small / 1e6), round(31 * small / 1e6), round(300e6 / small, 1)) == (12, 371, 25.1)
     assert (round(large / 1e6), round(55 * large / 1e6), round(380e6 / large, 1)) == (12, 679, 30.8)
+    for model in PUBLISHED_MODELS:  # section 6.4 has one figure
+        sees = SimpleNamespace(model_name=model, n_layers=4, n_experts=8, top_k=2)
+        assert DuoServe().predictor_bytes(sees) == PUBLISHED_BYTES == 300e6
 
 
 def test_training_needs_a_store_split(tmp_path):

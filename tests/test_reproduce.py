@@ -120,8 +120,8 @@ class TestData:
             assert {row.value for row in ROWS.values() if row.experiment == name} == {"ttft_s", "e2e_s", "tpot_s"}
         for name in ("importance", "importance-b3"):
             assert EXPERIMENTS[name].systems["HybriMoE"] == "hybrimoe"
-        ratios = {row.id for row in ROWS.values() if row.value == "cache_ratio"}
-        assert ratios == {"IM-5", "IM-14", "IM-15", "IM-16", "IM-17"}
+        ratios = {row.id for row in ROWS.values() if row.value == "cache_ratio" and not row.reading_of}
+        assert ratios == {"IM-5", "IM-14", "IM-15", "IM-16", "IM-17", "IM-20"}
         assert not [row.id for row in ROWS.values() if row.id.startswith("IM-") and row.value == "hit_rate"]
         assert "balance=cpu" in EXPERIMENTS["importance-steps"].systems["base"]
         texts_named = [name for name in EXPERIMENTS if name.startswith(("duoserve", "emoe", "importance", "moepic"))]
@@ -466,6 +466,37 @@ class TestJudge:
         assert judge.pairs(higher, [{"a": 0.1, "b": 0.2}]) == [("b", "a", True)]
         rates = msgspec.structs.replace(one, relation="rate", published={"a": 3.0, "b": 2.0})
         assert judge.pairs(rates, [{"a": 0.5, "b": 0.1}]) == [("a", "b", True)]
+
+    def test_the_ends_of_a_range_are_the_smallest_and_the_largest_cell(self) -> None:
+        """Two cases and two baselines make four cells; a mean over cases would hide the 0.5."""
+        one = row(relation="speedup", own="mine", published=dict(zip(judge.ENDS, (1.42, 7.54), strict=True)))
+        experiment = Experiment(
+            why="", cases=[{"model": "m"}] * 2, systems=dict.fromkeys(("mine", "a", "b"), "lru"), constants={"a": "one"}
+        )
+        seconds = [{"mine": 2.0, "a": 1.0, "b": 6.0}, {"mine": 1.0, "a": 2.0, "b": 4.0}]
+        raw = {
+            runs.Unit("X-1", "b", case, system): {"tpot_s": of}
+            for case, by_system in enumerate(seconds)
+            for system, of in by_system.items()
+        }
+        found = runs.combine(one, experiment, raw, "b")
+        assert found["values"] == dict(zip(judge.ENDS, (0.5, 4.0), strict=True))
+        told = table.answer_of(one, {}, {"b": found}, {"mine": experiment})["traces"]["b"]
+        assert told["ratio"] == {judge.ENDS[0]: 0.5 / 1.42, judge.ENDS[1]: 4.0 / 7.54}
+        verdicts = [(pair["better"], pair["worse"], pair["right"]) for pair in told["pairs"]]
+        assert verdicts == [("mine", judge.ENDS[0], False), ("mine", judge.ENDS[1], True)]
+        for name in (name for name, of in ROWS.items() if name.startswith("DS-") and judge.is_of_cells(of)):
+            assert set(ROWS[name].published) == set(judge.ENDS)
+
+    def test_other_readings_are_rows_of_their_own_and_never_judged(self) -> None:
+        others = [one for one in ROWS.values() if one.reading_of]
+        for one in others:
+            judged = ROWS[one.reading_of]
+            assert one.check == "shown" and one.experiment != judged.experiment
+            assert (one.published, one.value, one.relation) == (judged.published, judged.value, judged.relation)
+        assert {"IM-2-minmax", "IM-2-pytorch", "DS-16-pageable"} <= {one.id for one in others}
+        assert [one.id for one in pick(("IM-3",), ROWS)] == ["IM-3", "IM-3-minmax", "IM-3-pytorch"]
+        assert not EXPERIMENTS["duoserve-pageable"].constants
 
     def test_a_reduction_orders_all_systems(self) -> None:
         one = row(relation="reduction", own="own", published={"a": 50.0, "b": 20.0})

@@ -96,8 +96,8 @@ class DuoServe(Policy):
         Param(
             "mlp_bytes",
             None,
-            "GPU memory of the predictor (published: 300 MB for Mixtral-8x7B, section 6.4, where "
-            "one network of section 4.2 is 12 MB in fp32 and one per layer 371 MB; other models: the networks' "
+            "GPU memory of the predictor (published: 300 MB, section 6.4, charged for both Mixtral models, where "
+            "one network of section 4.2 is 12 MB in fp32 and one per layer 371 and 679 MB; other models: the networks' "
             "weights in fp32, one unless the predictor's file has one per layer)",
             low=0,
             high=2**40,
@@ -129,6 +129,14 @@ class DuoServe(Policy):
             "compute what was predicted while the rest is fetched again; the text "
             "compares, fetches, then computes (section 5.3)",
         ),
+        Param(
+            "predict",
+            "experts",
+            "when the next layer is predicted: as the experts' computation begins, after what was fetched again "
+            "(section 5.3, 'when Layer N begins the expert computation'), or as soon as the gate has chosen "
+            "('simultaneously' with the fetch, section 5.3)",
+            ("experts", "gate"),
+        ),
         Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
     )
     predictor: str
@@ -140,6 +148,7 @@ class DuoServe(Policy):
     expert_order: str
     decode_order: str
     overlap_refetch: bool
+    predict: str
     seed: int
 
     def __init__(self, **values: object) -> None:
@@ -310,6 +319,10 @@ class DuoServe(Policy):
         return self._prefill(gate, view) if gate.phase == PREFILL else self._decode(gate, view)
 
     def _decode(self, gate: Gate, view: View) -> Steps:
+        predicted, last = self._ahead, len(self._ahead)
+        after: tuple[Ticket, ...] = ()
+        if self.predict == "gate" and gate.layer < last:
+            after = ((yield self._prediction),)
         coming = self._coming
         if coming:  # synchronisation point 1: prefetching has finished
             yield Wait(tuple(coming))
@@ -345,10 +358,9 @@ class DuoServe(Policy):
             order = [first + expert for expert in gate.needs if first + expert not in later]
         # Compute; a slot that is done with takes what this layer still lacks, then what the next one is to need.
         ahead: list[int] = []
-        after: tuple[Ticket, ...] = ()
-        predicted = self._ahead
-        if layer < len(predicted):  # as the expert phase begins, on the prediction stream
-            after = ((yield self._prediction),)
+        if layer < last:
+            if self.predict == "experts":  # as the expert phase begins, on the prediction stream
+                after = ((yield self._prediction),)
             ahead = predicted[layer]
         hold, runs, is_first = order.copy(), self._runs, True
         for piece in order:  # which grows by what came `later`

@@ -44,6 +44,24 @@ def _n_loaded(tokens: tuple[int, ...], cpu_s: float, load_s: float) -> int:
     return left
 
 
+def best_front(missing: Sequence[Missing], cpu_s: float, load_s: float) -> tuple[list[int], list[int]]:
+    """What section 5.4 asks for in words, min max(T_load, T_CPU): as `two_pointers`, at the least of all maxima.
+
+    Some front of the experts, most tokens first, is always a best choice to load: every load takes the same time. Of
+    equal maxima the one with the fewest loads is taken.
+    """
+    ordered = by_batch(missing)
+    on_cpu = sum(n for _, n in ordered)  # tokens
+    best_s, n_loaded = on_cpu * cpu_s, 0
+    for at, (_, n) in enumerate(ordered, start=1):
+        on_cpu -= n
+        spent_s = max(at * load_s, on_cpu * cpu_s)
+        if spent_s < best_s:
+            best_s, n_loaded = spent_s, at
+    experts = [expert for expert, _ in ordered]
+    return experts[:n_loaded], experts[n_loaded:][::-1]
+
+
 def one_pass(missing: Sequence[Missing], cpu_s: float, load_s: float) -> tuple[list[int], list[int]]:
     """Public code: one pass, largest batch first, to PCIe only while it has strictly less to do than the CPU.
 

@@ -19,12 +19,15 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.importance.balance import Costs, Missing, by_batch, one_pass, two_pointers
+from policies.common.surrogate import PREFIX
+from policies.importance.balance import Costs, Missing, best_front, by_batch, one_pass, two_pointers
 from policies.importance.cache import Leaving, counted
 from policies.importance.router import LoneToken, Thresholds, Token, route, tokens_of
+from policies.importance.stand_in import FORMS, StandIn
 from sim.policy import (
     PREFILL,
     Assignment,
+    BadInput,
     DropQueue,
     Fetch,
     Gate,
@@ -51,6 +54,7 @@ NOBODY: tuple[list[int], list[int]] = ([], [])
 # Section 6.2, "a ratio of 0.35 in S1, 0.3 in S2, and 0.25 in S3" with Table 1's models; the code ships 0.25 for all.
 PUBLISHED_ALPHA = {"deepseek-moe-16b": 0.35, "xverse-moe-a4.2b": 0.30, "qwen2-57b-a14b": 0.25}
 SHIPPED_ALPHA = 0.25
+SPLITS = {"alg2": two_pointers, "minmax": best_front}
 DERIVED = {  # what a variant stands for where a parameter is left open
     "paper": {"low_score_rule": "text", "evict": "score", "prefetch": "top_score", "balance": "alg2"},
     "code": {"low_score_rule": "code", "evict": "fifo", "prefetch": "one", "balance": "code"},
@@ -100,6 +104,14 @@ class Importance(Policy):
             ("top_score", "top_k", "one", "none"),
         ),
         Param(
+            "predictor",
+            "recorded",
+            "recorded: what the public code predicts, from the trace (shared_scores); or a labelled stand-in: "
+            "surrogate:TOP/ACTIVE, as surrogate:0.82/0.95 (Figure 18): of the experts named the share with a top score "
+            "and, of the others, the share that is active",
+        ),
+        Param("seed", 0, "for a stand-in's draws", low=0, high=2**63 - 1),
+        Param(
             "prefill_prefetch",
             None,
             "while a prompt is computed, copy the next layer's experts (section 4.1: 1); the code copies at most one "
@@ -135,9 +147,10 @@ class Importance(Policy):
         Param(
             "balance",
             None,
-            "Algorithm 2 (paper), the code's one pass, or everything loaded, or everything on the "
-            "CPU (ablations of Figure 16)",
-            ("alg2", "code", "load", "cpu"),
+            "Algorithm 2 (paper), which always loads one expert; what section 5.4 asks for in words, the least "
+            "max(T_load, T_CPU); the code's one pass; or everything loaded, or everything on the CPU (ablations of "
+            "Figure 16)",
+            ("alg2", "minmax", "code", "load", "cpu"),
         ),
         Param(
             "prefill_cpu",
@@ -161,6 +174,8 @@ class Importance(Policy):
     couple: bool
     prefer_batch: int | None
     prefetch: str | None
+    predictor: str
+    seed: int
     prefill_prefetch: int | None
     depth: int
     prediction_s: float | None
@@ -179,6 +194,17 @@ class Importance(Policy):
                 setattr(self, key, value)
         if self.prefetch == "none":
             self.needs = frozenset({"experts", "scores"})
+        self._stand_in: StandIn | None = None
+        if self.predictor != "recorded":
+            if not self.predictor.startswith(PREFIX):
+                raise BadInput(f"{self.name}.predictor, got {self.predictor!r}: write {FORMS}")
+            if self.prefetch == "top_k":
+                raise BadInput(
+                    f"{self.name}.prefetch, got top_k with predictor {self.predictor}: Figure 18 is of experts with "
+                    "predicted top scores; take prefetch=top_score, or leave the predictor out"
+                )
+            self._stand_in = StandIn(self.predictor, self.seed)
+            self.needs, self.labels = frozenset({"experts", "scores"}), (PREFIX,)
         self.prefetch_depth = self.depth
 
     def bind(self, view: View) -> None:
@@ -203,6 +229,7 @@ class Importance(Policy):
             [view.piece(layer, expert) for expert in range(view.n_experts)] for layer in range(view.n_layers)
         ]
         self._roles, self._names, self._tokens = self._alone.roles, self._named, self._tokens_of
+        self._ahead = self._tokens_ahead
         self._run_gpu = [RunGpu(expert) for expert in range(view.n_experts)]
         self._run_cpu = [RunCpu(expert) for expert in range(view.n_experts)]
         self._fetches = [[Fetch(piece) for piece in pieces] for pieces in self._pieces]
@@ -316,7 +343,7 @@ class Importance(Policy):
         if not is_last and (self._foresees(missing) if decodes else self._prefill_ahead):
             if decodes:
                 after = ((yield self._predict),)  # on the GPU, after the hits
-                foreseen = self._predicted = gate.by_layer(self._names, "shared_scores")
+                foreseen = self._predicted = self._foreseen(gate)
                 if self.prefetch == "one":  # the first one missing
                     following = self._pieces[layer + 1]
                     foreseen = [expert for expert in foreseen if not holds(following[expert])][:1]
@@ -351,8 +378,8 @@ class Importance(Policy):
             return [expert for expert, _ in by_batch(missing)], []
         if self.balance == "cpu":
             return [], [expert for expert, _ in by_batch(missing)]
-        if self.balance == "alg2":
-            return two_pointers(missing, self._cpu_s, self._load_s)
+        if self.balance in SPLITS:
+            return SPLITS[str(self.balance)](missing, self._cpu_s, self._load_s)
         return one_pass(missing, *self._costs.of(layer))
 
     # -- prefetching (section 5.2) ----------------------------------------------------------------------------------
@@ -366,6 +393,24 @@ class Importance(Policy):
         if self.prefetch == "one":
             return self._alone.foreseen_as_code(scores)
         return self._alone.foreseen(scores, only_top=self.prefetch != "top_k")
+
+    def _foreseen(self, gate: Gate) -> list[int]:
+        """Experts predicted for the next layer, best first."""
+        if self._stand_in is None:
+            found: list[int] = gate.by_layer(self._names, "shared_scores")
+            return found
+        tokens = gate.at_once(self._ahead, "scores", "ids")
+        if tokens is None:
+            raise BadInput(
+                f"{self.name}.predictor, got {self.predictor} where a model routes itself: the stand-in looks at the "
+                "next gate, which has not spoken; take predictor=recorded"
+            )
+        rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
+        return self._stand_in.name(zip(rows, tokens, strict=True), gate.layer + 1)
+
+    def _tokens_ahead(self, scores: NDArray[np.float64], ids: NDArray[np.int64]) -> list[list[Token]]:
+        """By layer, the tokens of the layer after it, which only a stand-in may look at."""
+        return [*self._tokens_of(scores, ids)[1:], []]
 
     def placed(self, piece: Piece, view: View) -> None:
         self._leaving.loaded(piece)

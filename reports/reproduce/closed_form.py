@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from policies.duoserve.predictor import PUBLISHED_BYTES
 from reports.reproduce.rows import HERE, Figure, Row
 from sim.machine.cost import Cost
 from sim.profiles.geometry import bytes_of
@@ -24,7 +25,6 @@ KEPT_FRAC = 0.6  # eMoE keeps 60 % of the experts in most of its figures
 EMOE_LOADED_FRAC = {"openmoe-8b": 0.67, "mixtral-8x7b": 0.78}  # section 2.1.1
 EMOE_HW = "a100-40g-pcie"
 EMOE_PREDICTOR_PARAMS = 0.108e9  # section 5.3
-PREDICTOR_BYTES = 300e6  # DuoServe, section 6.4
 MIXTRAL_POSITIONS = 32768  # max_position_embeddings of Mixtral-8x7B's configuration
 # What PyTorch sees of these cards (`total_memory`; in its messages, "total capacity"), ECC off: TU102 and AD102.
 VISIBLE_GIB = {"24 GB": 23.65, "48 GB": 47.5}
@@ -96,11 +96,20 @@ def duoserve_peaks(row: Row, _: Settings) -> dict[str, Figure]:
     found: dict[str, Figure] = {
         "ACC": acc / GB,
         "MoESys": moesys / GB,
-        "DuoServe": (acc + PREDICTOR_BYTES) / GB,
+        "DuoServe": (acc + PUBLISHED_BYTES) / GB,
         "MoESys - ACC": (moesys - acc) / GB,
-        "DuoServe - ACC": PREDICTOR_BYTES / GB,
+        "DuoServe - ACC": PUBLISHED_BYTES / GB,
     }
     return {label: found[label] for label in row.published}
+
+
+@method
+def duoserve_share(row: Row, _: Settings) -> dict[str, Figure]:
+    """Of a GPU's memory with all weights there, what DuoServe-MoE takes: weights and predictor, and nothing else."""
+    model = model_of(row.model)
+    dense, expert = awq_dense_bytes(model), model.expert_bytes("int4_g128")
+    whole = dense + model.routed_bytes("int4_g128")
+    return {"DuoServe": 100 * (dense + model.top_k * expert + PUBLISHED_BYTES) / whole}
 
 
 @method

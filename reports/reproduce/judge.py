@@ -12,6 +12,12 @@ from reports.reproduce.answer import Spread
 from reports.reproduce.rows import LADDER_TOLERANCE, TOLERANCE, Figure, Relation, Row
 
 BEST = "best baseline"
+ENDS = ("smallest cell", "largest cell")  # of a range that is printed for all cells of a figure together
+
+
+def is_of_cells(row: Row) -> bool:
+    """Whether a row prints the ends of a range over all cells: every case against every other system."""
+    return ENDS[0] in row.published
 
 
 class Pair(NamedTuple):
@@ -176,10 +182,11 @@ def pairs(row: Row, cases: list[dict[str, float]]) -> list[Pair]:
         one = related(row.relation, 1.0, 1.0)
         published[row.own] = one
         cases = [{**case, row.own: one} for case in cases]
+    only = row.own if is_of_cells(row) else row.pairs_of  # the smallest is below the largest by construction
     found = []
     for first, second in combinations(published, 2):
         both = [case for case in cases if first in case and second in case]
-        if not both or (row.pairs_of and row.pairs_of not in (first, second)):
+        if not both or (only and only not in (first, second)):
             continue
         ends = [_ends(row.relation, published[label]) for label in (first, second)]
         if ends[0][1] <= ends[1][0] and ends[0] != ends[1]:

@@ -43,6 +43,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """One published figure, or a few of one table.
 
     published: label -> figure, or [least, most] where a range is printed.
+    readings: name -> experiment that runs the same row otherwise: each is a row `ID-NAME` of its own, shown beside it.
     check: `within` the flag's tolerance, `inside` the printed range, a `ladder`, whose one constant comes from its
     first rung and whose slope over the others is judged (`judge.slope`), a `ratio` of a figure that needs a trace,
     `shown` beside it because a term is unknown, the `order` of systems, `fit` where a constant comes from, or `none`
@@ -77,6 +78,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     constant: str = ""
     fitted_traces: list[TraceKind] = []  # traces that were fitted to this very row: printed, not counted
     step: Annotated[float, Meta(ge=0)] = 0.0  # what printed figures are multiples of; 0: their last digit
+    readings: dict[str, str] = {}
+    reading_of: str = ""  # filled in: the row that this one is another reading of
     other_quantity: bool = False  # what is simulated orders the systems but is another quantity than the printed one
     added: bool = False  # after others of its group had been run
     source: str = ""  # filled in from the file
@@ -187,10 +190,30 @@ def load_rows() -> dict[str, Row]:
     found: dict[str, Row] = {}
     for path in sorted((HERE / "rows").glob("*.yaml")):
         file = _read(path, _RowFile)
-        for row in file.rows:
+        for row in (one for named in file.rows for one in (named, *readings_of(named))):
             check_row(row, found, str(path))
             found[row.id] = msgspec.structs.replace(row, source=file.source, group=file.group)
     return found
+
+
+def readings_of(row: Row) -> list[Row]:
+    """A row's other readings as rows that are shown and not judged, so that no choice of one can be for its figure."""
+    return [
+        msgspec.structs.replace(
+            row,
+            id=f"{row.id}-{name}",
+            reading_of=row.id,
+            setting=", ".join(part for part in (row.setting, name) if part),
+            check="shown",
+            experiment=experiment,
+            unknown=f"which reading holds for what was measured; this one is experiment {experiment}",
+            reason="",
+            note="",
+            pairs_of="",
+            readings={},
+        )
+        for name, experiment in row.readings.items()
+    ]
 
 
 def check_row(row: Row, before: dict[str, Row], where: str) -> None:
@@ -230,7 +253,7 @@ def _group(row: Row) -> str:
 
 def _words(row: Row) -> tuple[str, ...]:
     """What a row can be asked for by."""
-    return (row.id, row.id.split("-")[0], row.flag, _group(row), *([row.group] if row.group else []))
+    return tuple(filter(None, (row.id, row.reading_of, row.id.split("-")[0], row.flag, _group(row), row.group)))
 
 
 def pick(wanted: tuple[str, ...], rows: dict[str, Row]) -> list[Row]:

@@ -184,7 +184,7 @@ def own_constants(row: Row, experiment: Experiment) -> dict[str, str]:
 
 def systems_of(row: Row, experiment: Experiment) -> list[str]:
     """Systems a row needs: those it prints, and the one they are compared with; all for the best of them."""
-    if judge.BEST in row.published:
+    if judge.BEST in row.published or judge.is_of_cells(row):
         return list(experiment.systems)
     wanted = [*row.published, *([row.own] if row.own else [])]
     unknown = [name for name in wanted if name not in experiment.systems]
@@ -234,6 +234,9 @@ def combine(
             left_out[f"{label}, {model}"] = f"no {row.relation} over nothing"
             del figures[label]
         cases.append(_scaled(row, figures) if row.relation == "ratio" else figures)
+    if judge.is_of_cells(row):
+        cells = [figure for case in cases for figure in case.values()]
+        cases = [dict(zip(judge.ENDS, (min(cells), max(cells)), strict=True))] if cells else []
     columns = {label: [case[label] for case in cases if label in case] for label in row.published}
     values = {label: sum(column) / len(column) for label, column in columns.items() if column}
     return {"values": values, "cases": cases, "left_out": left_out, "did_not_run": did_not_run}

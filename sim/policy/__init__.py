@@ -44,7 +44,7 @@ from sim.workload.fewest_copies import kept
 from sim.workload.gate import Gate
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
 from sim.workload.learn_split import MAKE_ONE, StoreSplit, TrainingTrace, no_store, requests_of
-from sim.workload.surrogate import SURROGATE, Surrogate
+from sim.workload.surrogate import SURROGATE, Surrogate, draws_of, shares_of, take
 from sim.workload.token_paths import TokenPaths
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ __all__ = [
     "Wishes",
     "WriteBack",
     "bundled",
+    "draws_of",
     "follow",
     "follow_and_count",
     "inverse_norm",
@@ -132,4 +133,6 @@ __all__ = [
     "requests_of",
     "routed_counts",
     "scaled",
+    "shares_of",
+    "take",
 ]

@@ -40,13 +40,13 @@ class Surrogate:
 
         Where there are not enough others to be as wrong as told, more are right.
         """
-        chance = random.Random((self._seed << 80) + row * MAX_LAYERS + layer)  # noqa: S311 - reproducible, not secret
+        chance = draws_of(self._seed, row, layer)
         at = chance.random() * self._below[-1]
         n_right = next(m for m, below in enumerate(self._below) if at < below)
         n_right = max(n_right, 2 * self._k - self._n_experts)
-        right = _take(list(chosen), n_right, chance)
+        right = take(list(chosen), n_right, chance)
         wrong = [expert for expert in range(self._n_experts) if expert not in chosen]
-        return right + _take(wrong, self._k - n_right, chance)
+        return right + take(wrong, self._k - n_right, chance)
 
 
 def is_surrogate(text: object) -> bool:
@@ -56,16 +56,11 @@ def is_surrogate(text: object) -> bool:
 
 def outcomes(text: str, top_k: int) -> list[float]:
     """P(m of the k chosen experts are named) for m = 0..k. Raises BadInput."""
-    head, _, figures = text.partition(":")
-    try:
-        shares = [float(word) for word in figures.split("/")]
-    except ValueError:
-        shares = []
-    if head != SURROGATE or len(shares) not in (1, 2) or not all(0 <= share <= 1 for share in shares):
-        raise BadInput(
-            f"predictor, got {text!r}: shares lie in [0, 1]; write surrogate:0.85, the share of chosen experts that it "
-            "names, or surrogate:0.6685/0.9545, the shares of predictions with all and with at least one"
-        )
+    shares = shares_of(
+        text,
+        "surrogate:0.85, the share of chosen experts that it names, or surrogate:0.6685/0.9545, the shares of predictions "
+        "with all and with at least one",
+    )
     if len(shares) == 1:
         p = shares[0]
         return [math.comb(top_k, m) * p**m * (1 - p) ** (top_k - m) for m in range(top_k + 1)]
@@ -76,6 +71,23 @@ def outcomes(text: str, top_k: int) -> list[float]:
     return [1 - some, *((some - every) * n / sum(between) for n in between), every]
 
 
-def _take(items: list[int], n: int, chance: random.Random) -> list[int]:
+def shares_of(text: str, forms: str) -> list[float]:
+    """The one or two shares of `surrogate:A/B`. Raises BadInput, which says that one of `forms` is to be written."""
+    head, _, figures = text.partition(":")
+    try:
+        shares = [float(word) for word in figures.split("/")]
+    except ValueError:
+        shares = []
+    if head != SURROGATE or len(shares) not in (1, 2) or not all(0 <= share <= 1 for share in shares):
+        raise BadInput(f"predictor, got {text!r}: shares lie in [0, 1]; write {forms}")
+    return shares
+
+
+def draws_of(seed: int, row: int, layer: int) -> random.Random:
+    """Chance for one layer of a trace row: the same whatever was drawn before."""
+    return random.Random((seed << 80) + row * MAX_LAYERS + layer)  # noqa: S311 - reproducible, not secret
+
+
+def take(items: list[int], n: int, chance: random.Random) -> list[int]:
     """n of the items (all where there are fewer), drawn one by one."""
     return [items.pop(int(chance.random() * len(items))) for _ in range(min(n, len(items)))]
