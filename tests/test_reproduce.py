@@ -495,7 +495,7 @@ class TestJudge:
             assert one.check == "shown" and one.experiment != judged.experiment
             assert (one.published, one.value, one.relation) == (judged.published, judged.value, judged.relation)
         assert {"IM-2-minmax", "IM-2-pytorch", "DS-16-pageable"} <= {one.id for one in others}
-        assert [one.id for one in pick(("IM-3",), ROWS)] == ["IM-3", "IM-3-minmax", "IM-3-pytorch"]
+        assert [one.id for one in pick(("IM-3",), ROWS)] == ["IM-3", "IM-3-minmax", "IM-3-pytorch", "IM-3-software"]
         assert not EXPERIMENTS["duoserve-pageable"].constants
 
     def test_a_reduction_orders_all_systems(self) -> None:
