@@ -30,8 +30,8 @@ SUFFIX = ".duoserve.safetensors"
 OUTPUTS = "outputs"  # the tensor of what it names for the decode rows of the trace of facts["outputs_of"]
 FORMAT = 1
 
-# Section 6.4 has one figure for both models. Table 2 has 0.28 GB (8x7B) and 0.38 GB (8x22B) between DuoServe-MoE and
-# ACC, which is more than the predictor: rows DS-5 and DS-9 show it.
+# Section 6.4 has one figure for both models. Between DuoServe-MoE and ACC Table 2 has 0.28 GB (8x7B) and 0.38 GB
+# (8x22B), which is not the predictor alone: rows DS-5 and DS-9 show it.
 PUBLISHED_BYTES = 300_000_000
 PUBLISHED_MODELS = ("mixtral-8x7b", "mixtral-8x22b")
 
