@@ -58,8 +58,8 @@ def outcomes(text: str, top_k: int) -> list[float]:
     """P(m of the k chosen experts are named) for m = 0..k. Raises BadInput."""
     shares = shares_of(
         text,
-        "surrogate:0.85, the share of chosen experts that it names, or surrogate:0.6685/0.9545, the shares of predictions "
-        "with all and with at least one",
+        "surrogate:0.85, the share of chosen experts that it names, or surrogate:0.6685/0.9545, the shares of "
+        "predictions with all and with at least one",
     )
     if len(shares) == 1:
         p = shares[0]
