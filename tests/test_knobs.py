@@ -50,6 +50,8 @@ PLAIN: dict[str, dict[str, tuple[dict[str, Any], Any, int]]] = {
         "search_overhead_s": ({}, 5e-2, 20),
         "depth": ({}, 8, 20),
         "prefill": ({}, "mean", 20),
+        "horizon": ({}, "distance", 20),
+        "freq": ({}, "since_loaded", 20),
         "predictor": ({"track": "speculate"}, "surrogate:0.5", 20),
     },
 }

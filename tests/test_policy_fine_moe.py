@@ -16,7 +16,9 @@ from sim.setup.spec import RunSpec
 from sim.workload.gate import Arrays
 from traces.format.reader import Trace
 from traces.format.requests import Request
-from traces.format.writer import write_trace
+from traces.format.writer import Layout, write_trace
+
+NOT_OF_PROMPTS = Layout(decode_only=frozenset({"next_scores_1"}))
 
 
 class Shape:
@@ -25,6 +27,8 @@ class Shape:
 
 class Told:
     """An outlook that writes down what it is to choose by."""
+
+    to_last = False
 
     def __init__(self):
         self.calls = []
@@ -93,6 +97,19 @@ def test_speculation_asks_the_gate_ahead_while_generating(monkeypatch):
     assert len(told.calls) == 1
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_speculation_predicts_for_prompts_where_their_gates_are_recorded(recorded, tmp_path):
+    experts = np.array([[[0], [1]], [[2], [1]], [[0], [1]]])
+    layout = None if recorded else NOT_OF_PROMPTS
+    scores = np.zeros((3, 2, 4))
+    scores[:, 0, 1] = 1.0
+    request = Request(0, 0, 2, 2, "", None, "test")
+    path = write_trace(tmp_path / "t", tiny_header(2, 4, 1), [request], layout, experts=experts, next_scores_1=scores)
+    with Trace(path) as trace:
+        seen = execute_easy(setup(FineMoe(track="speculate", distance=1, search_overhead_s=0.0), trace, room=6))
+    assert [entry[1:] for entry in seen.log if entry[0] == "prefetch"] == ([(1, 1)] if recorded else [])
+
+
 @pytest.mark.parametrize(
     ("track", "needs", "kind"),
     [
@@ -129,7 +146,17 @@ class OneByOne(Arrays):
 
 
 @pytest.mark.parametrize("world", [{"batch": 1}, {"batch": 3}, {"gpus": 2}])
-@pytest.mark.parametrize("settings", [{}, {"variant": "code"}, {"track": "map_t"}, {"mode": "online", "capacity": 7}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"horizon": "distance", "prefill": "union"},
+        {"variant": "code"},
+        {"track": "map_t"},
+        {"mode": "online", "capacity": 7},
+        {"asynchronous": False, "horizon": "all", "prefill": "union"},
+    ],
+)
 def test_gates_that_speak_one_by_one_change_nothing(settings, world, tmp_path, monkeypatch):
     """Live runs know no layer before its gate has spoken; recorded ones are searched for all layers at once."""
     trace = tiny_trace(tmp_path / "t.safetensors", 24, 60, 4, n_requests=4, prompt=3, outputs=5, levels=ALL)
@@ -232,7 +259,7 @@ def test_what_others_do_waits_for_prediction_and_prefetching(tmp_path):
         tmp_path / "t",
         tiny_header(3, 4, 1),
         [Request(0, 0, 1, 2, "", None, "test")],
-        None,
+        NOT_OF_PROMPTS,
         experts=experts,
         next_scores_1=scores,
     )
@@ -279,7 +306,7 @@ def test_a_wrong_prefetch_goes_first_once_its_layer_has_passed(tmp_path):
         tmp_path / "t",
         tiny_header(3, 4, 1),
         [Request(0, 0, 1, 3, "", None, "test")],
-        None,
+        NOT_OF_PROMPTS,
         experts=experts,
         next_scores_1=scores,
     )
@@ -299,6 +326,8 @@ def test_a_wrong_prefetch_goes_first_once_its_layer_has_passed(tmp_path):
         # The mean gives experts 0 and 2 of layer 0 the same, 1 and 3 of layer 1 too: the lower one is named.
         ("mean", [(0, 0), (1, 1)], {"late": 2, "miss": 2}, 2),
         ("union", [(0, 0), (0, 2), (1, 1), (1, 3)], {"late": 4}, 4),
+        # Both by meaning; after the gate the second one alone, whose way led to 1.3.
+        ("release1", [(0, 0), (0, 2), (1, 3)], {"late": 3, "miss": 1}, 4),
         ("none", [], {"miss": 4}, 2),
     ],
 )
@@ -325,12 +354,66 @@ def test_what_is_predicted_for_a_prompt(prefill, prefetched, classes, maps, tmp_
     assert seen.result.policy_stats["maps"] == maps
 
 
-def test_a_prompt_is_predicted_as_release_1_does_and_not_at_all_in_release_2(tmp_path):
+def test_what_the_text_leaves_open_is_taken_from_release_1_and_the_code_is_release_2(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 4, 1, levels=ALL)) as trace:
-        for variant, prefill in (("paper", "union"), ("code", "none")):
-            policy = FineMoe(variant=variant)
+        for settings, prefill, horizon in (
+            ({}, "release1", "all"),
+            ({"variant": "code"}, "none", "distance"),
+            ({"asynchronous": False}, "release1", "distance"),
+            ({"track": "speculate"}, None, "distance"),
+        ):
+            policy = FineMoe(**settings)
             execute_easy(setup(policy, trace, room=6))
-            assert policy.settings["prefill"] == prefill
+            assert (policy.settings["prefill"], policy.settings["horizon"]) == (prefill, horizon)
+    with pytest.raises(BadInput, match="a gate is asked about one layer; leave it out"):
+        FineMoe(track="speculate", horizon="all")
+
+
+def test_how_far_ahead_is_prefetched(tmp_path):
+    """Sections 4.3 and 4.5, by hand: four layers of one expert each, the store has the way that the token goes.
+
+    Copies take half a second, attention one, an expert two. 0.1 is named by meaning as the pass begins. The gate of
+    layer 0, a second later, names 1.1, 2.1 and 3.1, of which two are handed over; or each gate names the next one.
+    """
+    experts = np.array([[[1]] * 4, [[1]] * 4])
+    requests = [Request(0, 0, 1, 1, "", None, "store"), Request(1, 1, 1, 1, "", None, "test")]
+    path = write_trace(
+        tmp_path / "t",
+        tiny_header(4, 4, 1),
+        requests,
+        None,
+        experts=experts,
+        scores=np.eye(4)[experts[:, :, 0]],
+        embeddings=np.eye(4)[[0, 0]],
+    )
+    starts = {}
+    for horizon in ("all", "distance"):
+        policy = FineMoe(distance=1, search_overhead_s=0.0, horizon=horizon)
+        with Trace(path) as trace:
+            seen = execute_easy(setup(policy, trace, room=8, copy_s=0.5))
+        assert [entry[1:] for entry in seen.log if entry[0] == "prefetch"] == [(layer, 1) for layer in range(4)]
+        starts[horizon] = [start for _, start, _ in seen.lane("h2d")]
+    assert starts == {"all": [0, 1, 1.5, 4], "distance": [0, 1, 4, 7]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "evicted"),
+    [
+        # 2 takes the room of 0 (1 use against 2), 0 that of 2 (1), 2 that of 0 (2 and 2, or less). Then 2 was asked for
+        # as often as 1, but loaded anew, and never found.
+        ([0, 1, 1, 2, 0, 2, 0], {"visits": [0, 2, 0, 1], "hits": [0, 2, 0, 2], "since_loaded": [0, 2, 0, 2]}),
+        # In the end 0 was asked for 5 times and found 3 times, 1 was 3 and 2; since 0 came back both were 3 times.
+        ([0, 0, 1, 1, 1, 2, 0, 0, 0, 2], {"visits": [0, 2, 1], "hits": [0, 2, 1], "since_loaded": [0, 2, 0]}),
+    ],
+)
+@pytest.mark.parametrize("evict", ["fine_moe", "lfu"])
+def test_what_frequency_counts(evict, asked, evicted, tmp_path):
+    """Section 4.5, by hand: room for two experts of one layer of which no map says anything, so that p is the same."""
+    rows = [[[expert]] for expert in asked]
+    for freq, leaving in evicted.items():
+        policy = FineMoe(track="hit_count", mode="online", freq=freq, evict=evict, search_overhead_s=0.0)
+        seen = run(policy, tmp_path, rows, room=2, lengths=[(1, len(rows))])
+        assert [entry[2] for entry in seen.log if entry[0] == "evict"] == leaving
 
 
 def test_a_stand_in_for_the_gates_is_right_as_often_as_told(tmp_path):

@@ -265,6 +265,7 @@ KNOBS = {
     "phantom_slots": True,
     "evict": "lru",
     "queue": 1,
+    "depth": 4,
     "mode": "online",
 }
 

@@ -176,7 +176,7 @@ def test_choices_from_a_search_are_those_from_the_rows_that_it_finds(n_experts):
                     outlook.choose(0, rows, np.full(4, 0.5), 2, slot % 2 == 0, joins)
                 else:
                     outlook.choose_found(search, 2, 4, 2, True, joins)
-                    outlook.choose_path(search, slot % 11, 0.5, 4, 2, slot % 2 == 0, joins)
+                    outlook.choose_path(search, slot % 11, 0.5, 0, 4, 2, slot % 2 == 0, joins)
             for layer in range(6):
                 outlook.believe(layer)
             found.append([outlook.named_of(layer) for layer in range(6)])
@@ -184,7 +184,7 @@ def test_choices_from_a_search_are_those_from_the_rows_that_it_finds(n_experts):
         with pytest.raises(ValueError, match="5 rows from layer 2"):
             named.choose_found(search, 2, 5, 1, True)
     with pytest.raises(ValueError, match="slot 11"):
-        named.choose_path(search, 11, 0.5, 1, 1, True)
+        named.choose_path(search, 11, 0.5, 0, 1, 1, True)
     with pytest.raises(ValueError, match="7 layers"):
         named.choose_found(search, 0, 7, 1, True)
     with pytest.raises(ValueError, match="12 paths"):
@@ -317,6 +317,34 @@ def test_an_outlook_by_hand():
     assert order.bar.tolist() == [FREE] * 12
     outlook.visit(1, {1: 1})
     assert (outlook.needed, outlook.named, outlook.right) == (2, 3, 1)  # a layer is asked for once
+
+
+def test_a_prediction_about_all_layers_to_the_last_is_replaced_by_the_next_one():
+    """Four layers of two experts, one layer ahead; probabilities over the distance, what is new waits."""
+    outlook = Outlook(4, 2, 1, Rank(8), LAST, to_last=True)
+    seen = []
+    for now, row in ((0, [3.0, 1.0]), (1, [1.0, 3.0])):
+        first = now + 1
+        outlook.choose(first, np.array([row] * (4 - first)), np.ones(4 - first), 1, True)
+        outlook.foresee(now)
+        asked = outlook.ahead(now, ())
+        wishes = list(zip(asked.wishes.indices[: asked.stop], asked.wishes.priorities[: asked.stop], strict=True))
+        seen.append((wishes, asked.fresh))
+    assert seen == [([(2, 0.75), (4, 0.375), (6, 0.25)], 0), ([(5, 0.75), (7, 0.375)], 0)]
+    outlook.visit(2, {1: 1})
+    assert (outlook.needed, outlook.named, outlook.right) == (1, 1, 1)  # by the last prediction alone
+
+
+def test_visits_can_be_taken_back():
+    order = Rank(2)
+    outlook = Outlook(1, 2, 1, order)
+    outlook.visit(0, {0: 1, 1: 1})
+    outlook.visit(0, {0: 1, 1: 1})
+    outlook.uncount(0, 1.0)
+    outlook.uncount(1, np.inf)
+    assert order.rank.tolist() == [0.5, 0.0]  # half of the layer's gate mass each
+    with pytest.raises(ValueError, match="got index 2"):
+        outlook.uncount(2, 1.0)
 
 
 def test_an_outlook_may_leave_ranks_and_bars_to_others():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from sim.policy import FREE, LAST, Outlook, Policy, Rank, View
+from sim.policy import FREE, LAST, Outlook, Piece, Policy, Rank, View
 
 
 class MapCache(Policy):
@@ -18,21 +19,41 @@ class MapCache(Policy):
 
     evict: str
     variant: str
+    freq: str
 
-    def bind_cache(self, view: View, distance: int) -> None:
+    def bind_cache(self, view: View, distance: int, to_last: bool) -> None:
         """Size the state. The rule `evict` is fine_moe (p x freq), lru or lfu (the ablation of Figure 14b)."""
         # The order of leaving: least rank, whoever holds the expert; who is aimed at leaves last, or what no gate has
         # asked for since it was prefetched leaves for no other prefetch.
         self.order = Rank(view.n_layers * view.n_experts, spares_unused=self.variant == "code")
         by_worth = self.evict == "fine_moe"
         bar = LAST if self.variant == "paper" else FREE
-        self.outlook = Outlook(view.n_layers, view.n_experts, distance, self.order, bar, by_worth)
+        self.outlook = Outlook(view.n_layers, view.n_experts, distance, self.order, bar, by_worth, to_last)
         # None where the outlook ranks; else the same memory, for single numbers: a quarter of what numpy takes.
         self.ranks: Any = None if by_worth else self.order.rank.data
         self._clock = 0
 
-    def rank_otherwise(self, layer: int, needs: dict[int, int], view: View) -> None:
-        """A gate has asked for these: their ranks by LRU or LFU, hit or miss; visits are never reset (release 2).
+    def visit(self, layer: int, needs: dict[int, int], view: View) -> None:
+        """A gate has asked for these."""
+        outlook = self.outlook
+        outlook.visit(layer, needs)
+        if self.ranks is not None:
+            self._rank_otherwise(layer, needs, view)
+        elif self.freq == "hits":
+            base = layer * view.n_experts
+            for expert in needs:
+                if not view.resident(layer, expert):
+                    outlook.uncount(base + expert, 1.0)
+
+    def evicted(self, piece: Piece, view: View) -> None:
+        if self.freq == "since_loaded":
+            if self.ranks is None:
+                self.outlook.uncount(piece.index, math.inf)
+            elif self.evict == "lfu":
+                self.ranks[piece.index] = 0.0
+
+    def _rank_otherwise(self, layer: int, needs: dict[int, int], view: View) -> None:
+        """Their ranks by LRU or LFU.
 
         None of these can leave before it has run, so its rank may change before it is fetched.
         """
@@ -44,4 +65,5 @@ class MapCache(Policy):
                 ranks[base + expert] = float(self._clock)
         else:
             for expert in needs:
-                ranks[base + expert] += 1.0
+                if self.freq != "hits" or view.resident(layer, expert):
+                    ranks[base + expert] += 1.0

@@ -15,7 +15,8 @@ class MapTrack:
     """Expert maps: semantic search for the first layers, then trajectory search (section 4.2).
 
     A decode token is a map. Of a prompt, `prefill` says: one map, the mean of its tokens' (`mean`), or one of each
-    token, searched and stored on its own (`union`); or the mean is stored and nothing predicted (`none`).
+    token, stored on its own: all are searched for (`union`), or all by meaning and the last one by trajectory
+    (`release1`); or the mean is stored and nothing predicted (`none`).
 
     Args:
         outlook: takes the choices. last: a map's embedding is that of its last token, not their mean. semantic: search
@@ -38,6 +39,9 @@ class MapTrack:
         self._prefill, self._last, self._semantic = prefill, last, semantic
         self._distance = distance
         self._top_k, self._threshold = view.top_k, threshold
+        self._by_token = prefill in ("union", "release1")
+        self._found: list[tuple[list[int], list[float]]] = []  # of each map searched for: slot and likeness, by layer
+        self._led: list[int] = []  # which of the iteration's maps are searched for by trajectory
         self._paths: list[Trajectory] = []  # where gates speak one by one
         self._passed: list[Floats] = []  # maps, where all layers are known
         self._spans: list[tuple[int, int]] = []  # rows of the iteration that make up one map each
@@ -51,9 +55,9 @@ class MapTrack:
         return self.store.n_maps
 
     @property
-    def n_spans(self) -> int:
-        """Maps that the iteration makes."""
-        return len(self._spans)
+    def n_searched(self) -> int:
+        """Maps of the iteration that are searched for by trajectory."""
+        return len(self._led)
 
     def learn(self, store: StoreSplit) -> None:
         maps, embeddings = [], []
@@ -61,7 +65,7 @@ class MapTrack:
             rows = (request.first_row, request.first_row + request.prompt_len + request.outputs - 1)
             scores, meanings = store.trace.scores(*rows), store.trace.embeddings(*rows)
             n = request.prompt_len
-            if self._prefill != "union":  # a prompt is one map
+            if not self._by_token:  # a prompt is one map
                 maps.append(as_map(scores[:n])[None])
                 embeddings.append(as_embedding(meanings[:n], self._last)[None])
                 scores, meanings = scores[n:], meanings[n:]
@@ -72,15 +76,17 @@ class MapTrack:
 
     def _within(self, start: int, stop: int, phase: str) -> list[tuple[int, int]]:
         """Rows that make up one map each: single tokens, or what runs of a prompt together."""
-        if phase == PREFILL and self._prefill != "union":
+        if phase == PREFILL and not self._by_token:
             return [(start, stop)]
         return [(row, row + 1) for row in range(start, stop)]
 
     def start(self, iteration: Iteration, view: View) -> int:
-        self._spans, at = [], 0
+        self._spans, self._led, at = [], [], 0
         for r in iteration.ranges:
+            first = len(self._spans)
             self._spans += self._within(at, at + r.stop_row - r.start_row, r.phase)
             at += r.stop_row - r.start_row
+            self._led += range(len(self._spans) - 1 if self._prefill == "release1" else first, len(self._spans))
         self._paths, self._passed = [], []
         meanings = view.embeddings()
         self._embeddings = [as_embedding(meanings[start:stop], self._last) for start, stop in self._spans]
@@ -94,26 +100,41 @@ class MapTrack:
             slot = stored.nearest(embedding, self.store.n_maps)
             similarity = float(stored.alike_array[slot])
             self._sums[0] += similarity
-            self._outlook.choose_path(search, slot, similarity, self._distance, self._top_k, self._threshold, joins)
+            self._outlook.choose_path(search, slot, similarity, 0, self._distance, self._top_k, self._threshold, joins)
             self._has_alike = joins = True
         self._counts[0] += len(self._embeddings)
         return self._distance
 
     def along(self, scores: Floats) -> bool:
-        """What `step` finds for each layer from `distance` on, from the scores of all gates [n, L, E] at once."""
-        self._passed = []
+        """What `step` finds for each layer from `distance` on, from the scores of all gates [n, L, E] at once.
+
+        Where a prediction is about all layers to the last, the next one changes it: `choose_from` is to be asked.
+        """
+        self._passed = [as_map(scores[start:stop]) for start, stop in self._spans]
+        self._found = []
         m = self.store.n_layers - self._distance
-        for start, stop in self._spans:
-            own = as_map(scores[start:stop])
-            if not self._blind:
-                search = self.store.along(own)
-                if m:
-                    self._sums[1] += sum(search.similarity_array[:m].tolist())
-                    self._counts[1] += m
-                    joins = len(self._passed) > 0
-                    self._outlook.choose_found(search, self._distance, m, self._top_k, self._threshold, joins)
-            self._passed.append(own)
-        return not self._blind and m > 0 and bool(self._spans)
+        if self._blind:
+            return False
+        for i, at in enumerate(self._led):
+            search = self.store.along(self._passed[at])
+            if not m:
+                continue
+            similarities = search.similarity_array[:m].tolist()
+            self._sums[1] += sum(similarities)
+            self._counts[1] += m
+            if self._outlook.to_last:
+                self._found.append((search.slot_array[:m].tolist(), similarities))
+            else:
+                self._outlook.choose_found(search, self._distance, m, self._top_k, self._threshold, i > 0)
+        return m > 0 and bool(self._led)
+
+    def choose_from(self, layer: int) -> None:
+        """Choose for all layers that the prediction after `layer` is about, by what `along` has found."""
+        search, first = self.store.search(), layer + self._distance
+        m = self.store.n_layers - first
+        for i, (slots, similarities) in enumerate(self._found):
+            slot, similarity = slots[layer], similarities[layer]
+            self._outlook.choose_path(search, slot, similarity, first, m, self._top_k, self._threshold, i > 0)
 
     def _choose(self, first: int, slots: NDArray[np.int64], similarities: Floats, joins: bool) -> None:
         """Choose for the layers from `first` on by the maps in these slots."""
@@ -121,7 +142,7 @@ class MapTrack:
         self._outlook.choose(first, rows, similarities, self._top_k, self._threshold, joins)
 
     def step(self, gate: Gate, target: int) -> bool:
-        """Take in a gate where later ones have not spoken, and choose for layer `target`, where there is one."""
+        """Take in a gate where later ones have not spoken, and choose for layer `target` (on), where there is one."""
         if gate.layer == 0:
             self._paths = [Trajectory(self.store) for _ in self._spans]
         scores = gate.scores
@@ -129,11 +150,12 @@ class MapTrack:
             path.observe(np.array(as_map(scores[start:stop])))
         if self._blind or target >= self.store.n_layers:
             return False
-        for i, path in enumerate(self._paths):
-            slot, similarity = path.nearest()
+        m = self.store.n_layers - target if self._outlook.to_last else 1
+        for i, at in enumerate(self._led):
+            slot, similarity = self._paths[at].nearest()
             self._sums[1] += similarity
-            self._choose(target, np.array([slot]), np.array([similarity]), i > 0)
-        self._counts[1] += len(self._paths)
+            self._choose(target, np.full(m, slot), np.full(m, similarity), i > 0)
+        self._counts[1] += len(self._led)
         return True
 
     def similarities(self) -> tuple[float, float]:
@@ -165,7 +187,7 @@ class MapTrack:
         return len(self._embeddings) * len(self._embeddings[0])
 
     def step_values(self, layer: int) -> int:
-        return len(self._spans) * (layer + 1) * self.store.n_experts
+        return len(self._led) * (layer + 1) * self.store.n_experts
 
     def end_values(self) -> int:
         return len(self._spans) * (self.store.n_layers * self.store.n_experts + len(self._embeddings[0]))

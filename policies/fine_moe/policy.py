@@ -2,9 +2,9 @@
 
 Source: Yu, Cui, Zhang, Wang and Wang, "Taming Latency-Memory Trade-Off in MoE-Based LLM Serving via Fine-Grained
 Expert Offloading"; code IntelliSys-Lab/FineMoE-EuroSys26, release 2 (80717e96). Sections cited at each step.
-`variant=paper` follows the text, and release 1 (5c58468) where the text says nothing: what is predicted for a prompt.
-`variant=code` follows release 2 where the two differ: no prediction during prefill, the last token's embedding, and
-eviction that may take a prefetched expert not used yet.
+`variant=paper` follows the text, and release 1 (5c58468) where the text leaves something open: what is predicted for a
+prompt, and of how many layers. `variant=code` follows release 2 where the two differ: no prediction during prefill,
+the last token's embedding, one layer at a time, and eviction that may take a prefetched expert not used yet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ SERVE = Serve()
 MAX_GATE_DISTANCE = 3  # the farthest gates that traces record for this layer's input (traces/FORMAT.md)
 # Section 6.7, Figure 15: the distance at which TTFT and TPOT are least; elsewhere the text says three for all.
 PUBLISHED_DISTANCE = {"mixtral-8x7b": 3, "qwen1.5-moe-a2.7b": 6, "phi-3.5-moe": 4}
-PREFILL_OF = {"paper": "union", "code": "none"}
+PREFILL_OF = {"paper": "release1", "code": "none"}
+HORIZON_OF = {"paper": "all", "code": "distance"}
 
 
 class FineMoe(MapCache):
@@ -62,13 +63,22 @@ class FineMoe(MapCache):
             high=64,
         ),
         Param(
+            "horizon",
+            None,
+            "layers that a prediction is about: all from `distance` ahead to the last (all: l in [L] in equations 6 to "
+            "8 and PRI_prefetch of sections 4.3 and 4.5; release 1), or the one `distance` ahead (distance: the layer "
+            "that section 4.2.2 searches for; release 2). Left out: all for paper, distance for code, for "
+            "track=speculate, whose gate names one layer, and for asynchronous=false, which would wait for all",
+            ("all", "distance"),
+        ),
+        Param(
             "prefill",
             None,
-            "what is predicted for a prompt, of which the text says nothing: the union of what "
-            "searches for each of its tokens name, each stored as a map (union: release 1; the paper's TTFT rests on "
-            "it); what one map names, the tokens' mean (mean); nothing (none: release 2). Left out: union for paper, "
-            "none for code",
-            ("union", "mean", "none"),
+            "what is predicted for a prompt, of whose tokens the text says nothing; each is a map of its own: what "
+            "searches for all of them name in the first `distance` layers, and for the last one in the others "
+            "(release1); what searches for all of them name in every layer (union: assumed); what the mean of them "
+            "names, one map (mean: assumed); nothing (none: release 2). Left out: release1 for paper, none for code",
+            ("release1", "union", "mean", "none"),
         ),
         Param("capacity", 1000, "maps in the store (section 6.7: knee at 1K)", low=1, high=100_000),
         Param(
@@ -88,13 +98,22 @@ class FineMoe(MapCache):
             "predictor",
             "gate_reuse",
             "what track=speculate asks: a later gate on this layer's gate input "
-            "(next_scores of the trace); or surrogate:SHARE, a labelled stand-in that is right for so many",
+            "(next_scores of the trace, in prompts where it has theirs); or surrogate:SHARE, a labelled stand-in that "
+            "is right for so many, in prompts, too",
         ),
         Param(
             "evict",
             "fine_moe",
             "what is evicted (Figure 14b): least p x freq (section 4.5), LRU or LFU",
             ("fine_moe", "lru", "lfu"),
+        ),
+        Param(
+            "freq",
+            "visits",
+            "what freq in p x freq counts, and what LFU does: every gate that asks for the expert, found or not, and "
+            "for good (visits: section 4.5's cache visit frequency; release 2); those that find it (hits: section "
+            "4.5's less frequently hit); those since it was loaded (since_loaded: release 1)",
+            ("visits", "hits", "since_loaded"),
         ),
         Param(
             "asynchronous",
@@ -112,20 +131,22 @@ class FineMoe(MapCache):
         Param(
             "depth",
             2,
-            "speculative copies handed to each GPU's copy engine at once: one in flight, one behind it "
-            "(release 2 keeps 1 in flight)",
+            "speculative copies handed to each GPU's copy engine at once: one in flight, one behind it, so that one "
+            "follows the other as from a worker thread (release 1, MoE-Infinity's code); release 2 keeps 1 in flight",
             low=1,
             high=64,
         ),
     )
     variant: str
     distance: int | None
+    horizon: str | None
     prefill: str | None
     capacity: int
     mode: str
     track: str
     predictor: str
     evict: str
+    freq: str
     asynchronous: bool
     search_overhead_s: float
     depth: int
@@ -144,6 +165,11 @@ class FineMoe(MapCache):
                 )
             self.distance = self.settings["distance"] = self.distance or MAX_GATE_DISTANCE
             self.needs = frozenset({"experts", f"next_scores_{self.distance}"})
+        if self.track == "speculate" and self.horizon == "all":
+            raise BadInput(
+                "parameter fine_moe.horizon, got 'all' with track=speculate: a gate is asked about one layer; "
+                "leave it out"
+            )
         if self.predictor != "gate_reuse" and not self.labels:
             raise BadInput(
                 f"parameter fine_moe.predictor, got {self.predictor!r} with track={self.track}: gate_reuse, "
@@ -155,7 +181,10 @@ class FineMoe(MapCache):
         published = PUBLISHED_DISTANCE.get(view.model_name, 3)
         self._d = min(int(self.distance or published), view.n_layers)
         self.settings["distance"] = self._d
-        self.bind_cache(view, self._d)
+        one_layer = self.track == "speculate" or not self.asynchronous
+        self.settings["horizon"] = horizon = self.horizon or ("distance" if one_layer else HORIZON_OF[self.variant])
+        self._to_last = horizon == "all"
+        self.bind_cache(view, self._d, self._to_last)
         self._track = self._tracking(view)
         self._maps = self._track if isinstance(self._track, MapTrack) else None
         self._foreseeing = self._foresee  # one name for one work: it is asked for once per iteration
@@ -177,14 +206,14 @@ class FineMoe(MapCache):
         return MapTrack(view, self.capacity, self._d, self.outlook, prefill, last, semantic, threshold)
 
     def learn(self, store: StoreSplit) -> None:
-        if self.mode == "offline":
+        if self.mode == "offline" or self.track == "speculate":
             self._track.learn(store)
 
     # -- searching (section 4.2) ------------------------------------------------------------------------------------
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
         n_foretold = self._track.start(iteration, view)
-        self._layer_searches(len(iteration.ranges) if self._maps is None else self._maps.n_spans)
+        self._layer_searches(len(iteration.ranges) if self._maps is None else self._maps.n_searched)
         if n_foretold:
             ticket = yield self._search(self._track.start_values())
             self._searches += 1
@@ -200,9 +229,7 @@ class FineMoe(MapCache):
         if not self.asynchronous:
             return self._between(gate, view)
         layer = gate.layer
-        self.outlook.visit(layer, gate.needs)
-        if self.ranks is not None:
-            self.rank_otherwise(layer, gate.needs, view)
+        self.visit(layer, gate.needs, view)
         # Of all layers at once, where that can be: nothing is believed of it before the layer has been served.
         told: bool | None = None if self._maps is None else gate.at_once(self._foreseeing)
         if told is None:
@@ -210,6 +237,8 @@ class FineMoe(MapCache):
         if not told:
             return [SERVE, Foresee(self.outlook, layer)]
         self._searches += 1
+        if self._to_last and self._maps is not None:
+            self._maps.choose_from(layer)
         return self._steps[layer]
 
     def _beside(self, gate: Gate) -> Steps:
@@ -226,18 +255,18 @@ class FineMoe(MapCache):
         target = layer + self._d
         told: bool | None = None if self._maps is None else gate.at_once(self._foreseeing)
         if self._track.step(gate, target) if told is None else told:
+            if told and self._to_last and self._maps is not None:
+                self._maps.choose_from(layer)
             yield self._predicts[layer]
             self._searches += 1
-            outlook.believe(target)
+            outlook.foresee(layer)
         outlook.forget(layer)
-        yield from self._load([target], view)
-        outlook.visit(layer, gate.needs)
-        if self.ranks is not None:
-            self.rank_otherwise(layer, gate.needs, view)
+        yield from self._load(range(target, view.n_layers) if self._to_last else [target], view)
+        self.visit(layer, gate.needs, view)
         yield SERVE
 
     def _foresee(self, scores: Floats) -> list[bool]:
-        """By layer, whether its gate says something of the one `distance` ahead; scores of all of them [n, L, E]."""
+        """By layer, whether its gate says something of later ones; scores of all of them [n, L, E]."""
         assert self._maps is not None
         n_layers = self.outlook.n_layers
         n_told = n_layers - self._d if self._maps.along(scores) else 0

@@ -31,7 +31,10 @@ class Track(Protocol):
         """Choose for the first layers, and say for how many: for none where the track is blind."""
 
     def step(self, gate: Gate, target: int) -> bool:
-        """Take in a gate and choose for layer `target`; False where nothing can be said of it."""
+        """Take in a gate and choose for layer `target`, and all after it where the outlook is `to_last`.
+
+        False where nothing can be said of them.
+        """
 
     def end(self, iteration: Iteration) -> None: ...
 
@@ -89,7 +92,7 @@ class CountTrack:
             at += n
         if not self.n_stored or target >= self._shape[0]:
             return False
-        self._search(gate.iteration, target, target + 1)
+        self._search(gate.iteration, target, self._shape[0] if self._outlook.to_last else target + 1)
         return True
 
     def _search(self, iteration: Iteration, first: int, stop: int) -> None:
@@ -123,24 +126,26 @@ class CountTrack:
 class GateTrack:
     """Speculation: the gate of the layer ahead on this layer's gate input, as Mixtral-Offloading and ProMoE predict.
 
-    While generating only: traces record such scores for decode tokens. A `surrogate` stands in for the gate: what it
-    names is equally probable.
+    In prompts only where the trace records such scores of theirs. A `surrogate` stands in for the gate, in prompts as
+    well: what it names is equally probable.
     """
 
     def __init__(self, view: View, distance: int, outlook: Outlook, surrogate: Surrogate | None = None) -> None:
         self._outlook, self._top_k = outlook, view.top_k
         self._distance, self._n_layers, self._n_experts = distance, view.n_layers, view.n_experts
         self._surrogate = surrogate
+        self._in_prompts = surrogate is not None
         self.n_stored = 0  # nothing is searched
 
     def learn(self, store: StoreSplit) -> None:
-        """Nothing to learn."""
+        """Whether gates ahead are recorded of prompts, too."""
+        self._in_prompts = self._in_prompts or f"next_scores_{self._distance}" in store.trace.levels_prefill
 
     def start(self, iteration: Iteration, view: View) -> int:
         return 0  # no gate input yet
 
     def step(self, gate: Gate, target: int) -> bool:
-        if gate.phase != DECODE or target >= self._n_layers:
+        if (gate.phase != DECODE and not self._in_prompts) or target >= self._n_layers:
             return False
         rows = self._named(gate, target) if self._surrogate else np.ascontiguousarray(gate.next_scores(self._distance))
         for i in range(len(rows)):

@@ -99,6 +99,14 @@ class MoeInfinity(Policy):
             ("variant", "lru", "lru_ds", "lfu"),
         ),
         Param("queue", 16, "prefetches queued at a time; the queue is replaced at every layer", low=1, high=100_000),
+        Param(
+            "depth",
+            1,
+            "speculative copies handed to each GPU's copy engine at once (code: a worker per GPU, one copy at a time; "
+            "as it takes the next one when that ends, 2 is as near: one in flight, one behind it)",
+            low=1,
+            high=64,
+        ),
     )
     variant: str
     capacity: int | None
@@ -109,13 +117,14 @@ class MoeInfinity(Policy):
     phantom_slots: bool
     evict: str
     queue: int
+    depth: int
 
     def bind(self, view: View) -> None:
         shape = self._shape = (view.n_layers, view.n_experts)
         n = shape[0] * shape[1]
         self.settings["capacity"] = capacity = int(self.capacity or CAPACITY[self.variant])
         self._predicts = self.variant != "code_head"
-        self.prefetch_depth = 1 if self._predicts else None  # one worker per GPU, one copy at a time
+        self.prefetch_depth = self.depth if self._predicts else None
         # v3 keeps prompts and generation apart; the code does not.
         both = {phase: Collection(capacity, *shape) for phase in (PREFILL, DECODE)}
         self._collections = both if self.variant == "paper" else dict.fromkeys(both, both[PREFILL])

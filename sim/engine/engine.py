@@ -310,7 +310,7 @@ class Engine:
         after: tuple[Ticket, ...] = ()
         if predict is not None:
             after = (self._predict(predict),)
-            outlook.believe(layer + outlook.distance)
+            outlook.foresee(layer)
         self.copies.requeue_from(outlook.wishes, 0, outlook.look_ahead(layer), outlook.n_fresh, after, layer, -1)
 
     # -- an iteration -----------------------------------------------------------------------------------------------

@@ -114,9 +114,9 @@ class RequeueFrom(Record):
 class Foresee(Record):
     """Once `layer` has been served: predict, believe in what an outlook has chosen, and ask for the layers ahead.
 
-    `predict` is spent as `Predict` is, and `outlook` believes from then on in its choice for the layer `distance`
-    behind `layer`; None: nothing new has been predicted. Then `outlook.ahead(layer)` becomes the whole queue, and what
-    it asks for by this prediction waits for it.
+    `predict` is spent as `Predict` is, and `outlook` believes from then on in its choice for what lies `distance`
+    behind `layer` (`Outlook.foresee`); None: nothing new has been predicted. Then `outlook.ahead(layer)` becomes the
+    whole queue, and what it asks for by this prediction waits for it.
     """
 
     _fields = ("outlook", "layer", "predict")

@@ -6,7 +6,8 @@ cdef int FEW
 
 @cython.final
 cdef class Outlook:
-    cdef readonly int n_layers, n_experts, distance
+    cdef readonly int n_layers, n_experts, distance, reach
+    cdef readonly bint to_last
     cdef double[::1] rank
     cdef unsigned char[::1] bar_of
     cdef unsigned char bar
@@ -23,7 +24,7 @@ cdef class Outlook:
     @cython.locals(m=int, i=int)
     cpdef choose(self, int first, const double[:, ::1] rows, const double[::1] similarities, int least, bint threshold, bint joins=*)
     cpdef choose_found(self, PathSearch search, int first, int m, int least, bint threshold, bint joins=*)
-    cpdef choose_path(self, PathSearch search, int slot, double similarity, int m, int least, bint threshold, bint joins=*)
+    cpdef choose_path(self, PathSearch search, int slot, double similarity, int first, int m, int least, bint threshold, bint joins=*)
     @cython.locals(n_layers=int, i=int)
     cdef _choose_stored(self, PathSearch search, int first, int m, int least, bint threshold, bint joins, int slot, double similarity)
     @cython.locals(n_experts=int, base=int, heap=cython.longlong[::1], shares=double[::1], total=double, expert=int, share=double, goal=double, at=int, reached=double, left=int, few=bint, best=int)
@@ -37,8 +38,12 @@ cdef class Outlook:
     cdef int _base(self, int layer) except -1
     @cython.locals(base=int, expected=bint, expert=int, at=int)
     cpdef visit(self, int layer, dict experts)
+    @cython.locals(left=double)
+    cpdef uncount(self, int index, double n)
     @cython.locals(base=int, at=int, share=double)
     cpdef believe(self, int layer)
+    @cython.locals(layer=int)
+    cpdef foresee(self, int now)
     @cython.locals(base=int, at=int)
     cpdef forget(self, int layer)
     @cython.locals(n=int)

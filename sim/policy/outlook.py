@@ -30,18 +30,29 @@ class Outlook:
     Rows of scores are whole numbers not below zero, so that their sums are exact.
 
     Args:
-        distance: layers ahead that `ahead` looks. order: the order of leaving, whose bars and ranks are kept.
+        distance: layers between a prediction and the nearest layer it is about. order: the order of leaving, whose bars
+            and ranks are kept.
         bar: of an expert that is chosen for a layer to come; `FREE` leaves the bars alone.
         ranks: whether an expert ranks by probability x visits.
+        to_last: a prediction is about every layer from `distance` ahead to the last; else about that one alone.
 
     Attributes:
         needed, named, right: of the layers that something was expected of the experts asked for, chosen, and both.
     """
 
     def __init__(
-        self, n_layers: int, n_experts: int, distance: int, order: Rank, bar: int = 0, ranks: bool = True
+        self,
+        n_layers: int,
+        n_experts: int,
+        distance: int,
+        order: Rank,
+        bar: int = 0,
+        ranks: bool = True,
+        to_last: bool = False,
     ) -> None:
         n = n_layers * n_experts
+        self.to_last = to_last
+        self.reach = n_layers if to_last else distance  # layers ahead that `ahead` looks
         self.n_layers = n_layers
         self.n_experts = n_experts
         self.distance = distance
@@ -61,7 +72,7 @@ class Outlook:
         self.visits = floats(n)
         self.heap = ints(n_experts)
         self.row: Any = np.zeros(n_experts)
-        room = distance * n_experts
+        room = self.reach * n_experts
         self.wishes = wishes = Wishes(np.zeros(room, dtype=np.int64), np.zeros(room))
         self.indices: Any = wishes.indices
         self.priorities: Any = wishes.priorities
@@ -107,15 +118,16 @@ class Outlook:
         search: PathSearch,
         slot: int,
         similarity: float,
+        first: int,
         m: int,
         least: int,
         threshold: bool,
         joins: bool = False,
     ) -> None:
-        """The same for the first `m` layers by one stored path."""
+        """The same for `m` layers from `first` on by one stored path."""
         if not 0 <= slot < search.n_stored:
             raise ValueError(f"choose_path, got slot {slot}: there are {search.n_stored}")
-        self._choose_stored(search, 0, m, least, threshold, joins, slot, similarity)
+        self._choose_stored(search, first, m, least, threshold, joins, slot, similarity)
 
     def _choose_stored(
         self,
@@ -279,6 +291,15 @@ class Outlook:
                 self.needed += 1
                 self.right += self.is_chosen[at]
 
+    def uncount(self, index: int, n: float) -> None:
+        """Take back so many visits of an expert, all of them at most."""
+        if not 0 <= index < self.n_layers * self.n_experts:
+            raise ValueError(f"uncount, got index {index}: there are {self.n_layers * self.n_experts} experts")
+        left = self.visits[index] - n
+        self.visits[index] = left = left if left > 0.0 else 0.0
+        if self.ranks:
+            self.rank[index] = self.believed_shares[index] * left
+
     def believe(self, layer: int) -> None:
         """What was chosen of a layer holds from now on: probabilities, ranks and bars."""
         base = self._base(layer)
@@ -303,6 +324,14 @@ class Outlook:
         if self.bar:
             self.bar_of[start:stop] = bytes([self.bar if chosen else 0 for chosen in self.is_chosen[start:stop]])
 
+    def foresee(self, now: int) -> None:
+        """Believe what the prediction made after layer `now` has chosen, of all layers that it is about."""
+        layer = now + self.distance
+        self.believe(layer)
+        while self.to_last and layer + 1 < self.n_layers:
+            layer += 1
+            self.believe(layer)
+
     def forget(self, layer: int) -> None:
         """The layer has passed: nothing is expected of it any more."""
         base = self._base(layer)
@@ -318,8 +347,8 @@ class Outlook:
         """The prefetches of the layers behind `now` (-1: none has run) of which something is believed.
 
         `now` has passed: it is forgotten. The nearer a layer and the more probable an expert, the sooner: priority =
-        probability / (layer - now). What belongs to the farthest layer waits for `after`; before the first layer
-        everything does.
+        probability / (layer - now). What belongs to layers that the newest prediction is about waits for `after`;
+        before the first layer everything does.
         """
         n = self.look_ahead(now)
         return RequeueFrom(self.wishes, 0, n, self.n_fresh, after, now)
@@ -332,7 +361,7 @@ class Outlook:
             self.forget(now)
         n = 0
         fresh = 0
-        for gap in range(1, self.distance + 1):
+        for gap in range(1, self.reach + 1):
             layer = now + gap
             if gap == self.distance and now >= 0:
                 fresh = n

@@ -157,7 +157,7 @@ class Engine(Execution):
         after: tuple[Ticket, ...] = ()
         if d.predict is not None:
             after = (self._predict(d.predict),)
-            d.outlook.believe(d.layer + d.outlook.distance)
+            d.outlook.foresee(d.layer)
         self._requeue_from(d.outlook.ahead(d.layer, after))
 
     def _predict(self, asked: Predict) -> Ticket:
