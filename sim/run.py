@@ -318,11 +318,11 @@ def start_policy(engine: Engine, setup: Setup) -> None:
     for gpu, budget in enumerate(residency.budget_bytes):
         need = least if setup.homes is None else min(least, setup.homes.count(gpu))  # no more than lives there
         if budget < need * size:
-            by_layer = policy.settings.get("scope") == "layer"  # the plain caches (`policies.common.cache`)
+            smaller = policy.fits_smaller(view)
             raise DoesNotFit(
                 f"policy {policy.name}, got an expert budget of {show_bytes(max(0, budget))} on GPU {gpu}: it needs at "
                 f"least {need} whole expert{'s' * (need != 1)} ({show_bytes(need * size)}); raise the budget, "
-                + ("or keep one cache over all layers, --set scope=global" if by_layer else "or take another policy"),
+                f"or {smaller or 'take another policy'}",
                 setup.memory.sizes(predictor_bytes, gpu),
             )
     divided = policy.layer_budgets(view)

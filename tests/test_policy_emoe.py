@@ -5,6 +5,7 @@ Numbers of `easy_numbers`: copy of an expert 10 s, expert 2 s, attention 1 s, he
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,64 @@ def test_a_share_of_the_experts(tmp_path):
             assert list(seen.outcome.engine.residency.peak_bytes) == [2 * kept * 160]
 
 
+def test_a_profile_of_the_tasks_decides_whose_experts_are_loaded(tmp_path):
+    """Section 3.4 by hand: code minds no layer, chat only the second; nothing is loaded where nobody minds."""
+    profile = tmp_path / "profile.json"
+    profile.write_text('{"chat": 1, "code": 2}')
+    with Trace(written(tmp_path / "t", STORE + STEPS)) as trace:
+        policy = Emoe(predictor="frequency", reload="request", sensitivity=str(profile))
+        seen = execute_easy(setup(policy, trace, room=4))
+        assert [what for what in seen.log if what[0] in ("evict", "prefetch")] == [("evict", 1, 3), ("prefetch", 1, 1)]
+        for text, what in (
+            ('{"chat": 1}', "code"),
+            ('{"chat": 3, "code": 0}', "write 0 to 2"),
+            ("[1]", "write JSON of"),
+        ):
+            profile.write_text(text)
+            with pytest.raises(BadInput, match=what):
+                execute_easy(setup(Emoe(predictor="frequency", sensitivity=str(profile)), trace, room=4))
+
+
+def test_an_invocation_takes_what_is_published_with_its_copies(tmp_path, monkeypatch):
+    """Section 5.7's seconds include moving the experts: copies of 10 s each, one layer after the other, go off them."""
+    monkeypatch.setattr("policies.emoe.policy.published_s", lambda *_: 50.0)
+    monkeypatch.setattr(Emoe, "_is_trained", True, raising=False)
+    told = {"predictor": "surrogate:1", "p": 1, "experts_per_layer": 1, "memory_bytes": 0}
+    with Trace(written(tmp_path / "t", STORE + STEPS)) as trace:
+        runs = {s: execute_easy(setup(Emoe(**told, predict_s=s), trace, room=2)) for s in (None, 0.0, 50.0)}
+    copies_s = 10 * sum(what[0] == "prefetch" for what in runs[0.0].log)
+    assert copies_s > 0
+    assert runs[50.0].end_s - runs[0.0].end_s == 100  # two prompts
+    assert runs[50.0].end_s - runs[None].end_s == copies_s
+
+
+def test_nothing_waits_for_a_predictor_in_a_process_of_its_own(tmp_path):
+    """Section 4, with section 3.4's "next dispatching": prompt 2 of four is due, and its experts come with prompt 3."""
+    runs = {}
+    with Trace(written(tmp_path / "t", STORE + STEPS * 2)) as trace:
+        for way in ("waited", "aside"):
+            for seconds in (0.0, 7.0):
+                policy = Emoe(predictor="frequency", p=2, predict_s=seconds, invocation=way)
+                runs[way, seconds] = execute_easy(setup(policy, trace, room=4))
+    assert runs["waited", 7.0].end_s - runs["waited", 0.0].end_s == 7
+    assert runs["aside", 7.0].end_s == runs["aside", 0.0].end_s
+    first = {way: [what[0] for what in runs[way, 7.0].log].index("prefetch") for way in ("waited", "aside")}
+    n_tokens = 2  # of prompt 2, each through two layers
+    assert first["aside"] - first["waited"] >= 2 * n_tokens
+
+
+def test_the_refusal_names_what_would_run(tmp_path):
+    """A layer of four with two chosen: one kept expert of each layer runs where two do not."""
+    trace_of = tiny_trace(tmp_path / "t", 2, 4, 2, n_requests=4, levels={"scores", "tasks"})
+    with Trace(trace_of) as trace:
+        with pytest.raises(DoesNotFit, match=r"at least 4 whole .*--set experts_per_layer=1"):
+            execute_easy(setup(Emoe(predictor="frequency"), trace, room=3))
+        seen = execute_easy(setup(Emoe(predictor="frequency", experts_per_layer=1), trace, room=3))
+        assert seen.result.union_per_layer_step.experts == 1.0  # what runs, not the two that are chosen
+        with pytest.raises(DoesNotFit, match="take another policy"):
+            execute_easy(setup(Emoe(predictor="frequency"), trace, room=1))
+
+
 def test_the_least_room(tmp_path):
     with Trace(written(tmp_path / "t", STORE + STEPS)) as trace:
         with pytest.raises(DoesNotFit, match="at least 2 whole experts"):
@@ -281,6 +340,8 @@ KNOBS = {
     "task_aware": (False, {"predictor": "frequency", "reload": "request"}),
     "threshold": (0.5, {"predictor": "similar", "p": 1, "experts_per_layer": 2}),
     "classifier": ("keywords", {"predictor": "frequency", "reload": "request"}),
+    "sensitivity": ("profile", {"predictor": "frequency", "reload": "request"}),
+    "invocation": ("aside", {"p": 1, "predictor": "frequency"}),
     "task_accuracy": (0.0, {"predictor": "frequency", "reload": "request"}),
     "predict_s": (9.0, {"p": 1}),
     "memory_bytes": (160 * 4, {}),
@@ -298,6 +359,9 @@ def test_no_parameter_is_dead(name, tmp_path, known):
     similar = np.array([[9000, 6000, 6000, 2000]] * 2, np.int16)
     save(tmp_path / "similar", {**tensors, "similarity": similar}, facts)
     value, others = KNOBS[name]
+    if value == "profile":
+        value = str(tmp_path / "profile.json")
+        Path(value).write_text(json.dumps(dict.fromkeys(known.header.tasks, known.n_layers)))
     if others.get("predictor") == "similar":
         others = {**others, "predictor": str(tmp_path / "similar")}
     assert facts_of(Emoe(**others), known) != facts_of(Emoe(**{**others, name: value}), known)

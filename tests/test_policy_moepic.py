@@ -278,6 +278,19 @@ def test_theta_1_without_prefetch_is_a_plain_cache(tmp_path, seed):
     assert mine.outcome.engine.policy.stats()["top_hit_rate"] == hits / uses
 
 
+@pytest.mark.parametrize(("replace", "stays"), [("lowest", True), ("idle", False)])
+def test_a_prompt_keeps_the_expert_of_highest_priority(tmp_path, replace, stays):
+    """Section 3.3: "evicts the lowest-priority expert". Expert 0 is the most used; a prompt of all experts runs it
+    first, as it is there, and must not put a missed expert in its place only because the others are still to run."""
+    rows = np.array([[[0]]] * 6 + [[[1]]] + [[[e]] for e in range(4)] + [[[0]]])
+    requests = [Request(0, 0, 1, 7, "", None, "test"), Request(1, 7, 4, 5, "", None, "test")]
+    path = write_trace(tmp_path / "t", tiny_header(1, 4, 1), requests, None, experts=rows)
+    with Trace(path) as trace:
+        policy = Moepic(split=1.0, prefetch="none", replace=replace, **PLAIN)
+        seen = execute_easy(setup(policy, trace, room=1 + 2))
+    assert (0 in cached(policy)[0]) and (("evict", 0, 0) not in seen.log) == stays
+
+
 def test_theta_0_is_prefetching_only(tmp_path):
     """Section 2.3: nothing is cached, whatever the budget; every use is a copy of its own, and the buffer suffices."""
     with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, levels={"next_scores_1"})) as trace:
@@ -363,6 +376,7 @@ def test_published_defaults():
         "evict": "lcp",
         "configure": True,
         "admission": "always",
+        "replace": "lowest",
         "compute": "segments",
         "concatenate": True,
         "loading": "bottoms",
@@ -388,6 +402,7 @@ KNOBS = {
     "evict": "random",
     "configure": False,
     "admission": "priority",
+    "replace": "idle",
     "compute": "experts",
     "concatenate": False,
     "loading": "gate",

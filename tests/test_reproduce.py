@@ -74,7 +74,7 @@ class TestData:
             "OT",
             "ZH",
         } == systems
-        assert sum(name.startswith("EM-") for name in ROWS) == 39
+        assert sum(name.startswith("EM-") for name in ROWS) == 40
         assert sum(name.startswith("ME-") for name in ROWS) == 29
 
     def test_every_row_is_answered_or_says_why_not(self) -> None:
@@ -301,11 +301,19 @@ class TestClosed:
 
 
 class TestConstants:
+    def test_one_rate_of_a_link_for_all_models_by_hand(self) -> None:
+        # 165 ms for 96 experts of three 2048 x 1408 matrices, each copy of which takes 10 us to begin.
+        rate = 3 * 2048 * 1408 * 2 / (0.165 / 96 - 1e-5)
+        found = fit(CONSTANTS["moepic-a6000"], ROWS)
+        assert found.value_s == pytest.approx(1e9 / rate)
+        for model, precision in (("qwen1.5-moe-a2.7b", "bf16"), ("mixtral-8x7b", "hqq2")):
+            assert found.settings("a6000", model, precision) == {"hw.h2d.bandwidth_bytes_per_s": pytest.approx(rate)}
+
     def test_seconds_per_copy_by_hand(self) -> None:
-        # 165 ms for 96 experts of three 2048 x 1408 matrices, of which 25 GB/s explain 0.692 ms each.
+        # The same figure as seconds of each copy: 25 GB/s explain 0.692 ms of it.
         link = load_hardware("a6000").h2d.bandwidth_bytes_per_s.value
         by_hand = 0.165 / 96 - 1e-5 - 3 * 2048 * 1408 * 2 / link
-        found = fit(CONSTANTS["moepic-a6000"], ROWS)
+        found = fit(msgspec.structs.replace(CONSTANTS["moepic-a6000"], form="per_copy"), ROWS)
         assert found.value_s == pytest.approx(by_hand)
         # Mixtral's experts in 2 bits take the same seconds more, half of one half of them.
         n_bytes = 3 * 4096 * 14336 * 3.0625 / 8
@@ -570,6 +578,21 @@ class TestJudge:
         }
         told = table.answer_of(one, {}, {"b": found}, {"mine": experiment})
         assert told["status"] == status
+
+    def test_memory_for_a_time_lies_between_the_cases_on_either_side(self) -> None:
+        assert judge.memory_gb(0.14, [(8e9, 0.12), (6e9, 0.16), (4e9, None)]) == pytest.approx(7.0)
+        assert judge.memory_gb(0.14, [(6e9, 0.13), (8e9, 0.12)]) is None  # reached by all of them: how low is not known
+        assert judge.memory_gb(0.10, [(6e9, 0.13), (8e9, 0.12)]) is None
+
+    def test_what_is_beside_is_told_and_not_judged(self) -> None:
+        one = row(published={"lru": 2.0, "lfu": 3.0}, beside=["lcp"])
+        experiment = Experiment(why="", cases=[], systems={"lru": "lru", "lfu": "lfu", "lcp": "lcp"})
+        found = {"lru": 2.0, "lfu": 3.0, "lcp": 1.0}
+        of = {"values": found, "cases": [found], "left_out": {}, "did_not_run": {}}
+        told = table.answer_of(one, {}, {"b": of}, {"mine": experiment})
+        assert told["traces"]["b"]["simulated"] == found
+        assert told["traces"]["b"]["pairs"] == [{"better": "lru", "worse": "lfu", "right": True}]
+        assert "lcp" not in told["traces"]["b"]["ratio"]
 
     def test_magnitudes_of_systems_that_are_not_judged_do_not_count(self) -> None:
         one = row(relation="reduction", own="lru", published={"on_demand": 14.0, "sure": 14.0})
@@ -1045,5 +1068,12 @@ class TestCommand:
 
 
 def test_constants_are_a_small_closed_set() -> None:
-    assert {one.form for one in CONSTANTS.values()} == {"per_copy", "per_layer", "on_cpu", "on_gpu", "gpu_gb"}
+    assert {one.form for one in CONSTANTS.values()} == {
+        "per_copy",
+        "link_gb",
+        "per_layer",
+        "on_cpu",
+        "on_gpu",
+        "gpu_gb",
+    }
     assert all(isinstance(one, Constant) for one in CONSTANTS.values())

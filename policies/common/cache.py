@@ -32,6 +32,9 @@ class ScopedCache(Policy):
     def min_experts(self, view: View) -> int:
         return most_layers(view) if self.scope == "layer" else 1
 
+    def fits_smaller(self, view: View) -> str:
+        return "keep one cache over all layers, --set scope=global" if self.per_layer else ""
+
     def layer_budgets(self, view: View) -> list[list[int]] | None:
         if self.scope == "global":
             return None

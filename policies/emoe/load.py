@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sim.policy import BadInput
 
 Counts = NDArray[np.int64]
 
@@ -27,6 +31,28 @@ def insensitive_layers(similarity: NDArray[np.float64], threshold: float) -> NDA
         similarity: of the output with random routing in the first 1, 2 ... L layers.
     """
     return np.asarray(np.logical_and.accumulate(similarity > threshold))
+
+
+def profiled(path: Path, tasks: Sequence[str], n_layers: int) -> list[int]:
+    """By task, the layers from the input on that a profile says are insensitive (section 3.4).
+
+    Raises:
+        BadInput: no JSON of task -> whole number, an unknown or missing task, or more layers than there are.
+    """
+    where = f"parameter emoe.sensitivity, got {path}"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{where}: {error}; write JSON of task -> layers") from None
+    if not isinstance(found, dict) or {type(n) for n in found.values()} - {int}:
+        raise BadInput(f"{where}: no JSON of task -> whole number; write JSON of task -> layers")
+    if set(found) != set(tasks):
+        odd = ", ".join(sorted(set(found) ^ set(tasks)))
+        raise BadInput(f"{where}: {odd}, in the file or in the trace alone; give each task of the trace once")
+    for task, n in found.items():
+        if not 0 <= n <= n_layers:
+            raise BadInput(f"{where}: {task} {n}: the trace has {n_layers} layers; write 0 to {n_layers}")
+    return [found[task] for task in tasks]
 
 
 def choose(expected: NDArray[np.int64], n: int, home: Callable[[int], int], quota: list[int]) -> set[int]:

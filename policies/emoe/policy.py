@@ -23,14 +23,14 @@ each keeps the best of those that live on it.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from policies.common.homes import asked_by_layer, each_layer, homes
 from policies.common.surrogate import PREFIX, Surrogate
-from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
+from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, profiled, reroute
 from policies.emoe.predict import (
     Counts,
     Transformer,
@@ -144,6 +144,21 @@ class Emoe(Policy):
             high=1.0,
         ),
         Param(
+            "sensitivity",
+            "measured",
+            "measured: what the predictor's file says of the traced model; or a JSON file of a profile of your own "
+            '(section 3.4), task -> layers, from the input on, whose routing does not matter to it: {"chat": 12}',
+            file=True,
+        ),
+        Param(
+            "invocation",
+            "waited",
+            "waited: everything waits for the predictor, whose experts serve the p-th prompt (section 3.3); aside: it "
+            "is a process of its own (section 4), nothing waits, and the experts it names are loaded when the next "
+            'request is dispatched (section 3.4: "in the next dispatching of the inference requests")',
+            ("waited", "aside"),
+        ),
+        Param(
             "classifier",
             "label",
             "a prompt's task: `label`, the trace's, or `keywords`, profiled on the store "
@@ -160,8 +175,8 @@ class Emoe(Policy):
         Param(
             "predict_s",
             None,
-            "seconds per invocation; published, moving of experts included: eMoE-A 0.334, eMoE-L "
-            "4.211 for 32 layers; on OpenMoE 0.381 and 1.387 (section 5.7)",
+            "seconds per invocation, beside the copies; left out: published seconds less those of its copies, which "
+            "they include: eMoE-A 0.334, eMoE-L 4.211 for 32 layers; on OpenMoE 0.381 and 1.387 (section 5.7)",
             low=0.0,
             high=3600.0,
         ),
@@ -185,6 +200,8 @@ class Emoe(Policy):
     first: str
     task_aware: bool
     threshold: float
+    sensitivity: str
+    invocation: str
     classifier: str
     task_accuracy: float
     predict_s: float | None
@@ -210,6 +227,12 @@ class Emoe(Policy):
         gpus = range(view.n_gpus)
         return max(sum(asked_by_layer(least, gpu, view)) for gpu in gpus)
 
+    def fits_smaller(self, view: View) -> str:
+        one = max(sum(asked_by_layer(1, gpu, view)) for gpu in range(view.n_gpus))
+        if one <= min(view.capacity_of(gpu) for gpu in range(view.n_gpus)):
+            return "keep one expert of each layer, --set experts_per_layer=1"
+        return ""
+
     def _share(self, view: View) -> int:
         """L where it is given as a share of a layer's experts; 0 where it is not."""
         return 0 if self.kept_frac is None else max(1, round(self.kept_frac * view.n_experts))
@@ -223,6 +246,7 @@ class Emoe(Policy):
 
     def bind(self, view: View) -> None:
         self.settings["memory_bytes"] = self.predictor_bytes(view)
+        self._said: tuple[Ticket, ...] | None = None  # a prediction that ran aside and has not been loaded
         if self.predict_s is None:
             told_s = published_s(self.form, view.model_name, view.n_layers)
             self.settings["predict_s"] = told_s if self._is_trained else 0.0
@@ -265,7 +289,10 @@ class Emoe(Policy):
         if self._is_drawn:
             self._surrogate = Surrogate(self.predictor, trace.top_k, trace.n_experts, self.seed)
         self._sensitive = np.ones((len(self._tasks), trace.n_layers), dtype=bool)
-        if self._transformer is not None and self._transformer.similarity is not None and self.task_aware:
+        if self.sensitivity != "measured":
+            for at, n_insensitive in enumerate(profiled(Path(self.sensitivity), self._tasks, trace.n_layers)):
+                self._sensitive[at, :n_insensitive] = False
+        elif self._transformer is not None and self._transformer.similarity is not None and self.task_aware:
             for at, task in enumerate(self._tasks):
                 measured = self._transformer.similarity[self._transformer.tasks.index(task)] / 10_000
                 self._sensitive[at] = ~insensitive_layers(measured, self.threshold)
@@ -301,12 +328,32 @@ class Emoe(Policy):
         if due:
             self._shares = self._foreseen(request, task, view) if self._is_drawn else self._predict(view)
             self._n["invocations"] += 1
-            if self.settings["predict_s"]:
-                yield Predict(float(self.settings["predict_s"]), "side", blocking=True)
+        said, self._said = self._said, None
+        now = due and self.invocation == "waited"
+        loads = (now or said is not None or self.reload == "request") and (
+            self.first == "predicted" or self._index >= self.p
+        )
+        if due:
+            self._said = None if now else ()
+            invocation_s = self._invocation_s(view)
+            if invocation_s > 0.0:
+                ticket = yield Predict(invocation_s, "side", blocking=now)
+                self._said = None if now else (ticket,)
         self._index += 1
         self._past = self._counts[request.index] = np.zeros_like(self._past)
-        if (due or self.reload == "request") and (self.first == "predicted" or self._index > self.p):
-            yield from self._load(view)
+        if loads:
+            yield from self._load(view, said or ())
+
+    def _invocation_s(self, view: View) -> float:
+        """What the predictor takes beside the copies: published seconds include those (section 5.7)."""
+        told_s = float(self.settings["predict_s"] or 0.0)
+        if self.predict_s is not None or not told_s:
+            return told_s
+        gpu_of, copy_s = homes(view).tolist(), view.prices.load_s()
+        for layer, _, chosen in self._changes(view):
+            new = [gpu_of[layer][expert] for expert in chosen - self._resident[layer]]
+            told_s -= max(map(new.count, new), default=0) * copy_s  # links side by side, a layer after the other
+        return max(0.0, told_s)
 
     def _predict(self, view: View) -> Counts:
         """f of section 3.4 by task, [tasks, L, E]."""
@@ -351,13 +398,16 @@ class Emoe(Policy):
     def _choose(self, layer: int, n: int, expected: Counts, view: View) -> set[int]:
         return choose(expected, n, lambda expert: view.piece(layer, expert).gpu, self._quota)
 
-    def _load(self, view: View) -> Steps:
-        """Section 4: asynchronous copies, those of a layer once the copies of the layer before are complete."""
-        before: tuple[Ticket, ...] = ()
+    def _changes(self, view: View) -> Iterator[tuple[int, Counts, set[int]]]:
+        """Layers whose routing somebody minds, expected tokens, and the experts that are to be there."""
         for layer, expected in enumerate(self._expected()):
-            if not expected.any():
-                continue  # nobody minds this layer's routing
-            chosen = self._choose(layer, self._per_layer, expected, view)
+            if expected.any():
+                yield layer, expected, self._choose(layer, self._per_layer, expected, view)
+
+    def _load(self, view: View, before: tuple[Ticket, ...]) -> Steps:
+        """Section 4: asynchronous copies, those of a layer once the copies of the layer before are complete, the first
+        ones after `before`."""
+        for layer, expected, chosen in self._changes(view):
             for expert in sorted(self._resident[layer] - chosen):
                 yield Evict(view.piece(layer, expert))
             tickets: tuple[Ticket, ...] = ()

@@ -14,7 +14,7 @@ predictions traces do not record (experts in order of cache priority).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from random import Random as Draws
 
 import numpy as np
@@ -102,6 +102,14 @@ class Moepic(Policy):
             ("always", "priority"),
         ),
         Param(
+            "replace",
+            "lowest",
+            "whose place a miss takes where a prompt or a batch needs all that are cached: the lowest of all (section "
+            "3.3), and while that one is still to run the miss passes through the buffer; or the lowest of those that "
+            "have run, however high their priority",
+            ("lowest", "idle"),
+        ),
+        Param(
             "compute",
             "segments",
             "segments: what is there is computed first, tops before any bottom (sections 2.3 "
@@ -150,6 +158,7 @@ class Moepic(Policy):
     evict: str
     configure: bool
     admission: str
+    replace: str
     compute: str
     concatenate: bool
     loading: str
@@ -172,7 +181,9 @@ class Moepic(Policy):
         self._division = Division(room, self.split, self.copies, view)
         self._tops, self._fits = self._division.tops, self._division.fits
         self._priorities = Priorities(view.n_layers, view.n_experts, self.omega, self.rho)
-        self._replacement = Replacement(self._priorities, self.evict == "random", self.admission, self._draw)
+        self._replacement = Replacement(
+            self._priorities, self.evict == "random", self.admission, self.replace, self._draw
+        )
         statistics = Statistics(view.n_layers, view.n_experts, view.top_k)
         self._history = History(self._priorities, statistics, self.configure, self.prefetch == "speculative")
         self._windows = Windows(view)
@@ -254,23 +265,31 @@ class Moepic(Policy):
             if not readiness:
                 whole.append(expert)
             if not cached:
-                self._replacement.admit(tops, expert, pending, buffer)
+                self._replacement.admit(tops, expert, gate.needs, pending, buffer)
         for tops in groups:
             if unsent[tops.gpu]:
-                self._send(tops, unsent[tops.gpu], pending)
+                self._send(tops, unsent[tops.gpu], gate.needs, pending)
         if self.compute == "segments":
             for expert in whole:
-                self._run(groups[gpu_of[expert]], expert, True, unsent, pending)
+                self._run(groups[gpu_of[expert]], expert, True, unsent, gate.needs, pending)
             for expert in pending:
                 buffer.run_ready(groups[gpu_of[expert]].splits[expert])
         for _, _, expert in order:
             if expert in pending:
                 tops = groups[gpu_of[expert]]
                 if expert in unsent[tops.gpu]:  # all before it have run and left the buffer
-                    self._send(tops, unsent[tops.gpu], pending, at_least=1)
-                self._run(tops, expert, expert in whole, unsent, pending)
+                    self._send(tops, unsent[tops.gpu], gate.needs, pending, at_least=1)
+                self._run(tops, expert, expert in whole, unsent, gate.needs, pending)
 
-    def _run(self, tops: Tops, expert: int, whole: bool, unsent: list[list[int]], pending: dict[int, int]) -> None:
+    def _run(
+        self,
+        tops: Tops,
+        expert: int,
+        whole: bool,
+        unsent: list[list[int]],
+        needs: Mapping[int, int],
+        pending: dict[int, int],
+    ) -> None:
         """Compute an expert, or what is left of it; its buffered segments make room for missing ones."""
         split = tops.splits[expert]
         one = None
@@ -279,15 +298,17 @@ class Moepic(Policy):
         self._buffer.run(split, one, expert in tops.cached)
         del pending[expert]
         if unsent[tops.gpu]:
-            self._send(tops, unsent[tops.gpu], pending)
+            self._send(tops, unsent[tops.gpu], needs, pending)
 
-    def _send(self, tops: Tops, unsent: list[int], pending: dict[int, int], at_least: int = 0) -> None:
+    def _send(
+        self, tops: Tops, unsent: list[int], needs: Mapping[int, int], pending: dict[int, int], at_least: int = 0
+    ) -> None:
         """Load missing segments on demand, as far as there is room."""
         buffer = self._buffer
         while unsent:
             expert = unsent[0]
             if expert not in tops.cached:
-                self._replacement.admit(tops, expert, pending, buffer)
+                self._replacement.admit(tops, expert, needs, pending, buffer)
             split = tops.splits[expert]
             if at_least <= 0 and not buffer.fits(split, tops.gpu):
                 return

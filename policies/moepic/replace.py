@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from policies.common.priority import Priorities
 from policies.moepic.cache import Tops
@@ -13,27 +13,32 @@ class Replacement:
     """Puts missed experts' tops in the place of others.
 
     Args:
-        at_random: instead of by priority (Table 3, w/o LCP). admission: the policy's parameter. draw: from [0, 1).
+        at_random: instead of by priority (Table 3, w/o LCP). admission, replace: the policy's parameters. draw: from
+            [0, 1).
 
     Attributes:
         n_admitted: missed experts whose tops have been cached.
     """
 
-    def __init__(self, priorities: Priorities, at_random: bool, admission: str, draw: Callable[[], float]) -> None:
+    def __init__(
+        self, priorities: Priorities, at_random: bool, admission: str, replace: str, draw: Callable[[], float]
+    ) -> None:
         self._priorities = priorities
         self._at_random = at_random
         self._admission = admission
+        self._by_all = replace == "lowest"
         self._draw = draw
         self.n_admitted = 0
 
-    def admit(self, tops: Tops, expert: int, pending: dict[int, int], buffer: Buffer) -> None:
-        """A missed expert's top takes the place of the one of lowest priority. Where every cached expert is still to
-        run (prompts, batches), it passes through the buffer instead."""
+    def admit(self, tops: Tops, expert: int, needs: Mapping[int, int], pending: dict[int, int], buffer: Buffer) -> None:
+        """A missed expert's top takes the place of the one of lowest priority that the layer does not need; where it
+        needs all that are cached (prompts, batches), of the lowest, or passes through the buffer while that one is
+        still to run."""
         if not tops.n_cached:
             return
         if len(tops.cached) >= tops.n_cached:
             keys = self._priorities.keys[tops.layer]
-            victim = self._any(tops, pending) if self._at_random else lowest(keys, tops.cached, pending)
+            victim = self._any(tops, pending) if self._at_random else self._lowest(keys, tops, needs, pending)
             if victim < 0 or (self._admission == "priority" and keys[expert] < keys[victim]):
                 return
             leaving = tops.splits[victim].top
@@ -42,6 +47,15 @@ class Replacement:
             del tops.cached[victim]
         tops.cached[expert] = None
         self.n_admitted += 1
+
+    def _lowest(self, keys: list[int], tops: Tops, needs: Mapping[int, int], pending: dict[int, int]) -> int:
+        """The cached expert that leaves, -1 where it cannot yet."""
+        if not self._by_all:
+            return lowest(keys, tops.cached, pending)
+        victim = lowest(keys, tops.cached, needs)
+        if victim < 0:
+            victim = lowest(keys, tops.cached, {})
+        return -1 if victim in pending else victim
 
     def _any(self, tops: Tops, pending: dict[int, int]) -> int:
         """One of those cached that are not still to run, -1 where there is none."""

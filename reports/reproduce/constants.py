@@ -27,8 +27,8 @@ class NotFitted(Exception):
 
 @dataclass(frozen=True)
 class Fitted:
-    """A constant and the seconds that make its row come out: added to a copy or a layer, or those of an expert, or of
-    a GB of weights."""
+    """A constant and the seconds that make its row come out: added to a copy or a layer, or those of an expert, of a GB
+    over the link, or of a GB of weights."""
 
     constant: Constant
     value_s: float
@@ -46,6 +46,9 @@ class Fitted:
             return {"stack.per_layer_s": self.value_s}
         if self.constant.form == "gpu_gb":
             return {"hw.gpu.memory_bandwidth_bytes_per_s": GB / self.value_s}
+        link = "h2d" if pinned else "h2d_pageable"
+        if self.constant.form == "link_gb":
+            return {f"hw.{link}.bandwidth_bytes_per_s": GB / self.value_s}
         cost = cost_of(hw, model, precision)
         n_bytes = cost.model.expert_bytes(precision)
         if self.constant.form == "on_cpu":
@@ -53,7 +56,6 @@ class Fitted:
             return {"hw.cpu.memory_bandwidth_bytes_per_s": n_bytes / (self.value_s - overhead_s)}
         if self.constant.form == "on_gpu":
             return {"hw.gpu.memory_bandwidth_bytes_per_s": n_bytes / self.value_s}
-        link = "h2d" if pinned else "h2d_pageable"
         plain: float = getattr(cost.hw, link).bandwidth_bytes_per_s.value
         return {f"hw.{link}.bandwidth_bytes_per_s": n_bytes / (n_bytes / plain + self.value_s)}
 
@@ -81,6 +83,9 @@ def fit(constant: Constant, rows: dict[str, Row]) -> Fitted:
     if constant.form == "on_cpu":
         return Fitted(constant, figure * copy_s)
     value = figure * constant.seconds / constant.copies - copy_s
+    if constant.form == "link_gb" and value > 0:
+        gb, link_s = cost.model.expert_bytes(constant.precision) / GB, GB / cost.hw.h2d.bandwidth_bytes_per_s.value
+        return Fitted(constant, link_s + value / gb)  # what is not of the bytes, a copy's start, stays as it is
     if value <= 0:
         raise NotFitted(f"the hardware alone is slower than {constant.row} ({constant.label})")
     return Fitted(constant, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from itertools import combinations
+from itertools import combinations, pairwise
 from operator import mul
 from typing import NamedTuple
 
@@ -165,6 +165,20 @@ def standing(relation: Relation, figure: float) -> float:
             return 1 / (1 + figure / 100)
         case _:
             return figure
+
+
+def memory_gb(target: float, cases: list[tuple[float, float | None]]) -> float | None:
+    """The least memory, GB, with which a figure that falls with memory is at `target`, by a straight line between the
+    two cases on either side; None where there are no two such.
+
+    Args:
+        cases: bytes of GPU memory, and the figure; None where the system could not run.
+    """
+    ran = sorted((n_bytes, figure) for n_bytes, figure in cases if figure is not None)
+    for (less, above), (more, below) in pairwise(ran):
+        if above > target >= below:
+            return (less + (more - less) * (above - target) / (above - below)) / 1e9
+    return None
 
 
 RELATIVE = ("speedup", "slowdown", "reduction", "improvement")

@@ -18,7 +18,17 @@ HERE = Path(str(resources.files("reports"))) / "reproduce"
 Flag = Literal["G", "G+", "T", "T!", "S", "Q", "X"]
 Check = Literal["within", "inside", "ladder", "ratio", "shown", "order", "fit", "none"]
 Relation = Literal[
-    "value", "milli", "percent", "rate", "ratio", "reduction", "speedup", "slowdown", "improvement", "hideable"
+    "value",
+    "milli",
+    "percent",
+    "rate",
+    "ratio",
+    "reduction",
+    "speedup",
+    "slowdown",
+    "improvement",
+    "hideable",
+    "memory",
 ]
 TraceKind = Literal["a", "b", "c"]
 Scored = Literal["a", "b"]
@@ -50,7 +60,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     with the reason.
     A row is answered by a `method` of `closed`, or by an `experiment`, whose figure `value` of every system (dotted, as
     `policy_stats.cache_ratio`; of some systems another one, `value_of`) is turned into the published form by `relation`
-    (to the system `own`).
+    (to the system `own`). `memory`: the GB of GPU memory with which `value` falls to `target`, between the two cases of
+    the experiment on either side. `beside`: systems that are run and told too, of which the paper prints nothing.
     """
 
     id: str
@@ -72,6 +83,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     value_of: dict[str, str] = {}
     relation: Relation = "value"
     own: str = ""
+    target: Annotated[float, Meta(ge=0)] = 0.0
+    beside: list[str] = []
     better: Literal["low", "high"] = "low"
     pairs_of: str = ""  # only pairs with this system are judged
     cases: list[int] = []  # of the experiment's cases, these alone
@@ -91,7 +104,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     parameter, a dotted override, or one of `work.OF_RUN`.
 
     prompt_tokens, output_tokens: mean lengths of prompts and answers on synthetic traces, as the paper's texts have
-        them; 0: the default trace's.
+        them; 0: the default trace's. output_tokens_of: model -> mean length of answers, where models differ in it.
     requests: scored ones per run, in order; 0: the whole split. synth_requests: drawn for trace (b), both splits.
     fit: the bundled fit that trace (b) is drawn from (`moesim traces synth` knows it), where there is one of the model.
     slo: task -> limit -> seconds, as a configuration has it; `*`: all tasks without their own.
@@ -105,6 +118,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     why: str
     prompt_tokens: Annotated[int, Meta(ge=0, le=32768)] = 0
     output_tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
+    output_tokens_of: dict[str, int] = {}
     requests: Annotated[int, Meta(ge=0)] = 4  # some hundred generated tokens
     synth_requests: Annotated[int, Meta(ge=2, le=1000)] = 40  # so many that both splits have some
     fit: str = ""
@@ -128,7 +142,7 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     testbed: str
     row: str
     label: str
-    form: Literal["per_copy", "per_layer", "on_cpu", "on_gpu", "gpu_gb"]
+    form: Literal["per_copy", "link_gb", "per_layer", "on_cpu", "on_gpu", "gpu_gb"]
     hw: str = ""
     model: str = ""
     precision: str = ""
@@ -241,6 +255,7 @@ def check_row(row: Row, before: dict[str, Row], where: str) -> None:
         require(bool(row.value), "say which key of the results is compared")
     if row.relation in ("reduction", "speedup", "slowdown", "improvement", "hideable"):
         require(bool(row.own), "a relation needs the system it is to (own)")
+    require((row.relation == "memory") == bool(row.target), "memory is told for a target, and a target for memory")
 
 
 GROUPS = ("geometry", "experiments", "unanswered")

@@ -42,7 +42,8 @@ Traces = dict[TraceKind, dict[str, Path]]
 
 def drawn(experiment: Experiment, model: str) -> Drawn:
     """The synthetic trace that an experiment asks for."""
-    return Drawn(model, experiment.synth_requests, experiment.prompt_tokens, experiment.output_tokens, experiment.fit)
+    output_tokens = experiment.output_tokens_of.get(model, experiment.output_tokens)
+    return Drawn(model, experiment.synth_requests, experiment.prompt_tokens, output_tokens, experiment.fit)
 
 
 def traces_of(wanted: list[Drawn], kinds: tuple[TraceKind, ...], folder: Path, executor: Any, steps: Steps) -> Traces:
@@ -186,7 +187,7 @@ def systems_of(row: Row, experiment: Experiment) -> list[str]:
     """Systems a row needs: those it prints, and the one they are compared with; all for the best of them."""
     if judge.BEST in row.published or judge.is_of_cells(row):
         return list(experiment.systems)
-    wanted = [*row.published, *([row.own] if row.own else [])]
+    wanted = [*row.published, *([row.own] if row.own else []), *row.beside]
     unknown = [name for name in wanted if name not in experiment.systems]
     if unknown:
         raise BadInput(f"row {row.id}, got system {unknown[0]!r}: experiment {row.experiment} has no such system")
@@ -202,6 +203,7 @@ def combine(
     system -> which condition its mechanism did not meet}.
     """
     cases: list[dict[str, float]] = []
+    rooms: list[float] = []
     left_out: dict[str, str] = {}
     did_not_run: dict[str, str] = {}
     for case in row.cases or range(len(experiment.cases)):
@@ -234,10 +236,18 @@ def combine(
             left_out[f"{label}, {model}"] = f"no {row.relation} over nothing"
             del figures[label]
         cases.append(_scaled(row, figures) if row.relation == "ratio" else figures)
-    if judge.is_of_cells(row):
+        rooms.append(float(experiment.cases[case].get("vram_bytes") or 0))
+    labels = [*row.published, *row.beside]
+    if row.relation == "memory":
+        sizes = [(label, [(n, case.get(label)) for n, case in zip(rooms, cases, strict=True)]) for label in labels]
+        reached = {label: judge.memory_gb(row.target, of) for label, of in sizes}
+        cases = [{label: gb for label, gb in reached.items() if gb is not None}]
+        never = f"{row.value} does not pass {row.target:g} between any two cases"
+        left_out |= {label: never for label, gb in reached.items() if gb is None}
+    elif judge.is_of_cells(row):
         cells = [figure for case in cases for figure in case.values()]
         cases = [dict(zip(judge.ENDS, (min(cells), max(cells)), strict=True))] if cells else []
-    columns = {label: [case[label] for case in cases if label in case] for label in row.published}
+    columns = {label: [case[label] for case in cases if label in case] for label in labels}
     values = {label: sum(column) / len(column) for label, column in columns.items() if column}
     return {"values": values, "cases": cases, "left_out": left_out, "did_not_run": did_not_run}
 

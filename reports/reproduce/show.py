@@ -15,6 +15,7 @@ from sim.base.tables import fold, render, table
 Said = Literal["unknown", "note", "reason"]
 FORMS = {
     "per_copy": "of software per expert copied",
+    "link_gb": "per GB over the link",
     "per_layer": "of software per layer",
     "on_cpu": "per expert on the CPU",
     "gpu_gb": "per GB of weights that the GPU reads",
@@ -194,13 +195,18 @@ def _by_trace(row: Answer, otherwise: OnTrace) -> list[tuple[str, OnTrace]]:
     return found or [("-", otherwise)]
 
 
+def _labels(row: Answer, on: OnTrace) -> list[str]:
+    """Systems of which something is printed, then those that ran beside them."""
+    return list(dict.fromkeys([*row["published"], *on["simulated"]]))
+
+
 def _figures(rows: list[Answer]) -> str:
     content = table("row", "F", "what", "published", "simulated", "ratio", "trace", "result", numbers=False)
     for row in rows:
         alone: OnTrace = {"simulated": row.get("simulated", {}), "ratio": row.get("ratio", {})}
         for kind, on in _by_trace(row, alone):
-            for label, printed in row["published"].items():
-                ratio = on.get("ratio", {}).get(label)
+            for label in _labels(row, on):
+                printed, ratio = row["published"].get(label), on.get("ratio", {}).get(label)
                 content.add_row(
                     row["id"],
                     row["flag"],
@@ -229,8 +235,8 @@ def _orders(rows: list[Answer]) -> str:
             right, wrong = _pairs(on)
             judged = row["status"] if kind in ("-", row.get("scored", SCORED)) else ""
             verdict_ = [right, judged, wrong]
-            for label, printed in row["published"].items():
-                ratio = on.get("ratio", {}).get(label)
+            for label in _labels(row, on):
+                printed, ratio = row["published"].get(label), on.get("ratio", {}).get(label)
                 own = "*" if label in row.get("constants", {}) else ""
                 with_it = on.get("fitted", {}).get("simulated", {}).get(label)
                 content.add_row(

@@ -187,9 +187,12 @@ def answer_of(
 
 def _judged(row: Row, kind: TraceKind, found: dict[str, Any], constants: dict[str, str]) -> OnTrace:
     values: dict[str, Figure] = found["values"]
-    told: OnTrace = {"simulated": {label: values[label] for label in row.published if label in values}}
+    labels = [*row.published, *row.beside]
+    told: OnTrace = {"simulated": {label: values[label] for label in labels if label in values}}
     if not row.other_quantity:
-        told["ratio"] = {label: judge.ratio(row.published[label], value) for label, value in told["simulated"].items()}
+        told["ratio"] = {
+            label: judge.ratio(figure, values[label]) for label, figure in row.published.items() if label in values
+        }
     if found["did_not_run"]:
         told["did_not_run"] = found["did_not_run"]
     if row.check == "order":

@@ -173,6 +173,10 @@ class Policy:
         """Fewest whole experts per GPU the policy can work with."""
         return 1
 
+    def fits_smaller(self, view: View) -> str:
+        """The setting with which the policy would run in this budget, told where it does not fit; "": there is none."""
+        return ""
+
     def predictor_bytes(self, view: View) -> int:
         """GPU memory the policy takes beside its experts; counted inside the expert budget."""
         return 0

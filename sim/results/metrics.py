@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import structs
 
 from sim.base.lanes import ALWAYS, CHARGED
-from sim.engine.counts import CLASSES
+from sim.engine.counts import CLASSES, HIT, LATE, MISS, PARTIAL
 from sim.results.schema import (
     BoundBy,
     Composition,
@@ -176,12 +176,15 @@ def changed_frac(loss: Loss) -> float:
 
 
 def union(tally: Tally, n_layers: int, slots: float) -> Union:
-    """Different experts that one layer of a decode iteration asks for, a layer's share of all room, and their ratio.
+    """Different experts that one layer of a decode iteration executes, a layer's share of all room, and their ratio.
 
-    A batch's hit rates say little without them: where the union comes near the slots, every policy keeps the same.
+    What a lossy policy reroutes counts as the experts that serve. A batch's hit rates say little without them: where
+    the union comes near the slots, every policy keeps the same.
     """
     n_steps = tally.n_iterations[DECODE] * n_layers
-    experts = sum(tally.hits[DECODE].experts) / n_steps if n_steps else None
+    counts = tally.hits[DECODE]
+    n_served = sum(counts.experts[kind] + counts.aside[kind] for kind in (HIT, PARTIAL, LATE, MISS))
+    experts = n_served / n_steps if n_steps else None
     over = None if experts is None or not slots else experts / slots
     return Union(experts, slots, over)
 

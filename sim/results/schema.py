@@ -324,7 +324,7 @@ class ServedRates(msgspec.Struct, frozen=True):
 
 
 class Union(msgspec.Struct, frozen=True):
-    """Different experts that a layer of a decode iteration asks for, beside a layer's share of the room."""
+    """Different experts that a layer of a decode iteration executes, beside a layer's share of the room."""
 
     experts: float | None
     slots: float
