@@ -42,7 +42,8 @@ class TrainingTrace:
 
     Attributes:
         n_tokens, n_layers, n_experts, top_k: its shape. score_scale: what a score is a multiple of.
-        levels: those that are there and declared. header: model, gate and tasks as FORMAT.md has them. path: its file.
+        levels, levels_prefill: those that are there and declared; of prompts, too. header: model, gate and tasks as
+            FORMAT.md has them. path: its file.
         requests: its table of requests, all splits.
     """
 
@@ -53,6 +54,7 @@ class TrainingTrace:
         self.n_experts = trace.n_experts
         self.score_scale = trace.score_scale
         self.levels = trace.levels & frozenset(needs)
+        self.levels_prefill = trace.levels_prefill & frozenset(needs)
         self.header = trace.header
         self.path = trace.path
         self.requests = trace.requests
