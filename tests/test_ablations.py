@@ -199,8 +199,8 @@ def test_emoe_open_and_closed_loop():
     apart = "p=3 --set "
     assert falls([mass[n] for n in ("reload=request", "p=1", apart + "task_aware=false", apart + "selection=random")])
     (text,) = tables("emoe.md", "poisson")
-    latency = column(text, r"(.*?) +latency ([\d.]+)")
-    assert latency["emoe --set reload=invocation"] < latency["gpu_only"] < latency["emoe --set reload=request"]
+    latency = column(text, r"(.*?) +([\d.]+) s ")
+    assert latency["emoe kept_frac=0.6"] < latency["gpu_only"] < latency["emoe kept_frac=0.6 reload=request"]
     (text,) = tables("emoe.md", "--table emoe")
     change = compared(text, "change")
     sizes = [change[f"emoe experts_per_layer={n} memory_bytes=0 reload=request"] for n in (3, 4, 5, 6, 7, 8)]

@@ -236,7 +236,7 @@ class TestRefusals:
         own = ("--model", "qwen3-235b-a22b", "--set", "model.n_experts=4096")
         error = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", *own).error
         assert "got 94 layers of 4096 experts" in error
-        assert "moesim traces synth gemma-4-26b-a4b --model qwen3-235b-a22b -o FILE" in error
+        assert "moesim traces synth qwen3-30b-a3b --model qwen3-235b-a22b -o FILE" in error
 
     def test_missing_level_names_the_remedy(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         bare = mixtral_shaped(tmp_path, levels=())

@@ -267,9 +267,6 @@ def holds_for(policy: str, folder: Path, seeds: range) -> None:
         assert told is None
 
 
-TOLD_OTHERWISE = {36, 172}  # of two lanes that end a gap of GPU 0 at once, each machine charges the one it saw first
-
-
 # In world 217 a copy waits for its room and for its read: for which of them mostly?
 @pytest.mark.parametrize("seeds", [*(range(at, at + 25) for at in range(0, 100, 25)), [217]], ids=str)
 def test_both_engines_agree_and_the_drive_gives_no_more_than_it_has(seeds, tmp_path):
@@ -277,7 +274,7 @@ def test_both_engines_agree_and_the_drive_gives_no_more_than_it_has(seeds, tmp_p
         of = tiered_worlds.tiered(seed, tmp_path)
         told, seen = random_worlds.engines_disagree(of)
         of.trace.unlink()
-        assert told is None or (seed in TOLD_OTHERWISE and told.startswith("end.parts_s[1]")), of
+        assert told is None, of
         if not seen.error:
             conserves(of, seen)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oracle.counts import CLASSES
+from oracle.counts import CLASSES, HIT, LATE, MISS, PARTIAL
 from oracle.iterations import DECODE, PREFILL
 from oracle.lanes import CPU, GPU, H2D, HOST, SIDE
 from sim.results.sampling import Interval, samples
@@ -113,12 +113,14 @@ def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
 
 
 def union(tally: Tally, n_layers: int, slots: float) -> dict[str, float | None]:
-    """Different experts that one layer of a decode iteration asks for, a layer's share of all room, and their ratio.
+    """Different experts that one layer of a decode iteration executes, a layer's share of all room, and their ratio.
 
     A batch's hit rates say little without them: where the union comes near the slots, every policy keeps the same.
     """
     n_steps = tally.n_iterations[DECODE] * n_layers
-    experts = sum(tally.hits[DECODE].experts) / n_steps if n_steps else None
+    counts = tally.hits[DECODE]  # corrected since 0.1: what is executed, after rerouting
+    n_served = sum(counts.experts[kind] + counts.aside[kind] for kind in (HIT, PARTIAL, LATE, MISS))
+    experts = n_served / n_steps if n_steps else None
     over = None if experts is None or not slots else experts / slots
     return {"experts": experts, "slots": slots, "over_slots": over}
 
