@@ -63,6 +63,8 @@ SHAPES: dict[str, Shape] = {  # widths that train on a CPU within two hours
     "deepseek-moe-16b": Shape(
         "qwen2_moe", 28, 64, 6, hidden=64, expert_width=16, heads=2, shared_width=32, dense_layers=1
     ),
+    # Many small experts in the one class that real runs read; half of the layers, so that it trains in minutes.
+    "mixtral-fine": Shape("mixtral", 16, 32, 8, hidden=64, expert_width=16, heads=2),
     "toy": Shape("mixtral", 3, 4, 2, hidden=32, expert_width=16, heads=2),  # for trying the chain out in seconds
 }
 
