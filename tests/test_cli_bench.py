@@ -117,7 +117,7 @@ def test_a_sweep_is_told_beside_one_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_log_is_drawn_as_the_published_one(tmp_path: Path) -> None:
     """Read as Azure's own: its rate, and its lengths by their quantiles."""
     from traces.synth.arrivals import arrivals
-    from traces.train.chat import load_lengths
+    from traces.synth.chat_lengths import load_lengths
 
     bench_load.drawn_log(tmp_path / "azure.csv", 4000)
     found, published = arrivals(str(tmp_path / "azure.csv"), 4000), load_lengths()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from sim.results.provenance import SPREAD
 from sim.results.tables import SCHEMAS
 from sim.setup.spec import HIT_DEFINITIONS, RunSpec
 from sim.workload.iterations import PHASES
+from tools import paste
 from traces.format.catalogue import DEFAULT, bundled_traces
 from traces.format.layout import LEVELS
 
@@ -88,18 +88,8 @@ def test_commands_run(path: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
-def paste_module() -> Any:
-    spec = importlib.util.spec_from_file_location("paste", ROOT / "docs" / "paste.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PASTE = paste_module()
 # Block by block, so that workers share the pages that take minutes.
-PASTED = [(path.name, *block) for path in PAGES for block in PASTE.pasted(path.read_text(encoding="utf-8"))]
+PASTED = [(path.name, *block) for path in PAGES for block in paste.pasted(path.read_text(encoding="utf-8"))]
 
 
 @BUNDLED
@@ -111,7 +101,7 @@ PASTED = [(path.name, *block) for path in PAGES for block in PASTE.pasted(path.r
     ],
 )
 def test_pasted_output_is_current(page: str, command: str, text: str) -> None:
-    assert text == PASTE.output_of(command), f"{page} is stale: {command}; run python docs/paste.py docs/{page}"
+    assert text == paste.output_of(command), f"{page} is stale: {command}; run python tools/paste.py docs/{page}"
 
 
 def test_every_block_that_names_its_command_is_held_to_it() -> None:
@@ -372,7 +362,7 @@ def test_the_accuracy_that_readme_quotes_is_the_kept_one() -> None:
 def test_an_empty_block_is_filled_and_swallows_no_other() -> None:
     first, second = (f"<!-- output of: {name} -->\n```text\n" for name in ("one", "two"))
     page = f"before\n{first}```\nbetween\n{second}old\n\nlines\n```\nafter\n"
-    assert PASTE.pasted(page) == [("one", ""), ("two", "old\n\nlines")]
-    assert PASTE.refreshed(page, {"one": "1", "two": "2"}) == (
+    assert paste.pasted(page) == [("one", ""), ("two", "old\n\nlines")]
+    assert paste.refreshed(page, {"one": "1", "two": "2"}) == (
         f"before\n{first}1\n```\nbetween\n{second}2\n```\nafter\n"
     )

@@ -16,11 +16,11 @@ from cli_help import moesim
 
 from reports.reproduce import engine_forms, judge, rows, runs, table, work
 from reports.reproduce.closed_form import METHODS, cost_of
-from reports.reproduce.merge import merged
 from reports.reproduce.rows import ENGINES, Row, load_constants, load_experiments, load_rows, pick
 from sim.base.errors import BadInput
 from sim.profiles.hardware import load_hardware
 from sim.profiles.stack import load_stack
+from tools.merge_reproduced import merged
 
 ROWS, EXPERIMENTS = load_rows(), load_experiments()
 MINE = {name: one for name, one in ROWS.items() if one.group == ENGINES}

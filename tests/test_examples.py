@@ -37,4 +37,4 @@ def test_it_runs_and_prints_what_the_page_says(
     block = re.search(rf"<!-- output of: python {path.name} -->\n```text\n(.*?)```\n", PAGE, re.DOTALL)
     assert block is not None
     assert f"](examples/{path.name})" in PAGE
-    assert printed.rstrip("\n") == block[1].rstrip("\n"), f"stale: run python docs/paste.py {DOCS / 'notebooks.md'}"
+    assert printed.rstrip("\n") == block[1].rstrip("\n"), f"stale: run python tools/paste.py {DOCS / 'notebooks.md'}"

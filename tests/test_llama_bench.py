@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reports.validation.llama_bench import PRECISIONS, SHOWN, cut, drawn, lines, measured, seconds, simulated_s
 from sim.base.errors import BadInput
 from sim.machine.copy_prices import CopyPrices
 from sim.profiles.hardware import load_hardware
@@ -17,6 +16,7 @@ from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
 from sim.setup.prepare import prepare
 from sim.setup.spec import RunSpec
+from tools.validation.llama_bench import PRECISIONS, SHOWN, cut, drawn, lines, measured, seconds, simulated_s
 
 HW, STACK = load_hardware("h200-sxm"), load_stack("llama_cpp")
 REPLAYED_S = STACK.on(HW, keeps_all=True).kernel_times.replayed_s.value  # type: ignore[union-attr]

@@ -35,7 +35,7 @@ def spec(policy, experts=96):
 
 
 def test_it_says_what_transformers_says():
-    from traces.train.model import load
+    from traces.record.checkpoint import load
 
     lanes, weights = open_checkpoint(spec("lru"), FOLDER, "cpu")
     try:

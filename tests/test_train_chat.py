@@ -13,15 +13,16 @@ pytest.importorskip("transformers", reason="needs transformers (pip install 'moe
 pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
 
 from sim.base.errors import BadInput  # noqa: E402
+from tools.train import model as models  # noqa: E402
+from tools.train.chat import Cut, draw_lengths, draw_requests  # noqa: E402
+from tools.train.pack import Cost, Gates, coded, pack  # noqa: E402
 from traces.format.check import check_trace  # noqa: E402
 from traces.format.layout import U4_SQUARE  # noqa: E402
 from traces.format.reader import Trace  # noqa: E402
 from traces.record.load import Source  # noqa: E402
 from traces.record.recorder import record  # noqa: E402
 from traces.record.settings import Settings  # noqa: E402
-from traces.train import model as models  # noqa: E402
-from traces.train.chat import Cut, draw_lengths, draw_requests, load_lengths  # noqa: E402
-from traces.train.pack import Cost, Gates, coded, pack  # noqa: E402
+from traces.synth.chat_lengths import load_lengths  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 WHOLE = Cut(1, 1, 1 << 20, 1 << 21)

@@ -11,9 +11,9 @@ pytest.importorskip("torch", reason="needs torch (pip install 'moe-offload-sim[t
 pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
 
 from sim.base.errors import BadInput
-from traces.train import extract, tokens
-from traces.train.corpus import fingerprint, is_held_out, load_manifest
-from traces.train.ngram import NGram
+from tools.train import extract, tokens
+from tools.train.corpus import fingerprint, is_held_out, load_manifest
+from tools.train.ngram import NGram
 
 
 def test_every_source_states_its_licence_and_a_known_format():

@@ -14,8 +14,8 @@ pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transform
 
 from cli_help import moesim
 
+from tools.train import fine
 from traces.format.catalogue import open_trace
-from traces.train import fine
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -17,17 +17,18 @@ pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transform
 from safetensors import safe_open  # noqa: E402
 
 from sim.base.errors import BadInput  # noqa: E402
+from tools.train import log  # noqa: E402
+from tools.train import model as models  # noqa: E402
+from tools.train.balance import SelectionBias  # noqa: E402
+from tools.train.fast import FastModel, dense_experts, losses, route, turning_loss  # noqa: E402
+from tools.train.grow import grow  # noqa: E402
+from tools.train.kernels import half_linear, halve_products, sorted_experts  # noqa: E402
+from tools.train.muon import orthogonal  # noqa: E402
+from tools.train.schedule import learning_rate, rate_of_step, settled_by_clock  # noqa: E402
+from tools.train.tokens import save_tokens  # noqa: E402
+from tools.train.trainer import Settings, Trainer  # noqa: E402
 from traces.format.header import REPEATING  # noqa: E402
-from traces.train import log  # noqa: E402
-from traces.train import model as models  # noqa: E402
-from traces.train.balance import SelectionBias  # noqa: E402
-from traces.train.fast import FastModel, dense_experts, losses, route, turning_loss  # noqa: E402
-from traces.train.grow import grow  # noqa: E402
-from traces.train.kernels import half_linear, halve_products, sorted_experts  # noqa: E402
-from traces.train.muon import orthogonal  # noqa: E402
-from traces.train.schedule import learning_rate, rate_of_step, settled_by_clock  # noqa: E402
-from traces.train.tokens import save_tokens  # noqa: E402
-from traces.train.trainer import Settings, Trainer  # noqa: E402
+from traces.record.checkpoint import load  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -79,7 +80,7 @@ def test_balance_loss_is_one_when_balanced_and_grows_with_imbalance():
 
 def test_turning_loss_by_hand(monkeypatch):
     """Two experts, one each, neighbours against two apart: A A B B agrees two times of three, and never."""
-    monkeypatch.setattr("traces.train.fast.FAR", 2)
+    monkeypatch.setattr("tools.train.fast.FAR", 2)
     a, b, even = [50.0, 0.0], [0.0, 50.0], [1.0, 1.0]
     layer = torch.tensor([a, a, b, b, b, b, b, b]).softmax(-1)
     of_both = math.log((0 + 2) / 4) / 2 - math.log((2 + 3) / 6)  # no pair spans two sequences: A A B B, then B B B B
@@ -199,7 +200,7 @@ def test_training_learns_and_resumes_and_the_checkpoint_is_the_model(data, tmp_p
     again.run()
     assert again.step == 14
 
-    loaded = models.load(out)
+    loaded = load(out)
     for (name, kept), (_, own) in zip(loaded.named_parameters(), again.model.named_parameters(), strict=True):
         assert torch.equal(kept, own.detach().to(torch.bfloat16).float()), name
 
@@ -214,10 +215,10 @@ def test_checkpoint_splits_into_shards_and_names_what_is_missing(tmp_path, monke
     bf16 = {k: v.to(torch.bfloat16).float() for k, v in model.state_dict().items()}
     model.load_state_dict(bf16)
     with torch.no_grad():
-        assert torch.equal(models.load(tmp_path / "run")(ids).logits, model(ids).logits)
+        assert torch.equal(load(tmp_path / "run")(ids).logits, model(ids).logits)
     shards[0].unlink()
     with pytest.raises(BadInput, match="do not match"):
-        models.load(tmp_path / "run")
+        load(tmp_path / "run")
     with pytest.raises(BadInput, match="did you mean 'mixtral-8x7b'"):
         models.get_shape("mixtral-8x7")
 

@@ -12,10 +12,10 @@ pytest.importorskip("transformers", reason="needs transformers (pip install 'moe
 pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
 
 from sim.base.errors import BadInput, CheckFailed  # noqa: E402
-from traces.train import model as models  # noqa: E402
-from traces.train.evaluate import evaluate  # noqa: E402
-from traces.train.probe import RoutingProbe  # noqa: E402
-from traces.train.record import (  # noqa: E402
+from tools.train import model as models  # noqa: E402
+from tools.train.evaluate import evaluate  # noqa: E402
+from tools.train.probe import RoutingProbe  # noqa: E402
+from tools.train.record import (  # noqa: E402
     PROMPT_TOKENS,
     PromptedRequest,
     draw_requests,

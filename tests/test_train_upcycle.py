@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch", reason="needs torch (pip install 'moe-offlo
 pytest.importorskip("transformers", reason="needs transformers (pip install 'moe-offload-sim[torch]')")
 
 from sim.base.errors import BadInput  # noqa: E402
-from traces.train import model as models  # noqa: E402
-from traces.train import upcycle as upcycling  # noqa: E402
-from traces.train.grow import grown  # noqa: E402
-from traces.train.upcycle import begin, fits, upcycle  # noqa: E402
+from tools.train import model as models  # noqa: E402
+from tools.train import upcycle as upcycling  # noqa: E402
+from tools.train.grow import grown  # noqa: E402
+from tools.train.upcycle import begin, fits, upcycle  # noqa: E402
 
 FEW = models.Shape("mixtral", layers=3, experts=4, top_k=2, hidden=32, expert_width=16, heads=2)
 MANY = models.Shape("qwen2_moe", layers=2, experts=12, top_k=3, hidden=32, expert_width=6, heads=2, shared_width=16)

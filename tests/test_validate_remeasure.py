@@ -11,13 +11,13 @@ import yaml
 
 pytest.importorskip("torch")
 
-from reports.validation import remeasure, repredict
 from sim.base.errors import BadInput
 from sim.base.files import bundled
 from sim.cli import VERBS, moesim
 from sim.policy.registry import find
 from sim.profiles.models import load_model
 from sim.real.validate_text import kept_text, read
+from tools.validation import remeasure, repredict
 
 KEPT = read(bundled("reports.validation", ".json")["cpu-backend"])
 

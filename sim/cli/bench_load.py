@@ -1,7 +1,7 @@
 """What a long load costs: 10,000 requests as a public chat log has them, in processor time and memory of a process.
 
 No log is bundled. Without one of the user's, a log in Azure's format is written from the published quantiles of its
-lengths and its mean gap (traces/train/chat_lengths.yaml), and said to be drawn. Its rate is scaled down to what the
+lengths and its mean gap (traces/synth/chat_lengths.yaml), and said to be drawn. Its rate is scaled down to what the
 card serves; requests of its lengths are spliced from the bundled trace, and drawn with replacement where more come.
 """
 
@@ -108,7 +108,7 @@ def drawn_log(path: Path, n: int) -> None:
     """So many requests in Azure's format: lengths by straight lines between the quantiles, independent gaps."""
     import numpy as np
 
-    from traces.train.chat import load_lengths
+    from traces.synth.chat_lengths import load_lengths
 
     published, rng = load_lengths(), np.random.default_rng(0)
     at_s = np.cumsum(rng.exponential(published.mean_gap_s, n)).tolist()

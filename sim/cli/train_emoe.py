@@ -87,10 +87,10 @@ def sensitivity(
     """Similarity by task and layer, and how it was measured; (None, {}) without a checkpoint."""
     if checkpoint is None:
         return None, {}
-    from traces.train import model
-    from traces.train.sensitivity import similarity
+    from traces.record.checkpoint import load
+    from traces.record.sensitivity import similarity
 
-    cosine, same = similarity(model.load(checkpoint), trace, per_task, seed)
+    cosine, same = similarity(load(checkpoint), trace, per_task, seed)
     facts = {
         "measure": "cosine of next-token distributions",
         "requests_per_task": per_task,

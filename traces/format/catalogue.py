@@ -80,7 +80,7 @@ def open_trace(name: str | Path) -> Trace:
 def facts_of(trace: Trace) -> dict[str, str]:
     """What to know about a bundled trace before using it, in words; statistics are of all its decode rows.
 
-    Held-out losses, in nats per token, come from its header: the evaluation that `traces.train.evaluate` made.
+    Held-out losses, in nats per token, come from its header: the evaluation that `tools.train.evaluate` made.
     """
     from traces.stats import figures as stats
 

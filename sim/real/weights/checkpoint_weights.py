@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def checkpoint_weights(folder: Path, model: Model, precision: str, device: Device) -> Weights:
     """A Mixtral-style checkpoint (safetensors) of this project's trainer. Raises BadInput for any other."""
-    from traces.train.model import load
+    from traces.record.checkpoint import load
 
     torch = device.torch
     net = load(folder)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sim.base.errors import CheckFailed
-from traces.train.model import moe_layers, router_of, shared_output
+from tools.train.model import moe_layers, router_of, shared_output
 
 
 @dataclass(frozen=True)

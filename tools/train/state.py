@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from sim.base.files import replacing
 
 if TYPE_CHECKING:
-    from traces.train.trainer import Trainer
+    from tools.train.trainer import Trainer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -1,4 +1,4 @@
-"""Predict kept comparisons anew: `python -m reports.validation.repredict [NAME...]`, a minute; nothing is measured.
+"""Predict kept comparisons anew: `python -m tools.validation.repredict [NAME...]`, a minute; nothing is measured.
 
 Every case of NAME.json (cpu-backend, where none is named) is simulated by today's engine on the profile that was
 measured then, fitted as it lies here, and set beside what was measured and predicted then. Policy code is charged what
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from reports.validation.remeasure import HERE, NAME
 from sim.base.errors import BadInput
+from tools.validation.remeasure import HERE, NAME
 from traces.format.layout import SUFFIX
 
 # The trace, with DuoServe's predictor for it, on which files were measured whose model has another bundled one by now.

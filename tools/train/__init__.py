@@ -5,6 +5,6 @@ The chain, each step a module: `corpus` (packages -> documents), `tokens` (docum
 loss against n-gram baselines, expert load, gate reuse), `record` (routing of generated requests), `to_trace` (the file
 that ships). `trainer` is a run: its rates (`schedule`), its experts' balance (`balance`), what it begins from (`grow`,
 `upcycle`), what it resumes from (`state`) and its log (`log`). Requests of chat length go another way: `chat` draws
-them, `moesim record` runs them, `pack` stores them in few bits. torch, transformers and tokenizers are imported here
-and nowhere else at the top level of a module.
+them, `moesim record` runs them, `pack` stores them in few bits. torch, transformers and tokenizers are imported at the
+top of these modules. `traces.record.checkpoint` reads what is trained.
 """

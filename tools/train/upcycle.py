@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from sim.base.errors import BadInput
-from traces.train.grow import grow, grown
-from traces.train.model import moe_layers, renormalises, router_of
+from tools.train.grow import grow, grown
+from tools.train.model import moe_layers, renormalises, router_of
 
 SHARPER = 2.0  # a softmax over several slices of every expert is flatter than one over the experts
 NOISE = 0.5  # standard deviation of what a gate row gets, in those of the old gate's entries

@@ -1,6 +1,6 @@
 """Judge a checkpoint: does it model language, does every expert work, does routing look like that of a trained MoE?
 
-    python -m traces.train.evaluate --checkpoint RUN --data .traindata/tokens --out RUN/evaluation.json
+    python -m tools.train.evaluate --checkpoint RUN --data .traindata/tokens --out RUN/evaluation.json
 
 Held-out loss against interpolated bigram and trigram models on the same predicted tokens (the n-gram models may
 look across the window edges, the network may not), expert load, and how well a gate predicts the next one: router
@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 
 from sim.base.files import write_json
+from tools.train.batches import heldout_windows
+from tools.train.ngram import NGram
+from tools.train.probe import RoutingProbe, ahead_scores, router_weights
+from tools.train.tokens import Tokens, load_split
 from traces.format.layout import DISTANCES
-from traces.train import model as models
-from traces.train.batches import heldout_windows
-from traces.train.ngram import NGram
-from traces.train.probe import RoutingProbe, ahead_scores, router_weights
-from traces.train.tokens import Tokens, load_split
+from traces.record.checkpoint import load
 
 LENGTH = 256
 FIT_SHARE = 0.02  # of the training text: n-gram weights are fitted on it and it is not counted
@@ -140,7 +140,7 @@ def mean_over(losses: dict[str, float], weights: dict[str, int]) -> float:
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 def main(checkpoint: Path, data: Path, out: Path, tokens: int, length: int, device: str) -> None:
     """Write held-out losses, baselines and routing statistics of a checkpoint."""
-    model = models.load(checkpoint).to(device)
+    model = load(checkpoint).to(device)
     heldout = load_split(data, "heldout")
     result = evaluate(model, heldout, tokens, length)
     weights = result["predicted_tokens"]

@@ -1,4 +1,4 @@
-"""Measure the CPU backend anew: `python -m reports.validation.remeasure`, about twelve minutes on four quiet cores.
+"""Measure the CPU backend anew: `python -m tools.validation.remeasure`, about twelve minutes on four quiet cores.
 
 It calibrates this machine for two models, runs every case of `PLANS` in both worlds, keeps all comparisons as
 `cpu-backend.json` beside the profiles, and prints the accuracy table anew into docs/validate.md. `cpu-small` is where
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ import click
 if TYPE_CHECKING:
     from sim.real.comparison import Report
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(str(resources.files("reports"))) / "validation"
 PROBES = (
     "host",
     "anchor",
@@ -211,7 +212,7 @@ def refresh(page: Path, table: str, name: str = NAME) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     default=HERE,
     show_default=False,
-    help="Where profiles and comparisons go; default: this package, and docs/validate.md is printed anew.",
+    help="Where profiles and comparisons go; default: reports/validation, and docs/validate.md is printed anew.",
 )
 @click.option("--quick", is_flag=True, help="Three cases of a few tokens: does it work here at all?")
 def command(folder: Path, quick: bool) -> None:

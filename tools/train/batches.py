@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from traces.train.tokens import Tokens
+from tools.train.tokens import Tokens
 
 
 class WindowSampler:

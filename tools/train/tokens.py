@@ -1,6 +1,6 @@
 """Train the byte-level BPE tokenizer and encode the corpus, one token file per task and split.
 
-    python -m traces.train.tokens --corpus .traindata/corpus --out .traindata/tokens
+    python -m tools.train.tokens --corpus .traindata/corpus --out .traindata/tokens
 
 A token file is xz-compressed little-endian uint16: documents in hash order, each followed by `END_OF_TEXT`. Tasks
 are capped so that no kind of text drowns the others and the whole travels in one bundle. `tokens.json` states the
@@ -80,14 +80,14 @@ def load_tokens(path: Path) -> Tokens:
     try:
         return np.frombuffer(lzma.decompress(path.read_bytes()), "<u2").astype(np.uint16)
     except (OSError, lzma.LZMAError, ValueError) as error:
-        raise BadInput(f"{path}: {error}; build it with python -m traces.train.tokens") from None
+        raise BadInput(f"{path}: {error}; build it with python -m tools.train.tokens") from None
 
 
 def load_split(folder: Path, split: str) -> dict[str, Tokens]:
     """All tasks of one split, by task name. Raises BadInput for a folder without token files."""
     found = {path.name.split(".")[0]: load_tokens(path) for path in sorted(folder.glob(f"*.{split}.u16.xz"))}
     if not found:
-        raise BadInput(f"{folder}: no *.{split}.u16.xz in it; build them with python -m traces.train.tokens")
+        raise BadInput(f"{folder}: no *.{split}.u16.xz in it; build them with python -m tools.train.tokens")
     return found
 
 

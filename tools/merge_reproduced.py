@@ -1,4 +1,4 @@
-"""Put a run of some rows into a whole one: `python -m reports.reproduce.merge DIR/result.json ...` renews last.json."""
+"""Put a run of some rows into a whole one: `python -m tools.merge_reproduced DIR/result.json ...` renews last.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp on an H200, measured by this project, beside what is simulated: `python -m reports.validation.llama_bench`.
+"""llama.cpp on an H200, measured by this project, beside what is simulated: `python -m tools.validation.llama_bench`.
 
 `h200-llama-bench.jsonl` has one line per test of llama-bench (ggml-org/llama.cpp@0c1e570, 27 November 2026; a virtual
 machine of 16 cores, driver 580, CUDA 13.0): model, layers (12: the model cut), experts used per token where the file
@@ -20,9 +20,9 @@ import click
 import numpy as np
 import yaml
 
-from reports.validation.remeasure import HERE
 from sim.base.files import bundled
 from sim.profiles.models import PACKAGE, Model, load_model
+from tools.validation.remeasure import HERE
 
 FILE = HERE / "h200-llama-bench.jsonl"
 PRECISIONS = {"gpt-oss-20b": "mxfp4_moe"}  # the others: q4_k_m
@@ -111,7 +111,7 @@ def drawn(model: Model, prompt: int, folder: Path) -> str:
     n_rows = prompt + OUTPUTS - 1
     scores = np.random.default_rng(0).random((n_rows, model.n_moe_layers, model.n_experts), dtype=np.float32)
     ids = np.argpartition(-scores, model.top_k - 1, axis=-1)[..., : model.top_k]
-    name, made_by = f"{model.id}-{model.n_layers}-{model.top_k}-{prompt}", "reports.validation.llama_bench"
+    name, made_by = f"{model.id}-{model.n_layers}-{model.top_k}-{prompt}", "tools.validation.llama_bench"
     path = folder / f"{name}.safetensors"
     return str(bare_trace(path, model.id, model.n_experts, ids, [prompt], OUTPUTS, "drawn evenly", made_by))
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from sim.base.errors import BadInput
-from traces.train.model import moe_layers, router_of
+from traces.record.families import moe_layers
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace
@@ -29,7 +29,7 @@ class RandomRouting:
     """Context manager: the first `n` MoE layers of a model send every token to random experts, weights as they were."""
 
     def __init__(self, model: Any, n: int, seed: int) -> None:
-        self._routers = [router_of(layer) for layer in moe_layers(model)][:n]
+        self._routers = [layer.router for layer in moe_layers(model, "checkpoint")][:n]
         self._generator = torch.Generator().manual_seed(seed)
         self._handles: list[Any] = []
 
@@ -59,7 +59,7 @@ def similarity(
     Raises:
         BadInput: the model is not the one the trace was recorded from, as far as its layers tell.
     """
-    n_layers, tasks = len(moe_layers(model)), trace.header.tasks
+    n_layers, tasks = len(moe_layers(model, "checkpoint")), trace.header.tasks
     if n_layers != trace.n_layers:
         raise BadInput(f"{trace.path}: {trace.n_layers} MoE layers, the checkpoint has {n_layers}: not the same model")
     cosine, same = np.zeros((len(tasks), n_layers)), np.zeros((len(tasks), n_layers))

@@ -1,6 +1,6 @@
 """Record the routing of generated requests through the Hugging Face class of a trained model.
 
-    python -m traces.train.record --checkpoint RUN --data .traindata/tokens --out RUN --requests 120
+    python -m tools.train.record --checkpoint RUN --data .traindata/tokens --out RUN --requests 120
 
 Prompts are cut from held-out documents, outputs are sampled. A request with P prompt and G output tokens has P + G
 - 1 rows: its prompt tokens (one prefill forward), then one row per decode forward; the first output comes out of
@@ -22,9 +22,9 @@ import torch
 
 from sim.base.errors import BadInput
 from sim.base.files import replacing
-from traces.train import model as models
-from traces.train.probe import Routing, RoutingProbe, ahead_scores, router_weights, skip_attention_scores
-from traces.train.tokens import END_OF_TEXT_ID, Tokens, load_split, split_documents
+from tools.train.probe import Routing, RoutingProbe, ahead_scores, router_weights, skip_attention_scores
+from tools.train.tokens import END_OF_TEXT_ID, Tokens, load_split, split_documents
+from traces.record.checkpoint import load
 
 DISTANCES = (1, 2, 3)
 STORE_SHARE = 0.7
@@ -219,7 +219,7 @@ def load_recording(folder: Path) -> tuple[Recording, dict[str, Any]]:
                 coded = stored[name].astype(np.float32)
             scores[name] = coded if meta["precision"] == "f16" else (coded / 255) ** 2
     except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"{folder}: not a recording ({error}); write one with python -m traces.train.record") from None
+        raise BadInput(f"{folder}: not a recording ({error}); write one with python -m tools.train.record") from None
     recording = Recording(
         ids=base["ids"],
         weights=base["weights"].astype(np.float32),
@@ -262,7 +262,7 @@ def main(
     device: str,
 ) -> None:
     """Generate requests from held-out prompts and write their routing."""
-    model = models.load(checkpoint).to(device)
+    model = load(checkpoint).to(device)
     if experts == "batched" or (device.startswith("cuda") and not experts):
         model.set_experts_implementation("batched_mm")  # one gather and product per layer, not a loop over experts
     requests = draw_requests(load_split(data, "heldout"), count, group, seed, prompt_tokens, output_tokens)

@@ -1,6 +1,6 @@
 """Turn a recording into the trace file that ships, with everything a reader must know about it in its header.
 
-    python -m traces.train.to_trace --checkpoint RUN --recording RUN --out traces/data/mixtral-8x7b-small.safetensors
+    python -m tools.train.to_trace --checkpoint RUN --recording RUN --out traces/data/mixtral-8x7b-small.safetensors
 
 Scores are stored as `u8_square` codes (FORMAT.md bounds the error), predictions for decode rows only, and embeddings
 as the model's table indexed by token ids, so that about 64 requests of Mixtral's routing shape take 15 MB. With
@@ -17,13 +17,13 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
+from tools.train.log import NAME, labels_of
+from tools.train.record import DISTANCES, Recording, load_recording
 from traces.format.header import GateRule, Header
 from traces.format.layout import U6_SQUARE, U8_SQUARE
 from traces.format.requests import Request
 from traces.format.writer import Layout, write_trace
 from traces.record.families import FAMILIES
-from traces.train.log import NAME, labels_of
-from traces.train.record import DISTANCES, Recording, load_recording
 
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
 
@@ -39,7 +39,7 @@ def header_of(
         model_source=(
             f"small {meta['model_type']} model with the routing shape of {settings['shape']} ({n_layers}x{n_experts}, "
             f"k={top_k}), hidden size {recording.embedding.shape[1]}, {log['parameters']} parameters, trained by "
-            f"traces/train on {log['tokens_seen']} tokens ({log['hardware']}, {settings.get('workers', 1)} workers, "
+            f"tools/train on {log['tokens_seen']} tokens ({log['hardware']}, {settings.get('workers', 1)} workers, "
             f"{log['seconds']:.0f} s, "
             f"torch {log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
@@ -47,7 +47,7 @@ def header_of(
         n_experts=n_experts,
         top_k=top_k,
         gate=GateRule(score=FAMILIES[meta["model_type"]].score, renormalised=bool(meta["weights_renormalised"])),
-        created_by="traces.train",
+        created_by="tools.train",
         weights_kind="applied",
         tokenizer=f"byte-level BPE of {recording.embedding.shape[0]} tokens trained on the same corpus",
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",

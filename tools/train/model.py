@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from sim.base.errors import BadInput, did_you_mean
+from traces.record.checkpoint import of_config
 
 SHARD_BYTES = 15_000_000
 MAX_POSITIONS = 4096
@@ -124,16 +125,6 @@ def make_config(shape: Shape, vocab: int) -> Any:
     raise BadInput(f"family {shape.family!r}: known are mixtral, phimoe, qwen2_moe")
 
 
-def of_config(config: Any) -> Any:
-    """An initialised model of one of the three classes."""
-    import transformers
-
-    classes = {"mixtral": "MixtralForCausalLM", "phimoe": "PhimoeForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM"}
-    return getattr(transformers, classes[config.model_type])._from_config(
-        config, attn_implementation="sdpa", experts_implementation="eager"
-    )
-
-
 def build(shape: Shape, vocab: int, seed: int) -> Any:
     """A freshly initialised model in float32 on the CPU; projections into the residual stream start small (GPT-2)."""
     torch.manual_seed(seed)
@@ -200,20 +191,3 @@ def save(model: Any, folder: Path) -> None:
         index = json.dumps({"metadata": total, "weight_map": weight_map}, indent=1)
         (folder / "model.safetensors.index.json").write_text(index, encoding="utf-8")
     model.config.save_pretrained(folder)
-
-
-def load(folder: Path) -> Any:
-    """Read a checkpoint written by `save` as a float32 model in evaluation mode. Raises BadInput."""
-    import transformers
-
-    if not (folder / "config.json").exists():
-        raise BadInput(f"{folder}: no config.json in it; is it a checkpoint of traces.train?")
-    model = of_config(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
-    state: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        state.update(load_file(file))
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    if unexpected or set(missing) - {"lm_head.weight"}:
-        raise BadInput(f"{folder}: weights do not match config.json ({[*missing, *unexpected][:3]}); files missing?")
-    model.tie_weights()
-    return model.float().eval()

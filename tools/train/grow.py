@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sim.base.errors import BadInput
-from traces.train.model import of_config
+from traces.record.checkpoint import of_config
 
 SPLIT_SPREAD = 0.25  # standard deviation of the share that goes to the first of two channels
 

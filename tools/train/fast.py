@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 
-from traces.train.model import renormalises, router_of, shared_output
+from tools.train.model import renormalises, router_of, shared_output
 
 
 def dense_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Train the small model of many fine experts that docs/importance.md shows, and record a trace of it: one command.
 
-    python -m traces.train.fine --out .traindata
+    python -m tools.train.fine --out .traindata
 
 Its experts begin as slices of the bundled model's, whose tokenizer it keeps. Debian's package tools fetch the corpus;
 a folder that has the corpus or the tokens already keeps them, and training that was stopped goes on.
@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 import traces
-from traces.train import corpus, evaluate, record, to_trace, tokens, train
+from tools.train import corpus, evaluate, record, to_trace, tokens, train
 
 NAME = "mixtral-fine"
 BEGUN_FROM = Path(traces.__file__).parent / "models" / "mixtral-8x7b-small"

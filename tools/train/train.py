@@ -1,6 +1,6 @@
 """Train one shape on the token files within a time budget.
 
-    python -m traces.train.train --shape mixtral-8x7b --data .traindata/tokens --out run --minutes 8
+    python -m tools.train.train --shape mixtral-8x7b --data .traindata/tokens --out run --minutes 8
 
 Weights, optimizer and log are written as it goes (`--resume` continues); `model*.safetensors`, `config.json`,
 `tokenizer.json` and `training_log.json` in `--out` are the checkpoint.
@@ -16,7 +16,7 @@ from typing import Any
 import click
 import torch
 
-from traces.train.trainer import Settings, Trainer
+from tools.train.trainer import Settings, Trainer
 
 
 def work(rank: int, settings: Settings, data: Path, out: Path, resume: bool, rendezvous: str) -> None:

@@ -20,17 +20,18 @@ import torch
 
 from sim.base.errors import BadInput
 from sim.base.files import write_json
-from traces.train import log
-from traces.train import model as models
-from traces.train.balance import FADES_FROM, SelectionBias
-from traces.train.batches import WindowSampler, heldout_windows
-from traces.train.fast import FastModel, Losses, dense_experts
-from traces.train.kernels import halve_products, sorted_experts
-from traces.train.muon import Muon
-from traces.train.schedule import learning_rate, rate_of_step, settled_by_clock, settled_frac
-from traces.train.state import load_state, save_state
-from traces.train.tokens import load_split
-from traces.train.upcycle import begin
+from tools.train import log
+from tools.train import model as models
+from tools.train.balance import FADES_FROM, SelectionBias
+from tools.train.batches import WindowSampler, heldout_windows
+from tools.train.fast import FastModel, Losses, dense_experts
+from tools.train.kernels import halve_products, sorted_experts
+from tools.train.muon import Muon
+from tools.train.schedule import learning_rate, rate_of_step, settled_by_clock, settled_frac
+from tools.train.state import load_state, save_state
+from tools.train.tokens import load_split
+from tools.train.upcycle import begin
+from traces.record.checkpoint import load
 
 HELDOUT_TOKENS_PER_TASK = 4_096  # while training; evaluate.py judges on more
 
@@ -88,7 +89,7 @@ class Trainer:
         vocab = int(json.loads((data / "tokens.json").read_text(encoding="utf-8"))["vocab"])
         self.model = models.build(shape, vocab, settings.seed)
         if settings.begin_from:
-            begin(models.load(Path(settings.begin_from)), self.model, settings.seed)
+            begin(load(Path(settings.begin_from)), self.model, settings.seed)
         self.labels = log.labels_at(Path(settings.begin_from)) if settings.begin_from else ()
         self.model = self.model.to(settings.device).train()
         if settings.balance not in ("aux", "bias"):

@@ -1,11 +1,11 @@
 """Build the training corpus from packages of Debian main and the running Python's standard library.
 
-    python -m traces.train.corpus --out .traindata/corpus [--debs FOLDER]
+    python -m tools.train.corpus --out .traindata/corpus [--debs FOLDER]
 
-`corpus.yaml` lists the sources. Needs Debian's `apt-get` and `dpkg`. Writes one JSON-lines file per task and split
-(`manual.train.jsonl`, one `{"text", "source"}` per document) and `corpus_built.json` with package versions and sizes.
-Documents equal but for white space are kept once; a document is held out when a hash of its text says so, so a rebuild
-from other package versions never moves a document between the splits.
+`traces/train/corpus.yaml` lists the sources. Needs Debian's `apt-get` and `dpkg`. Writes one JSON-lines file per task
+and split (`manual.train.jsonl`, one `{"text", "source"}` per document) and `corpus_built.json` with package versions
+and sizes. Documents equal but for white space are kept once; a document is held out when a hash of its text says so, so
+a rebuild from other package versions never moves a document between the splits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import Any
 
 import click
 
+import traces
 from sim.base.errors import BadInput
 from sim.base.files import read_yaml, replacing, to_struct, write_json
-from traces.train.extract import READERS
+from tools.train.extract import READERS
 
-MANIFEST = Path(__file__).with_name("corpus.yaml")
+MANIFEST = Path(traces.__file__).with_name("train") / "corpus.yaml"  # its licences ship with the traces
 HELD_OUT_PER_MILLE = 25
 MIN_DOC_BYTES = 400
 MAX_DOC_BYTES = 400_000  # machine-made tables (Unicode, CLDR) are larger than anything a person wrote

@@ -1,6 +1,6 @@
 """Turn what `moesim record` wrote of a checkpoint into the file that ships, in fewer bits, and say what they cost.
 
-    python -m traces.train.pack --recording chat.safetensors \
+    python -m tools.train.pack --recording chat.safetensors \
       --checkpoint RUN --out traces/data/mixtral-8x7b-chat.safetensors
 
 Gate scores keep six bits, predictions four; weights follow from the scores (FORMAT.md, version 3). Predictions of the
@@ -24,14 +24,14 @@ import click
 import numpy as np
 
 from sim.base.errors import BadInput
+from tools.train.log import NAME, labels_of
+from tools.train.to_trace import facts_of, read_facts, text_of
 from traces.format.header import Header
 from traces.format.layout import DISTANCES, U4_SQUARE, U6_SQUARE, Array, Code
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import Layout, TraceWriter
-from traces.train import model as models
-from traces.train.log import NAME, labels_of
-from traces.train.to_trace import facts_of, read_facts, text_of
+from traces.record.checkpoint import load
 
 FAR = ("next_scores_2", "next_scores_3", "shared_scores")
 MANY_EXPERTS = 16  # above this the far predictions are sparse
@@ -184,7 +184,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
         model_source=(
             f"small model with the routing shape of {settings['shape']} ({header.n_layers}x{header.n_experts}, "
             f"k={header.top_k}), hidden size {settings['hidden']}, {log['parameters']} parameters, trained by "
-            f"traces/train on {log['tokens_seen']} tokens{begun} ({log['hardware']}, {log['seconds']:.0f} s, torch "
+            f"tools/train on {log['tokens_seen']} tokens{begun} ({log['hardware']}, {log['seconds']:.0f} s, torch "
             f"{log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
         weights_kind=weights_kind,
@@ -199,7 +199,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
 
 def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gates: Gates = Gates.ALL) -> dict[str, Cost]:
     """Write the trace. Raises BadInput when a level or a file of the checkpoint is missing, or bits are too few."""
-    table = models.load(checkpoint).model.embed_tokens.weight.detach().numpy()
+    table = load(checkpoint).model.embed_tokens.weight.detach().numpy()
     with Trace(recording) as trace:
         trace.require_all({"scores", "token_ids", "next_scores_1", *FAR}, "packing")
         if trace.header.gate.score == "sparsemixer":

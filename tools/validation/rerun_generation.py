@@ -1,4 +1,4 @@
-"""The trained small model under every policy, anew: `python -m reports.validation.rerun_generation`, some minutes.
+"""The trained small model under every policy, anew: `python -m tools.validation.rerun_generation`, some minutes.
 
 It routes itself, 16 tokens of one request under each policy, with room for half of its experts (for all of them where a
 policy needs more room, as its predictor is larger than this model's experts, or as it keeps whole layers). Lossless
@@ -18,7 +18,6 @@ EXPERTS, OUTPUTS = 128, 16
 
 def command() -> None:
     """Speak, keep, print the table anew in docs/validate.md."""
-    from reports.validation.remeasure import refresh
     from sim.base.errors import DoesNotFit
     from sim.base.files import replacing
     from sim.base.json import finite
@@ -28,9 +27,10 @@ def command() -> None:
     from sim.real.validate_text import kept_text
     from sim.run import assemble, prepare
     from sim.setup.spec import RunSpec
+    from tools.validation.remeasure import HERE, refresh
     from traces.record.load import named
 
-    here, folder, specs = Path(__file__).resolve().parent, Path(named(CHECKPOINT)), []
+    folder, specs = Path(named(CHECKPOINT)), []
     for name in sorted(policies(), key=lambda name: "lossy" in policies()[name].traits):
         for experts in (EXPERTS, None):
             spec = RunSpec(policy=name, hw="rtx3090", model=str(folder), precision="fp32", requests=1, experts=experts)
@@ -53,9 +53,9 @@ def command() -> None:
         if not row["lossy"] and not row["tokens_identical"]
     ]
     data = finite({"schema": 1, "checkpoint": CHECKPOINT, "policies": rows, "wrong": wrong})
-    with replacing(here / f"{CHECKPOINT}.json") as part:
+    with replacing(HERE / f"{CHECKPOINT}.json") as part:
         part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    table, page = kept_text([data], IN_A_PIPE), here.parents[1] / "docs" / "validate.md"
+    table, page = kept_text([data], IN_A_PIPE), HERE.parents[1] / "docs" / "validate.md"
     if page.is_file():
         refresh(page, table, CHECKPOINT)
     click.echo(table)

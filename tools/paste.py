@@ -1,6 +1,6 @@
 """Paste real output into README.md and docs/*.md.
 
-    python docs/paste.py [--check] [PAGE ...]
+    python tools/paste.py [--check] [PAGE ...]
 
 A fenced block that follows `<!-- output of: COMMAND -->` holds what COMMAND prints. Without --check the blocks are
 rewritten; with it, the script exits 1 and names the pages that have gone stale. Commands run in temporary folders, one

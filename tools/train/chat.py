@@ -1,11 +1,11 @@
 """Draw requests as long as those of a public chat log, with prompts from held-out text, as a file for `moesim record`.
 
-    python -m traces.train.chat --data .traindata/tokens --out chat.jsonl --tests 200 --store 40
+    python -m tools.train.chat --data .traindata/tokens --out chat.jsonl --tests 200 --store 40
 
-Lengths are drawn from the quantiles in `chat_lengths.yaml` and divided by what the command line says, which the notes
-of a trace must say too: a model with 32 layers keeps too many bytes per token for the whole. Tasks come in random
-order, as users do; the two splits are apart in time, the store first; arrivals are a Poisson process, as the log's
-nearly are (its gaps have a coefficient of variation of 1.1).
+Lengths are drawn from the quantiles in `traces/synth/chat_lengths.yaml` and divided by what the command line says,
+which the notes of a trace must say too: a model with 32 layers keeps too many bytes per token for the whole. Tasks come
+in random order, as users do; the two splits are apart in time, the store first; arrivals are a Poisson process, as the
+log's nearly are (its gaps have a coefficient of variation of 1.1).
 """
 
 from __future__ import annotations
@@ -19,24 +19,9 @@ import click
 import numpy as np
 
 from sim.base.errors import BadInput
-from sim.base.files import read_yaml, replacing, to_struct
-from traces.train.tokens import Tokens, load_split, split_documents
-
-PUBLISHED = Path(__file__).with_name("chat_lengths.yaml")
-
-
-@dataclass(frozen=True)
-class ChatLengths:
-    """Quantiles of a log; `shares` are the probabilities they belong to."""
-
-    schema: str
-    source: str
-    licence: str
-    rank_correlation: float
-    mean_gap_s: float
-    shares: list[float]
-    prompt_tokens: list[int]
-    output_tokens: list[int]
+from sim.base.files import replacing
+from tools.train.tokens import Tokens, load_split, split_documents
+from traces.synth.chat_lengths import ChatLengths, load_lengths
 
 
 @dataclass(frozen=True)
@@ -47,11 +32,6 @@ class Cut:
     output_divisor: float
     max_prompt: int
     max_tokens: int  # of prompt and output together
-
-
-def load_lengths(path: Path = PUBLISHED) -> ChatLengths:
-    """Read the quantiles. Raises BadInput."""
-    return to_struct(read_yaml(path), ChatLengths, str(path))
 
 
 def draw_lengths(log: ChatLengths, cut: Cut, n: int, rng: np.random.Generator) -> list[tuple[int, int]]:

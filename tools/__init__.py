@@ -1,0 +1,1 @@
+"""Programs that make what the repository keeps: bundled traces, measured comparisons, pages. Never installed."""

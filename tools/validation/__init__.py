@@ -1,0 +1,1 @@
+"""What measures and predicts the comparisons in `reports/validation` anew."""
