@@ -1,103 +1,147 @@
-"""`moesim bench`: replay speed as ratios to a bare SimPy loop timed in the same run, and what whole processes take."""
+"""`moesim bench`: what commands and replays take, as ratios to something bare that runs in turns with them.
+
+Every row is a child process. Its figure is the processor time that it takes, its own children's too, unless the row
+counts something else. Seconds depend on the machine and on what else it does; ratios hardly do.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
+import os
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Generator
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import click
 
+from sim.base.errors import BadInput, CheckFailed, did_you_mean
 from sim.base.tables import fold
-from sim.cli import bench_engines, bench_load, bench_sweep
-from sim.cli.bench_cases import CASES, Case, written
-from sim.cli.bench_starts import starts
+from sim.cli.bench_work import synthetic_trace
+from traces.synth.chat_lengths import write_drawn_log
 
-if TYPE_CHECKING:
-    from simpy.events import Event
+Told = dict[str, Any]
+LONG_S = 10.0  # a row runs again until it has taken as much
+SHORT_S = 1.0  # what another stands beside runs in turns with it if it takes less
+N_LOGGED = 10_000  # requests of the long load
 
-    from sim.cli.bench_told import BenchTold, ReplayTold
 
-N_TIMEOUTS = 200_000
+class Row(NamedTuple):
+    """One figure. `runs` is a command, or Python that may set `found` (`sim.cli.bench_work.Facts`).
+
+    `at_most` and `at_least` bound the ratio to the row `beside`, or the figure itself where it stands alone. `first`
+    is a command that makes what the row reads.
+    """
+
+    name: str
+    runs: str
+    beside: str = ""
+    at_most: float | None = None
+    at_least: float | None = None
+    unit: str = "s"  # also s/token (of output tokens), B (of the file written), or what `found["value"]` counts
+    most_bytes: float | None = None  # of memory
+    first: str = ""
+
+
+LRU = "--policy lru --set scope=global --hw rtx3090"
+LINKS = "hw.h2d.bandwidth_bytes_per_s=" + ",".join(str(10**10 + i * 10**9) for i in range(64))
+KEPT = "simulate --policy fine_moe --hw rtx3090 --requests 4 --spans --out {folder}/kept"
+LOGGED = "--arrivals {log} --requests"
+COMPOSE = f"moesim traces compose mixtral-8x7b-small -o {{folder}}/load.safetensors --lengths arrivals {LOGGED} 200"
+LOAD = f"simulate {LRU} --batch 4 --trace {{folder}}/load.safetensors --rate-scale 0.001 --json {LOGGED}"
+WORK = "from sim.cli import bench_work; found = bench_work."
+NEVER_DRAWN = "import platformdirs; platformdirs.user_cache_dir = lambda *_, **__: f'{folder}/{os.getpid()}'"
+GLM = f"{NEVER_DRAWN}; from sim.cli import simulate; simulate('--policy lru --hw h200-sxm --model glm-4.6 --requests 1'"
+ROWS = (
+    Row("imports", "import numpy, click"),
+    Row("help", "simulate --help", "imports", 1.5),
+    Row("ten tokens", f"simulate {LRU} --trace {{folder}}/ten.safetensors --json", "imports", 5.0),
+    Row("simulate lru", "simulate --policy lru --hw rtx3090", "imports", 2.5),
+    Row("main job", "simulate --policy fine_moe --hw rtx3090", "imports", 8.0, most_bytes=500e6),
+    Row("first run of a drawn trace", f"{GLM}.split())", "imports", 54.0),
+    Row("compare, two requests", "moesim compare --policy all --hw rtx3090 --requests 2", "imports", 80.0),
+    Row("compare, all requests", "moesim compare --policy all --hw rtx3090", "imports", 700.0),
+    Row("bound of 810,000 tokens", f"{WORK}bound(folder, 810_000, 810)", "imports", 43.0),
+    Row("one link", f"simulate {LRU} --experts 48"),
+    Row("64 links", f"moesim sweep {LRU} --experts 48 --workers 1 --set {LINKS}", "one link", 3.0),
+    Row("a page", "moesim report {folder}/kept -o {folder}/page.html", "", 1.5e6, unit="B", first=KEPT),
+    Row("bare SimPy", f"{WORK}timeouts()", unit="timeouts/s"),
+    *(
+        Row(name, f"{WORK}replay(folder, {words})", "bare SimPy", at_least=least, unit="layers/s")
+        for name, words, least in (
+            ("lru, Mixtral-8x7B's shape", "'lru', 0, 2000, set={'scope': 'global'}", 2.0),
+            ("lru, Qwen3-30B-A3B's shape", "'lru', 0, 600, model='qwen3-30b-a3b', set={'scope': 'global'}", 1.5),
+            ("a plain-Python policy, Mixtral's shape", "bench_work.PLAIN, 0, 2000", 0.4),
+            ("fine_moe, 1,000 maps, Mixtral's shape", "'fine_moe', 1000, 400, set={'capacity': 1000}", 0.1),
+        )
+    ),
+    *(
+        Row(f"by both engines: {name}", f"{WORK}both(folder, {words})", unit="tokens/s")
+        for name, words in (
+            ("lru", "'lru', set={'scope': 'global'}"),
+            ("fine_moe", "'fine_moe'"),
+            ("ktransformers, CPU", "'ktransformers'"),
+            ("mixtral_offloading, copies back", "'mixtral_offloading', set={'guesses': 0}"),
+            ("fine_moe, 2 GPUs", "'fine_moe', gpus=2"),
+        )
+    ),
+    Row("half of the long load", f"{LOAD} {N_LOGGED // 2}", unit="s/token", first=COMPOSE),
+    Row("long load", f"{LOAD} {N_LOGGED}", "half of the long load", 1.15, unit="s/token", most_bytes=1e9),
+)
+
+_CHILD = """
+import json, os, sys, time
+folder, *words = sys.argv[1:]
+found = {{}}
+try:
+    {code}
+finally:
+    cpu_s = time.process_time() + sum(os.times()[2:4])
+    from sim.cli.bench_work import peak_bytes
+    sys.stderr.write("\\n" + json.dumps({{"value": cpu_s, "cpu_s": cpu_s, "peak_bytes": peak_bytes(), **found}}))
+"""
+LOG = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Take the best of N.")
-@click.option("--check", is_flag=True, help="Exit 1 when a ratio or a process misses its bound, or engines differ.")
-@click.option(
-    "--log",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    metavar="FILE",
-    help="An Azure, Mooncake or BurstGPT log for the long load; default: drawn from published quantiles.",
-)
-@click.option("--profile", "profiled", is_flag=True, help="Say instead where each replay spends its time.")
+@click.option("--check", is_flag=True, help="Exit 1 when a row misses its bound, or engines differ.")
+@click.option("--only", multiple=True, metavar="NAME", help="Rows whose name begins so, and what they stand beside.")
+@click.option("--log", type=LOG, metavar="FILE", help="Of the long load, as for --arrivals; default: a drawn one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def command(repeat: int, check: bool, log: Path | None, profiled: bool, as_json: bool) -> None:
-    """Time the replay of decode tokens against bare SimPy timeouts on this machine, one core.
-
-    A ratio of 1 would mean that simulating one layer of one token costs as much as one bare env.timeout.
-    """
-    if profiled:
-        from sim.cli import bench_profile
-
-        found = bench_profile.profiles()
-        click.echo(json.dumps(found) if as_json else fold(bench_profile.text(found)), nl=as_json)
-        return
-    result = measure(repeat, log)
+def command(repeat: int, check: bool, only: tuple[str, ...], log: Path | None, as_json: bool) -> None:
+    """Time commands and replays on this machine, one after the other, as ratios to bare imports and bare SimPy."""
+    names = [row.name for row in ROWS]
+    for start in only:
+        if not any(name.startswith(start) for name in names):
+            raise BadInput(f"--only, got {start!r}: no row begins so; {did_you_mean(start, names)}")
+    kept = {row.name for row in ROWS if not only or row.name.startswith(only)}
+    kept |= {row.beside for row in ROWS if row.name in kept}
+    result = measure(repeat, [row for row in ROWS if row.name in kept], log)
     click.echo(json.dumps(result) if as_json else fold(_text(result)), nl=as_json)
     if check and not result["ok"]:
-        from sim.base.errors import CheckFailed
-
-        raise CheckFailed("bench: a ratio, a process's time or memory misses its bound, or engines differ; see above")
+        raise CheckFailed("bench: a row misses its bound, or failed; see above")
 
 
-def measure(repeat: int, log: Path | None = None) -> BenchTold:
-    """All cases; bare timeouts are timed around them, and the best of all counts (the hardest comparison).
-
-    Args:
-        log: of the long load.
-    """
-    bare_per_s = [bare_timeouts_per_s() for _ in range(repeat)]
-    found = []
-    with tempfile.TemporaryDirectory(prefix="moesim-bench-") as folder:
-        for case in CASES:
-            found.append((case, *_best(case, Path(folder), repeat)))
-            bare_per_s.append(bare_timeouts_per_s())
-        processes = starts(Path(folder))
-        load = bench_load.measure(Path(folder), log)
-    best_per_s = max(bare_per_s)
-    cases: list[ReplayTold] = []
-    for case, tokens_per_s, n_layers, hit_rate in found:
-        ratio = tokens_per_s * n_layers / best_per_s
-        cases.append(
-            {
-                "title": case.title,
-                "policy": case.policy,
-                "model": case.model,
-                "decode_tokens": case.n_test,
-                "hit_rate": hit_rate,
-                "tokens_per_s": tokens_per_s,
-                "ratio": ratio,
-                "floor": case.floor,
-                "ok": ratio >= case.floor,
-            }
-        )
-    engines = bench_engines.measure()
-    ok = all(one["ok"] for one in (*cases, *processes["processes"], *engines, load))
-    return {
-        "compiled": compiled(),
-        "bare_timeouts_per_s": best_per_s,
-        "cases": cases,
-        **processes,
-        "engines": engines,
-        "sweep": bench_sweep.measure(),
-        "load": load,
-        "ok": ok,
-    }
+def measure(repeat: int, rows: list[Row], log: Path | None = None) -> Told:
+    """What `--json` prints; `log`: arrivals of the long load, one of the user's."""
+    told: list[Told] = []
+    found: dict[str, tuple[Row, Told]] = {}
+    with tempfile.TemporaryDirectory(prefix="moesim-bench-") as made:
+        folder, source = Path(made), log or Path(made, "azure.csv")
+        synthetic_trace(folder / "ten.safetensors", (32, 8, 2), 0, 9)
+        if log is None:
+            write_drawn_log(source, N_LOGGED)
+        for row in rows:
+            ours, theirs = _in_turns(row, found.get(row.beside), repeat, folder, source)
+            found[row.name] = row, ours
+            told.append(judged(row, ours, theirs))
+    drawn = "drawn from published quantiles"
+    return {"compiled": compiled(), "log": log.name if log else drawn, "rows": told, "ok": all(r["ok"] for r in told)}
 
 
 def compiled() -> bool:
@@ -106,89 +150,84 @@ def compiled() -> bool:
     return said is not None and bool(said())
 
 
-def bare_timeouts_per_s(n: int = N_TIMEOUTS) -> float:
-    """Timeouts that one SimPy process waits for, one after the other, per second of wall time."""
-    import simpy
-
-    env = simpy.Environment()
-
-    def wait() -> Generator[Event, Any, None]:
-        for _ in range(n):
-            yield env.timeout(1.0)
-
-    env.process(wait())
-    began_s = time.perf_counter()
-    env.run()
-    return n / (time.perf_counter() - began_s)
-
-
-def _best(case: Case, folder: Path, repeat: int) -> tuple[float, int, float | None]:
-    """(decode tokens per second, layers, hit rate); learning and prefill are not counted."""
-    from sim.run import execute, prepare
-
-    spec, best, n_layers, hit_rate = written(case, folder), 0.0, 0, None
-    for _ in range(repeat):
-        setup, clock = prepare(spec), _Clock(time.perf_counter)
-        n_layers = setup.model.n_moe_layers
-        hit_rate = execute(setup, progress=clock.tick, bounds=False).result.hit_rate
-        setup.close()
-        best = max(best, case.n_test / clock.elapsed_s)
-    return best, n_layers, hit_rate
+def _in_turns(row: Row, known: tuple[Row, Told] | None, repeat: int, folder: Path, log: Path) -> tuple[Told, Told]:
+    """The runs of a row, and of what it stands beside, that took least: they were disturbed least."""
+    if row.first and (error := run(Row("", row.first), folder, log)["error"]):
+        return {"error": error, "cpu_s": math.inf}, {}
+    ours: list[Told] = []
+    theirs: list[Told] = []
+    while len(ours) < repeat and sum(one["cpu_s"] for one in ours) < LONG_S:
+        if known is not None:
+            beside, before = known
+            theirs.append(run(beside, folder, log) if before["cpu_s"] < SHORT_S else before)
+        ours.append(run(row, folder, log))
+        if ours[-1]["error"]:
+            return ours[-1], {}
+    least = itemgetter("cpu_s")
+    return min(ours, key=least), min(theirs, key=least, default={})
 
 
-class _Clock:
-    """From the end of the first iteration, which is the prefill, to the end of the last."""
+def run(row: Row, folder: Path, log: Path) -> Told:
+    """What a child says of itself: value, cpu_s, peak_bytes, note, error."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if sys.dont_write_bytecode:  # children keep byte code in a folder, as an installed package does
+        env["PYTHONPYCACHEPREFIX"] = str(folder / "byte code")
+    code, (verb, *words) = row.runs, row.runs.split()
+    if verb in ("simulate", "moesim"):
+        code = f"from moesim.commands import main as moesim, simulate; {verb}(words)"
+        words = [word.replace("{folder}", str(folder)).replace("{log}", str(log)) for word in words]
+    asked = [sys.executable, "-c", _CHILD.format(code=code), str(folder), *words]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, env=env)  # noqa: S603 - our own words
+    lines = [line for line in done.stderr.splitlines() if line]
+    if done.returncode:
+        said = [line for line in lines if not line.startswith('{"value"')]
+        return {"error": said[-1] if said else f"exit code {done.returncode}", "cpu_s": math.inf}
+    found: Told = {"note": "", "error": None, **json.loads(lines[-1])}
+    if row.unit == "s/token":
+        result = json.loads(done.stdout)
+        tokens, load = result["decode_tokens"] + result["requests"], result["load"] or {"stable": True}
+        found["value"] /= tokens
+        found["note"] = f"{tokens:,} tokens" + ("" if load["stable"] else "; its queue grows: lower the rate")
+    if row.unit == "B":
+        found["value"] = Path(words[-1]).stat().st_size
+    return found
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._first_s: float | None = None
-        self.elapsed_s = 0.0
 
-    def tick(self, done: int, total: int) -> None:
-        if self._first_s is None:
-            self._first_s = self._now()
-        elif done == total:
-            self.elapsed_s = self._now() - self._first_s
+def judged(row: Row, ours: Told, theirs: Told) -> Told:
+    """A row, its figure, the ratio, and whether they keep its bounds; None where a figure cannot be had."""
+    value, beside = (None if one.get("error") else one.get("value") for one in (ours, theirs))
+    ratio = value / beside if value is not None and beside else None
+    held, peak = ratio if row.beside else value, ours.get("peak_bytes")
+    within = held is not None and (row.at_most or held) >= held >= (row.at_least or held)
+    facts = {"value": value, "beside_value": beside, "ratio": ratio, "peak_bytes": peak, "error": ours["error"]}
+    ok = within and not (peak and row.most_bytes and peak > row.most_bytes)
+    return row._asdict() | facts | {"note": ours.get("note", ""), "ok": ok}
 
 
-def _text(result: BenchTold) -> str:
-    from sim.base.tables import render, table
-    from sim.base.units import show_bytes, show_frac, show_seconds
+def _text(result: Told) -> str:
+    from sim.base.tables import prose, render, table
+    from sim.base.units import show_bytes, show_seconds
 
-    lines = [
-        f"engine compiled: {'yes' if result['compiled'] else 'no'}",
-        f"bare SimPy: {result['bare_timeouts_per_s']:,.0f} timeouts per second",
-    ]
-    rows = table("replay", "tokens/s", "ratio", "at least", "hit rate", "")
-    for case in result["cases"]:
+    def shown(value: float | None, unit: str) -> str:
+        if value is None or unit == "B":
+            return "-" if value is None else show_bytes(value)
+        return f"{show_seconds(value)}{unit[1:]}" if unit[0] == "s" else f"{value:,.0f} {unit}"
+
+    rows = table("row", "figure", "ratio", "bound", "memory", "beside, note")
+    prose(rows, 5)
+    for row in result["rows"]:
+        bound, word = (row["at_most"], "<=") if row["at_most"] is not None else (row["at_least"], ">=")
+        limit = f"{word} {bound:g}" if row["beside"] else f"{word} {shown(bound, row['unit'])}"
         rows.add_row(
-            case["title"],
-            f"{case['tokens_per_s']:,.0f}",
-            f"{case['ratio']:.3f}",
-            f"{case['floor']:g}",
-            show_frac(case["hit_rate"]),
-            "" if case["ok"] else "too slow",
+            row["name"],
+            shown(row["value"], row["unit"]),
+            "-" if row["ratio"] is None else f"{row['ratio']:.3g}",
+            limit if bound is not None else "",
+            shown(row["peak_bytes"], "B"),
+            "; ".join(filter(None, (row["beside"], row["note"], row["error"] or ("" if row["ok"] else "misses it")))),
         )
-    processes = table("process", "time", "beside imports", "at most", "memory", "")
-    for process in result["processes"]:
-        processes.add_row(
-            process["title"],
-            "-" if process["wall_s"] is None else show_seconds(process["wall_s"]),
-            "-" if process["ratio"] is None else f"{process['ratio']:.2f}",
-            f"{show_seconds(process['most_s'])} or {process['most_ratio']:.2f}",
-            "-" if process["peak_bytes"] is None else show_bytes(process["peak_bytes"]),
-            process["error"] or ("" if process["ok"] else "too much"),
-        )
-    notes = [
-        "ratio: tokens/s x layers / bare timeouts per second; decode of a synthetic trace, best of the repeats",
-        f"beside imports: time / that of {result['imports']['command']}, {show_seconds(result['imports']['wall_s'])}",
-        *(f"{process['title']}: {process['command']}" for process in result["processes"]),
-    ]
-    engines, note = bench_engines.told(result["engines"])
-    sweep = bench_sweep.told(result["sweep"])
     return (
-        "\n".join(
-            [*lines, "", render(rows), render(processes), engines, *notes, note, sweep, bench_load.text(result["load"])]
-        )
-        + "\n"
+        f"engine compiled: {'yes' if result['compiled'] else 'no'}\n\n{render(rows)}\n"
+        "figure: processor time of a process, unless it has another unit; ratio: to that of the row named last\n"
+        f"arrivals of the long load: {result['log']}; --json says what each row runs\n"
     )

@@ -26,6 +26,3 @@ class Plain(Policy):
 
     def layer_done(self, layer: int, view: View) -> None:
         self._layers += 1
-
-    def stats(self) -> dict[str, float]:
-        return {"layers": self._layers}
