@@ -50,13 +50,6 @@ def fit_copy(n_bytes: Sequence[int], seconds: Sequence[float]) -> Fit:
     return _fit({"latency_s": latency_s, "bandwidth_bytes_per_s": bandwidth}, measured, lambda p: p[0] + sizes / p[1])
 
 
-def fit_line(x: Sequence[float], seconds: Sequence[float]) -> Fit:
-    """t = base_s + x * slope_s, both positive."""
-    at, measured = np.asarray(x, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    slope = max(float((measured[-1] - measured[0]) / max(at[-1] - at[0], 1e-30)), 1e-15)
-    return _fit({"base_s": float(np.min(measured)), "slope_s": slope}, measured, lambda p: p[0] + at * p[1])
-
-
 @dataclass(frozen=True)
 class TimedWork:
     """One measured operation: what it reads (bytes), what it multiplies (FLOPs) and how long it took (seconds)."""

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from calibrate.derive import Table, link, slowdown, together
-from calibrate.fit import TimedWork, fit_copy, fit_line, fit_roofline
+from calibrate.fit import TimedWork, fit_copy, fit_roofline
 from calibrate.profile import contention
 from calibrate.stats import Effort, advice, measure, summarise
 from calibrate.store import Record, Store
@@ -86,11 +86,6 @@ def test_one_disturbed_point_does_not_bend_a_copy_fit():
     fit = fit_copy(sizes, seconds)
     assert fit.params["bandwidth_bytes_per_s"] == pytest.approx(5.3e10, rel=0.02)
     assert fit.residuals[3] == pytest.approx(-0.5, abs=0.02)
-
-
-def test_a_line_fit():
-    fit = fit_line([128, 1024, 8192], [2e-5 + 1e-9 * x for x in (128, 1024, 8192)])
-    assert fit.params == pytest.approx({"base_s": 2e-5, "slope_s": 1e-9}, rel=1e-5)
 
 
 def test_a_roofline_finds_bandwidth_rate_and_overhead_over_two_sizes():

@@ -10,7 +10,7 @@ from tiny_traces import ALL, surgery, tiny_trace
 
 import traces
 from sim.base.errors import BadInput
-from traces.format.check import check_trace, require_sound
+from traces.format.check import check_trace, findings
 from traces.format.reader import Trace
 
 PAGE = Path(traces.__file__).with_name("FORMAT.md")
@@ -187,6 +187,11 @@ def broken(sound, tmp_path, edit):
     path = tmp_path / "broken.safetensors"
     path.write_bytes(sound)
     return surgery(path, edit)
+
+
+def require_sound(trace):
+    for _, error in findings(trace):
+        raise error
 
 
 @pytest.mark.parametrize(("must", "edit", "message"), BREACHES, ids=[f"{m[0]}-{i}" for i, m in enumerate(BREACHES)])

@@ -49,12 +49,6 @@ def findings(trace: StoredTrace, on_progress: Progress | None = None) -> Iterato
         yield tensor, found if isinstance(found, BadInput) else unsound(trace, found)
 
 
-def require_sound(trace: StoredTrace) -> None:
-    """Raise BadInput naming the first fault, if there is one."""
-    for _, error in findings(trace):
-        raise error
-
-
 def unsound(trace: StoredTrace, fault: Fault) -> BadInput:
     """The error that names a fault of a trace."""
     return BadInput(f"{trace.path}: {fault}; correct the recorder and write the trace again")

@@ -182,17 +182,6 @@ def _squares(counts: Ints) -> Ints:
     return found
 
 
-def token_pairs(rows: Sample, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Random pairs of rows with the same token id, of different requests."""
-    if rows.token_ids is None:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    shuffled = rng.permutation(len(rows.token_ids))
-    order = shuffled[np.argsort(rows.token_ids[shuffled], kind="stable")]
-    one, two = order[:-1:2], order[1::2][: len(order[:-1:2])]
-    fits = (rows.token_ids[one] == rows.token_ids[two]) & (rows.request[one] != rows.request[two])
-    return one[fits], two[fits]
-
-
 def id_pairs(rows: Sample, times: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Every row with `times` random rows of the same token id, where these are of another request."""
     if rows.token_ids is None:

@@ -72,11 +72,6 @@ def to_correlation(overlap: float, table: Floats) -> float:
     return float(np.cos(np.interp(overlap, table, np.arccos(GRID))))
 
 
-def to_overlap(correlation: float, table: Floats) -> float:
-    """The overlap of a correlation in [0, 1]."""
-    return float(np.interp(-np.arccos(correlation), -np.arccos(GRID), table))
-
-
 def gate_scores(logits: Array, score: str) -> Array:
     """Gate scores of router logits (..., E): softmax over the experts, or the sigmoid of each."""
     if score == "sigmoid":
