@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import DoesNotFit, IllegalDecision
 from sim.base.own_file import read_from
@@ -19,6 +19,7 @@ from sim.engine.host_tier import HostTier
 from sim.engine.recorder import AskedPrices, Recorder
 from sim.engine.recording import Recording as Recording
 from sim.engine.replay import Player
+from sim.engine.report import Counts, Lanes, Report
 from sim.engine.residency import Residency
 from sim.engine.run_loop import Clockwork, Loop, drive
 from sim.engine.tiered import Tiered
@@ -32,7 +33,7 @@ from sim.policy.pieces import Pieces
 from sim.policy.registry import find
 from sim.policy.watchdog import watched as watched_hooks
 from sim.results.fold import fold as fold
-from sim.results.replicas import Clockworks, Engines, Machines, Served, Watched
+from sim.results.replicas import Watched
 from sim.setup.options import ARITHMETIC, SIMPY
 from sim.setup.prepare import prepare as prepare
 from sim.setup.replicas import setups_of
@@ -56,14 +57,12 @@ NEW_OBJECTS = 20_000
 """Before a replay looks for cycles; some megabytes at most."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
-    """A finished run: its record, and what it was folded from."""
+    """A finished run: its record, and the report that this was folded from."""
 
     result: Result
-    engine: Engine
-    machine: SimulatedMachine
-    clockwork: Clockwork
+    report: Report
     setup: Setup
 
 
@@ -116,10 +115,21 @@ def _execute(
     if begun is not None:
         begun(engine)
     clockwork = run_through(setup, engine, machine, on_step, progress)
-    result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s, by_layer=by_layer)
+    outcome = finished(setup, report_of(engine, machine, clockwork, began_s), by_layer)
     if bounds:
-        result.set_beside(lower_bound(setup))
-    return Outcome(result, engine, machine, clockwork, setup)
+        outcome.result.set_beside(lower_bound(setup))
+    return outcome
+
+
+def report_of(engine: Engine, machine: SimulatedMachine, clockwork: Clockwork, began_s: float | None = None) -> Report:
+    """Of a simulation that is over, which this computer began at `began_s`."""
+    wall_s = 0.0 if began_s is None else time.perf_counter() - began_s
+    return Report.of(Counts.of(engine), Lanes.of(machine), clockwork, engine.cost.measured.beyond, wall_s)
+
+
+def finished(setup: Setup, report: Report, by_layer: bool = True) -> Outcome:
+    """The run with its record."""
+    return Outcome(fold(setup, report, by_layer), report, setup)
 
 
 def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable[[int], Watched] | None) -> Outcome:
@@ -128,7 +138,7 @@ def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable
 
     began_s = time.perf_counter()
     put_out, total = [0] * setup.spec.replicas, sum(request.outputs for request in setup.requests)
-    served: list[Served] = []
+    served: list[tuple[Engine, SimulatedMachine, Clockwork]] = []
     loops: list[Loop] = []
     for number, own in enumerate(setups_of(setup)):
         told = Watched() if watched is None else watched(number)
@@ -147,17 +157,13 @@ def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable
         silent = progress is None and told.on_step is None
         on_step = None if silent else step
         loops.append(Loop(engine, machine, own.batching(), own.trace, clockwork, True, on_step=on_step))
-        served.append(Served(engine, machine, clockwork))
+        served.append((engine, machine, clockwork))
     with seldom_collected():
         Service(loops, setup.router, setup.requests, setup.clients).run()
-    _all_served_once(setup, [one.clockwork for one in served])
+    _all_served_once(setup, [clockwork for _, _, clockwork in served])
     for loop in loops:
         loop.finish()
-    # They offer all of an engine, a machine and a clockwork that is asked for once a run is over.
-    engine, machine = cast("Engine", Engines(served)), cast("SimulatedMachine", Machines(served))
-    clockwork = cast("Clockwork", Clockworks(served))
-    result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s, replicas=served)
-    return Outcome(result, engine, machine, clockwork, setup)
+    return finished(setup, Report.sum([report_of(*one) for one in served], time.perf_counter() - began_s))
 
 
 def machine_kind(setup: Setup) -> Any:
@@ -228,31 +234,30 @@ def record(setup: Setup, by_layer: bool = True) -> tuple[Outcome, Recording | No
     with blamed(setup.policy), watched_hooks():
         began_s = time.perf_counter()
         cost = setup.cost()
-        asked, machine = AskedPrices(cost), SimulatedMachine(cost, setup.spec.gpus)
+        machine, asked = SimulatedMachine(cost, setup.spec.gpus), AskedPrices(cost)
         recorder = Recorder(machine, setup.pieces)
-        engine = engine_of(setup, recorder, cast("Cost", asked))
+        engine = engine_of(setup, recorder, asked)
         recorder.tape.budget_bytes = engine.residency.budget_bytes[0]
         clockwork = run_through(setup, engine, recorder, None, None)
         priced = asked.any
-        result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s, by_layer=by_layer)
-    outcome = Outcome(result, engine, machine, clockwork, setup)
+        outcome = finished(setup, report_of(engine, machine, clockwork, began_s), by_layer)
     if recorder.spoilt or priced:
         return outcome, None
-    return outcome, Recording.of(recorder.tape, engine, clockwork.scheduler_stats)
+    return outcome, Recording(recorder.tape, engine.pieces, outcome.report.counts, clockwork.scheduler_stats)
 
 
 def timed(setup: Setup, recording: Recording, by_layer: bool = True) -> Outcome:
     """What `execute` gives without a bound, by a run of the same decisions on other hardware."""
     began_s = time.perf_counter()
-    setup.check_host(recording.kept)
+    setup.check_host(recording.counts.kept)
     cost, tape = setup.cost(), recording.tape
     machine, clockwork = SimulatedMachine(cost, setup.spec.gpus), Clockwork()
     clockwork.drafted = None if setup.drafter is None else Drafted()
     clockwork.scheduler_stats = recording.scheduler_stats
     with seldom_collected():
         Player(machine, recording.pieces, tape.budget_bytes, tape.placed).play(tape, clockwork)
-    result = fold(setup, recording, machine, clockwork, time.perf_counter() - began_s, cost, by_layer=by_layer)
-    return Outcome(result, cast("Engine", recording), machine, clockwork, setup)
+    beyond, wall_s = cost.measured.beyond, time.perf_counter() - began_s
+    return finished(setup, Report.of(recording.counts, Lanes.of(machine), clockwork, beyond, wall_s), by_layer)
 
 
 def run_through(

@@ -54,7 +54,7 @@ def replay(policy: Policy, path: Path, room: int | Sequence[int], **world: Any) 
 
 def resident(seen: Run) -> list[tuple[int, int]]:
     """(layer, expert) on the GPU at the end."""
-    return sorted((piece.layer, piece.expert) for piece in seen.outcome.engine.residency.resident_pieces())
+    return sorted((piece.layer, piece.expert) for piece in seen.engine.residency.resident_pieces())
 
 
 def decided(seen: Run) -> tuple[Any, ...]:

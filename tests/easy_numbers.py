@@ -15,6 +15,8 @@ from typing import Any
 
 from tiny_traces import from_rows
 
+from sim.engine.engine import Engine
+from sim.engine.tiered import Tiered
 from sim.machine.cost import Cost
 from sim.policy.api import Policy
 from sim.policy.pieces import Pieces
@@ -133,12 +135,19 @@ class Run:
     """A finished run with everything it said along the way."""
 
     outcome: Outcome
+    engine: Engine
     spans: list[tuple[Any, ...]] = field(default_factory=list)
     log: list[tuple[str, int, int]] = field(default_factory=list)
 
     @property
     def result(self) -> dict[str, Any]:
         return self.outcome.result
+
+    @property
+    def machine(self) -> Any:
+        """The one that spent the time, below a drive's."""
+        machine = self.engine.machine
+        return machine.machine if isinstance(machine, Tiered) else machine
 
     @property
     def end_s(self) -> float:
@@ -164,12 +173,12 @@ class Run:
     def classes(self, phase: str) -> dict[str, int]:
         """How many experts the gate found in which way; classes of none are left out."""
         names = ("hit", "partial", "late", "miss", "cpu", "substituted", "dropped")
-        counts = self.outcome.engine.tally.hits[phase].experts
+        counts = self.outcome.report.counts.tally.hits[phase].experts
         return {name: n for name, n in zip(names, counts, strict=True) if n}
 
     def prefetched(self) -> dict[str, int]:
         """What became of prefetches; classes of none are left out."""
-        p = self.outcome.engine.tally.prefetch
+        p = self.outcome.report.counts.tally.prefetch
         named = {"issued": p.n_issued, "cancelled": p.n_cancelled, "refused": p.n_dropped, **p.n}
         return {name: n for name, n in named.items() if n}
 
@@ -229,8 +238,9 @@ def execute_easy(made: Setup) -> Run:
     """Run it and keep spans and decisions."""
     spans: list[tuple[Any, ...]] = []
     log: list[tuple[str, int, int]] = []
-    outcome = execute(made, lambda *span: spans.append(span), lambda *entry: log.append(entry))
-    return Run(outcome, spans, log)
+    engines: list[Engine] = []
+    told = lambda *span: spans.append(span), lambda *entry: log.append(entry)
+    return Run(execute(made, *told, begun=engines.append), engines[0], spans, log)
 
 
 def cost_of(made: Setup) -> Cost:

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-from easy_numbers import figure, hardware, stack
+from easy_numbers import Run, figure, hardware, stack
 from oracle.run import assemble, oracle_run
 from random_policy import key, random_policy
 from tiny_traces import TASKS, WIDTH, tiny_arrays, tiny_header
@@ -33,6 +33,7 @@ from untaught import UNTAUGHT
 
 from sim.base.errors import MoesimError
 from sim.base.lanes import NVME
+from sim.engine.engine import Engine
 from sim.machine.several import LAYERS, homes_by_layer
 from sim.policy.pieces import Pieces
 from sim.policy.registry import find, policies
@@ -377,7 +378,10 @@ def run(of: World, loop: Callable[..., Any], watched: bool = True) -> Seen:
 
 
 def by_engine(setup: Setup, spans: Any, log: Any) -> Any:
-    return execute(setup, spans, log, bounds=False)
+    engines: list[Engine] = []
+    outcome = execute(setup, spans, log, bounds=False, begun=engines.append)
+    run = Run(outcome, *engines)
+    return SimpleNamespace(result=outcome.result, report=outcome.report, engine=run.engine, machine=run.machine)
 
 
 def by_time_line(setup: Setup, spans: Any, log: Any) -> Any:
@@ -387,13 +391,8 @@ def by_time_line(setup: Setup, spans: Any, log: Any) -> Any:
     `test_critical_path.py` holds it.
     """
     outcome = by_engine(setup, spans, log)
-    phases = outcome.clockwork.phases.items()
-    shown: Any = SimpleNamespace(
-        phases={
-            name: SimpleNamespace(path_s=[*one.parts_s, 0.0, 0.0], n_iterations=one.n_iterations)
-            for name, one in phases
-        }
-    )
+    phases = outcome.report.phases.items()
+    shown = {name: one._replace(path_s=[*one.parts_s, 0.0, 0.0]) for name, one in phases}
     result = {**plain(outcome.result), "bound_by": msgspec.to_builtins(metrics.bound_by(shown))}
     if result["bound_by"]["mixed"] is None:
         del result["bound_by"]["mixed"]
@@ -402,7 +401,7 @@ def by_time_line(setup: Setup, spans: Any, log: Any) -> Any:
 
 def by_simpy(setup: Setup, spans: Any, log: Any) -> Any:
     setup.spec = msgspec.structs.replace(setup.spec, engine="simpy")
-    return execute(setup, spans, log, bounds=False)
+    return by_engine(setup, spans, log)
 
 
 def engine_keys(result: dict[str, Any]) -> dict[str, Any]:

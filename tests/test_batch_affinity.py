@@ -81,7 +81,7 @@ def test_a_step_runs_in_two_passes(tmp_path, monkeypatch):
 
     def decoded(scheduler, kind=ExpertFlow, **settings):
         seen = replay(kind(**settings), path, 8, batch=4, scheduler=scheduler)
-        assert seen.outcome.engine.tally.n_executed == 4 * 2 * 2
+        assert seen.outcome.report.counts.tally.n_executed == 4 * 2 * 2
         return [entry[1:] for entry in seen.log if entry[0] == "gpu"][8:], seen
 
     for kind in (ExpertFlow, Lru):

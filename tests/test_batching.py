@@ -199,7 +199,7 @@ def easy_run(tmp_path: Path, batch: int, **spec: Any) -> Outcome:
 
 def test_times_of_a_queue_in_parts_by_hand(tmp_path: Path) -> None:
     outcome = easy_run(tmp_path, 3, prefill_chunk=4)
-    result, served = outcome.result, outcome.clockwork.requests
+    result, served = outcome.result, outcome.report.requests
     assert [t.first_token_s for t in served] == [7.0, 11.0, 15.0]  # with the end of the prompt, not its first part
     assert [t.begun_s for t in served] == [0.0, 3.0, 7.0]
     assert [t.tpot_s for t in served] == [4.0, 4.0, None]  # through iterations that had prompts in them
@@ -223,7 +223,7 @@ def test_times_of_a_queue_in_parts_by_hand(tmp_path: Path) -> None:
 
 def test_times_of_a_static_queue_by_hand(tmp_path: Path) -> None:
     outcome = easy_run(tmp_path, 2, batching="static")
-    served = outcome.clockwork.requests
+    served = outcome.report.requests
     assert [t.first_token_s for t in served] == [4.0, 4.0, 16.0]
     assert [t.last_token_s for t in served] == [12.0, 8.0, 16.0]
     told = outcome.result.to_dict()

@@ -214,8 +214,8 @@ class AnythingOrCpu(Anything):
 def shortest_decode(trace, room, kind, limit=30_000, **world):
     """The least decode time over all decisions, by running each in the engine; and how many were run."""
     never_waits = execute(setup(GpuOnly(), trace, trace.n_layers * trace.n_experts, **world), bounds=False)
-    n_iterations = 1 + never_waits.clockwork.phases["decode"].n_iterations
-    iteration_s = never_waits.clockwork.phases["decode"].time_s / (n_iterations - 1)
+    n_iterations = 1 + never_waits.report.phases["decode"].n_iterations
+    iteration_s = never_waits.report.phases["decode"].time_s / (n_iterations - 1)
     if kind.on_cpu:  # none of its experts on the GPU, nor launched for it
         iteration_s -= trace.n_layers * trace.top_k * (2 + 2 * world.get("launch_s", 0))
     choices, best_s = Choices(), float("inf")
@@ -223,7 +223,7 @@ def shortest_decode(trace, room, kind, limit=30_000, **world):
         try:
             policy = kind(choices, best_s, iteration_s, n_iterations)
             seen = execute(setup(policy, trace, room, **world), bounds=False)
-            (times,) = seen.clockwork.requests
+            (times,) = seen.report.requests
             best_s = min(best_s, times.last_token_s - times.first_token_s)
         except Worse:
             pass
@@ -259,7 +259,7 @@ def test_nothing_beats_the_bound(case, tmp_path):
         bound_s = lower_bound(setup(Lru(scope="global"), trace, room, **machine)).tpot_s * tokens
         assert n_runs > 10
         assert bound_s <= least_s
-        prefetched = execute(setup(PerfectPrefetch(), trace, room, **machine)).clockwork.requests[0]
+        prefetched = execute(setup(PerfectPrefetch(), trace, room, **machine)).report.requests[0]
         assert least_s <= prefetched.last_token_s - prefetched.first_token_s
 
 
@@ -313,7 +313,7 @@ def test_no_policy_copies_less_than_belady_prefetching_or_not(case, tmp_path):
     layers, experts, k, tokens, room = FEW[case]
     rows = np.argsort(noise(70 + case, tokens, layers, experts), axis=-1)[..., :k].tolist()
     with Trace(from_rows(tmp_path / "t", rows, experts)) as trace:
-        least = execute(setup(Belady(), trace, room), bounds=False).engine.tally.n_demand
+        least = execute(setup(Belady(), trace, room), bounds=False).report.counts.tally.n_demand
         choices, n_runs = Choices(), 0
         while n_runs == 0 or choices.advance():
             n_runs += 1

@@ -151,7 +151,7 @@ def wild_run(rng, kind, world):
     made.pieces = Pieces(model.n_moe_layers, model.n_experts, "bf16", gpus, model.expert_bytes)
     try:
         outcome = execute(made, bounds=False)
-        return outcome.clockwork, outcome.result, lower_bound(made)
+        return outcome.report, outcome.result, lower_bound(made)
     except (DoesNotFit, BadInput):
         return None
 
@@ -166,9 +166,9 @@ def test_wild_machines(name):
             seen = wild_run(rng, kind, world)
             if seen is None:
                 continue
-            clockwork, result, bound = seen
+            report, result, bound = seen
             n_runs += 1
-            for phase in clockwork.phases.values():  # where the time went: all of it, to the phase it belongs to
+            for phase in report.phases.values():  # where the time went: all of it, to the phase it belongs to
                 assert sum(phase.parts_s) == pytest.approx(phase.time_s, rel=1e-9, abs=1e-12)
             if "lossy" not in kind.traits:
                 assert bound.tpot_s <= result.tpot_s.mean

@@ -43,7 +43,7 @@ def test_only_part_of_an_expert_follows_the_last_copy(tmp_path):
         # Copies of 8 s in quarters, an expert of 4 s in quarters, nothing else takes time. Prefill: 0.0 runs 0..4 and
         # leaves at 1, 2, 3, 4. 1.0 comes 1..9, its quarters run 4..6, 7..8 and 9..10. 2.0 comes 9..17, ends at 18.
         # Then a copy of 8 s per layer: 26, 34, 42.
-        (times,) = seen.outcome.clockwork.requests
+        (times,) = seen.outcome.report.requests
         assert (times.first_token_s, times.last_token_s) == (18, 42)
         assert lower_bound(made).ttft_s == pytest.approx(2 * 8 + 1)
 

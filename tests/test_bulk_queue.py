@@ -67,7 +67,7 @@ def test_static_batches_wait_as_the_formula_says(tmp_path: Path, most: int, load
     (took_s,) = server.service_s()
     rate_per_s = load_frac * most / took_s
     outcome = server.run(f"poisson:{rate_per_s!r}", 4000, batch=most, batching="static")
-    served = outcome.clockwork.requests
+    served = outcome.report.requests
     waits = [times.queue_s for times in served]
     expected_s = mean_wait_s(rate_per_s, took_s, most)
     assert abs(np.mean(waits) - expected_s) < 3.5 * standard_error(waits)

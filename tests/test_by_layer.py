@@ -193,7 +193,7 @@ def test_an_observer_of_its_own_counts_the_same(seed: int, tmp_path: Path) -> No
                 chosen = [expert for row in rows[first : first + n] for expert in row[layer]]
                 observer.ask(phase, at, layer, sorted(set(chosen)) if n > 1 else chosen)
             at, first = at + 1, first + n
-    table = expert_table(seen.outcome.engine.tally.by_expert, seen.outcome.clockwork, EXPERT_BYTES)
+    table = expert_table(seen.outcome.report.counts.tally.by_expert, seen.outcome.report, EXPERT_BYTES)
     told: Counter[tuple[str, int, int, str]] = Counter()
     for phase, layer, expert, *counts in table:
         for name, n in zip(COUNTS, counts, strict=True):
@@ -218,7 +218,7 @@ DECISIONS = {
 
 def holds_together(outcome: Any, log: list[tuple[str, str, int, int]]) -> None:
     """Experts sum to layers, layers to the run's totals; and the counts are those of the decisions."""
-    result, tally, clockwork = outcome.result, outcome.engine.tally, outcome.clockwork
+    result, tally, clockwork = outcome.result, outcome.report.counts.tally, outcome.report
     rows = result.by_layer
     for row in rows:
         assert row["miss_n"] == sum(row[f"miss_{why}_n"] for why in MISSES)

@@ -46,7 +46,7 @@ def test_a_copy_beside_an_expert_slows_both(tmp_path):
         ("head", 14.5, 15.5),
     ]
     # Busy 1 + 3 + 2 + 1 s, waited 4..12.5 for the copy. 1 s of the busy time is contention's.
-    machine = seen.outcome.machine
+    machine = seen.machine
     assert machine.parts_s() == [7, 8.5, 0, 0, 0, 0, 0]
     assert (machine.streams[0].time.busy_s, machine.h2d[0].busy_s) == (7, 11.5)
     names = [name for name, _ in machine.cost.figures.entries]
@@ -126,7 +126,7 @@ def test_a_cpu_expert_beside_two_copies_on_one_link(tmp_path):
         ("expert 0.3", 9.125, 11.125),
         ("head", 11.125, 12.125),
     ]
-    assert seen.outcome.machine.cpu_s[-2:] == [1.25, 0]
+    assert seen.machine.cpu_s[-2:] == [1.25, 0]
 
 
 def test_host_memory_couples_the_cpu_with_the_links_of_all_gpus(tmp_path):
@@ -181,7 +181,7 @@ def test_a_write_back_slows_what_computes_beside_it(tmp_path):
     seen = contended(Swaps([(0, 0)]), tmp_path, [[[1]]], 2, {WAYS[1]: 1.0, WAYS[2]: 1.0}, n_experts=2)
     assert seen.lane("d2h") == [("write_back 0.0", 1, 16)]
     assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.1", 11, 15), ("head", 15, 16.5)]
-    assert seen.outcome.machine.gpu_s[-1] == 2.5, "beyond what they take alone"
+    assert seen.machine.gpu_s[-1] == 2.5, "beyond what they take alone"
 
 
 @pytest.mark.parametrize("way", WAYS[:2])

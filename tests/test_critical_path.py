@@ -46,7 +46,7 @@ def test_the_gain_from_a_quicker_resource_is_what_was_charged_to_it(tmp_path: Pa
         clockwork = run_of(of)[0]
         for name, phase in clockwork.phases.items():
             assert math.fsum(phase.path_s) == pytest.approx(phase.time_s, rel=1e-9, abs=1e-12), f"{of}\n{name}"
-        named = bound_by(clockwork, drive=True).resource
+        named = bound_by(clockwork.phases, drive=True).resource
         assert named is not None
         held += 1
     assert held >= WORLDS // 2
@@ -75,7 +75,7 @@ class Blocks(Policy):
 def test_what_the_host_waits_for_is_charged_to_what_it_waits_for(tmp_path: Path) -> None:
     # attention 0..1, the prediction 1..8, activations 8..9, the CPU 9..14, back 14..15, the head 15..16.
     seen = run(Blocks(), tmp_path, [[[0]]], room=1, n_experts=1)
-    assert seen.outcome.clockwork.phases["prefill"].path_s == [2, 1, 0, 5, 7, 0, 0, 1, 0]
+    assert seen.outcome.report.phases["prefill"].path_s == [2, 1, 0, 5, 7, 0, 0, 1, 0]
     assert seen.result.bound_by.resource == "predictor"
     assert seen.result.bound_by.prefill.back == 1 / 16
 

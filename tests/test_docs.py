@@ -300,13 +300,14 @@ def test_a_cache_per_layer_deals_out_what_does_not_divide() -> None:
     exec(text, scope)
     for experts in (75, 96):
         setup = sim_run.prepare(RunSpec(policy="lru", hw="a6000", requests=1, experts=experts), scope["PerLayer"])
-        outcome = sim_run.execute(setup)
+        engines: list[Any] = []
+        outcome = sim_run.execute(setup, begun=engines.append)
         setup.close()
-        (budgets,) = outcome.engine.policy.layer_budgets(outcome.engine.view)
-        size = outcome.engine.view.expert_bytes
+        (budgets,) = setup.policy.layer_budgets(engines[0].view)
+        size = outcome.report.counts.expert_bytes
         assert sum(budgets) == experts * size
         assert sorted(set(budgets)) == sorted({experts // 32 * size, -(-experts // 32) * size})
-        assert list(outcome.engine.residency.peak_bytes) == [experts * size]
+        assert list(outcome.report.counts.peak_bytes) == [experts * size]
 
 
 def test_every_verb_is_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:

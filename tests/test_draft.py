@@ -41,10 +41,10 @@ from traces.format.reader import Trace
 FIELDS: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 2, "cache_frac": 0.2}
 
 
-def run(**spec: Any) -> Outcome:
+def run(progress: Any = None, **spec: Any) -> Outcome:
     made = prepare(RunSpec(**{**FIELDS, **spec}))
     with made.trace:
-        return execute(made)
+        return execute(made, progress=progress)
 
 
 def figures(result: Any) -> dict[str, Any]:
@@ -193,9 +193,13 @@ def test_pages_of_rejected_drafts_are_given_back() -> None:
 
 @pytest.mark.parametrize("preempt", ["recompute", "swap"])
 def test_pre_empted_requests_with_drafts_put_out_everything(preempt: str) -> None:
-    outcome = run(batch=3, requests=4, kv_memory_bytes=30_000_000, preempt=preempt, draft="k=3,acceptance=0.6")
+    told: list[tuple[int, int]] = []
+    pool: dict[str, Any] = {"kv_memory_bytes": 30_000_000, "preempt": preempt}
+    draft = "k=3,acceptance=0.6"
+    outcome = run(lambda put_out, total: told.append((put_out, total)), batch=3, requests=4, draft=draft, **pool)
     assert outcome.result.kv.preemptions > 0
-    assert outcome.clockwork.n_put_out == sum(request.outputs for request in outcome.setup.requests)
+    total = sum(request.outputs for request in outcome.setup.requests)
+    assert told[-1] == (total, total)
 
 
 # -- the same in other ways -----------------------------------------------------------------------------------------
@@ -309,7 +313,7 @@ def test_times_by_hand(tmp_path: Path) -> None:
         ("k=2,acceptance=0,draft_s=0.5", 25.5 / 3, 5 / 3),  # two, one and no tokens drafted
     ):
         outcome = easy_run(tmp_path, draft)
-        (served,) = outcome.clockwork.requests
+        (served,) = outcome.report.requests
         assert served.first_token_s == 14.0
         assert outcome.result.tpot_s.mean == pytest.approx(tpot_s, rel=1e-12)
         assert outcome.result.union_per_layer_step.experts == pytest.approx(union)

@@ -231,7 +231,7 @@ def test_an_average_prompt_is_as_long_as_it_takes() -> None:
     setup = prepare(RunSpec(policy="gpu_only", hw="a100-80g-sxm", gpus=2, requests=18))
     with setup.trace:
         known = profiled(setup, TaskAware.needs)
-        served = execute(setup, bounds=False).clockwork.requests
+        served = execute(setup, bounds=False).report.requests
     spent_s = sum(times.service_s for times in served)
     assert known.token_s * sum(times.request.prompt_len for times in served) == pytest.approx(spent_s, rel=0.25)
     assert set(known.loading_s.values()) == {0.0}

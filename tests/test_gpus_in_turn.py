@@ -143,8 +143,8 @@ def test_a_layer_waits_for_copies_to_its_own_gpu_and_all_waits_count(tmp_path, e
     assert seen.lane("h2d0") == [("demand 1.1", 4, 14)]
     assert seen.lane("h2d1") == [("demand 2.2", 19, 29)]
     assert seen.end_s == 32
-    assert seen.outcome.machine.parts_s() == [12, 20, 0, 0, 0, 0, 0]
-    by_layer = seen.outcome.machine.waiting
+    assert seen.machine.parts_s() == [12, 20, 0, 0, 0, 0, 0]
+    by_layer = seen.machine.waiting
     assert [by_layer.seconds(0, layer)["demand"] for layer in range(3)] == [0, 10, 10]
 
 

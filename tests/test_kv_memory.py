@@ -133,7 +133,7 @@ def server(folder: Path, pool: KvPool | None, batch: int = 3, engine: str | None
 
 def ends(outcome: Outcome) -> list[tuple[float, float]]:
     """(first token, last token) of every request."""
-    return [(t.first_token_s, t.last_token_s) for t in outcome.clockwork.requests]
+    return [(t.first_token_s, t.last_token_s) for t in outcome.report.requests]
 
 
 @pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
@@ -141,7 +141,7 @@ def test_times_by_hand(tmp_path: Path, engine: str) -> None:
     assert ends(server(tmp_path, None, engine=engine)) == [(4, 20), (8, 20), (12, 16)]
     anew = server(tmp_path, KvPool(PAGES, 2, 32), engine=engine)
     assert ends(anew) == [(4, 20), (8, 32), (12, 28)]
-    assert [t.tpot_s for t in anew.clockwork.requests] == [8, 12, 16]
+    assert [t.tpot_s for t in anew.report.requests] == [8, 12, 16]
     swapped = server(tmp_path, KvPool(PAGES, 2, 32, swaps=True), engine=engine)
     # Two pages go down from 12 s on, and request 0 goes on at 16; at 24 it is done, and two pages come up.
     assert ends(swapped) == [(4, 24), (8, 36), (12, 32)]
@@ -156,13 +156,13 @@ def test_times_by_hand(tmp_path: Path, engine: str) -> None:
     assert (decode.copy, decode.back) == (4 / (36 - 12), 4 / (36 - 12))
     busy = {name: share and share * 36 for name, share in swapped.result.lane_utilisation.items()}
     assert (busy["d2h"], busy["h2d"]) == (4, 4)
-    assert [t.n_preemptions for t in swapped.clockwork.requests] == [0, 1, 1]
-    assert [t.n_preemptions for t in server(tmp_path, None).clockwork.requests] == [None] * 3
+    assert [t.n_preemptions for t in swapped.report.requests] == [0, 1, 1]
+    assert [t.n_preemptions for t in server(tmp_path, None).report.requests] == [None] * 3
 
 
 def test_waiting_after_a_preemption_is_queueing(tmp_path: Path) -> None:
     """Request 1: first token at 8, then 4 s of another's prompt; away from 12 to 24; 4 s of copies, and 8 s run."""
-    served = server(tmp_path, KvPool(PAGES, 2, 32, swaps=True)).clockwork.requests
+    served = server(tmp_path, KvPool(PAGES, 2, 32, swaps=True)).report.requests
     one = served[1]
     found = parts(one.away_s, one.last_token_s - one.first_token_s, one.until_first, one.until_last)
     assert found == (12, 4, 4, 8, 0)
@@ -318,13 +318,13 @@ def test_simpy_says_the_same(tiny: Path, policy: str, how: dict[str, Any], preem
 def pooled(engine: str, swaps: bool) -> Any:
     """Stands for `random_worlds.by_engine`: with pages of two tokens, which are as large as most of an expert."""
 
-    def loop(setup: Any, spans: Any, log: Any) -> Outcome:
+    def loop(setup: Any, spans: Any, log: Any) -> Any:
         come = sorted(3 * setup.requests, key=lambda r: r.arrival_s or 0.0)
         setup.requests = [r._replace(index=i) for i, r in enumerate(come)]
         most = max(r.prompt_len + r.outputs - 1 for r in setup.requests)
         setup.kv = KvPool(-(-most // 2), 2, 2 * setup.pieces.whole[0][0].n_bytes // 3 + 1, swaps)
         setup.spec = msgspec.structs.replace(setup.spec, engine=engine)
-        return execute(setup, spans, log, bounds=False)
+        return random_worlds.by_engine(setup, spans, log)
 
     return loop
 

@@ -384,7 +384,7 @@ def test_tickets_do_not_chain_through_the_run(tmp_path):
             gc.collect()
             kinds = (Copy, Launched)
             counts.append(sum(type(o) in kinds for o in gc.get_objects()))  # isinstance would wake foreign objects
-            assert run.outcome.machine.h2d[0].n_copies > 3 * outputs
+            assert run.machine.h2d[0].n_copies > 3 * outputs
             del run
     assert counts[1] <= counts[0] + 8
 

@@ -190,7 +190,7 @@ def test_lanes_bytes_and_room(case, make, gpus, folder):
     for lane in {span[0] for span in run.spans}:
         times = sorted(span[6:] for span in run.spans if span[0] == lane)
         assert all(before[1] <= after[0] for before, after in pairwise(times))
-    tally = run.outcome.engine.tally
+    tally = run.outcome.report.counts.tally
     asked = tally.demand_bytes + tally.prefetch.issued_bytes - tally.prefetch.cancelled_bytes
     copies = [span for span in run.spans if span[0].startswith("h2d")]
     assert asked == run.result.h2d_bytes == sum(span[5] for span in copies) == len(copies) * EXPERT_BYTES

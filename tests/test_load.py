@@ -67,7 +67,7 @@ class Server:
 
     def service_s(self) -> list[float]:
         """Of every recorded request, alone."""
-        served = self.run("none", len(self.lengths())).clockwork.requests
+        served = self.run("none", len(self.lengths())).report.requests
         return [t.last_token_s - t.begun_s for t in served]
 
     def lengths(self) -> list[RequestInfo]:
@@ -89,7 +89,7 @@ def test_waits_as_pollaczek_and_khinchine_have_them(tmp_path: Path, load_frac: f
         server = Server(tmp_path / name, lengths)
         took = np.array(server.service_s())
         rate_per_s = load_frac / float(took.mean())
-        served = server.run(f"poisson:{rate_per_s!r}", 4000).clockwork.requests
+        served = server.run(f"poisson:{rate_per_s!r}", 4000).report.requests
         waits = [times.queue_s for times in served]
         expected_s = rate_per_s * (took**2).mean() / (2 * (1 - load_frac))
         assert abs(np.mean(waits) - expected_s) < 3.5 * standard_error(waits)
@@ -99,7 +99,7 @@ def test_waits_as_pollaczek_and_khinchine_have_them(tmp_path: Path, load_frac: f
 def test_lindley_recomputes_every_wait(tmp_path: Path) -> None:
     server = Server(tmp_path, [(1, 1), (3, 5), (2, 30)])
     rate_per_s = 0.9 / float(np.mean(server.service_s()))
-    served = server.run(f"gamma:{rate_per_s!r},2", 500).clockwork.requests
+    served = server.run(f"gamma:{rate_per_s!r},2", 500).report.requests
     wait_s = 0.0
     for before, times in pairwise(served):
         took_s = before.last_token_s - before.begun_s
@@ -112,7 +112,7 @@ def test_little(tmp_path: Path) -> None:
     """Requests there on average, counted along time, are their rate times what each takes."""
     server = Server(tmp_path, [(1, 4), (2, 9)])
     outcome = server.run(f"poisson:{2 / float(np.mean(server.service_s()))!r}", 300, batch=4)
-    served, found = outcome.clockwork.requests, outcome.result.load
+    served, found = outcome.report.requests, outcome.result.load
     events = sorted([(t.start_s, 1) for t in served] + [(t.last_token_s, -1) for t in served])
     area, there = 0.0, 0
     for (at_s, change), (until_s, _) in pairwise(events):
@@ -129,10 +129,10 @@ def test_a_closed_loop_by_hand(tmp_path: Path) -> None:
     """Three clients, one server: the first three wait for 0, 1 and 2 others, and each further one for 2."""
     server = Server(tmp_path, [(1, 3)])
     (took_s,) = server.service_s()
-    served = server.run("closed:3", 7).clockwork.requests
+    served = server.run("closed:3", 7).report.requests
     assert [t.queue_s / took_s for t in served] == pytest.approx([0, 1, 2, 2, 2, 2, 2])
     assert [t.start_s / took_s for t in served] == pytest.approx([0, 0, 0, 1, 2, 3, 4])
-    one, alone = server.run("closed:1", 5).clockwork.requests, server.run("none", 1).clockwork.requests
+    one, alone = server.run("closed:1", 5).report.requests, server.run("none", 1).report.requests
     assert [t.queue_s for t in one] == [0.0] * 5
     assert (one[0].ttft_s, one[0].tpot_s) == (alone[0].ttft_s, alone[0].tpot_s)
 
@@ -321,7 +321,7 @@ def test_shares_that_kept_have_an_interval() -> None:
 def test_waits_grow_faster_than_services(tmp_path: Path) -> None:
     """Half as much again for every service: the waits of a server that takes so long, not half as much again."""
     server = Server(tmp_path, [(1, 3), (4, 9)])
-    served = server.run("poisson:0.02", 40).clockwork.requests
+    served = server.run("poisson:0.02", 40).report.requests
     assert ttfts_s(served, 1.0, 1.0) == pytest.approx([times.ttft_s for times in served])
     slower, free_s = [], 0.0
     for times in served:
@@ -351,14 +351,14 @@ def test_what_a_request_waited_for_sums_to_its_time() -> None:
     setup = prepare(RunSpec(policy="lru", hw="rtx3090", cache_frac=0.2, arrivals="poisson:0.02", requests=6, batch=2))
     with setup.trace:
         outcome = execute(setup, bounds=False)
-    served: list[RequestTimes] = outcome.clockwork.requests
+    served: list[RequestTimes] = outcome.report.requests
     for times in served:
         found = parts(times.queue_s, times.e2e_s, times.until_begun, times.until_last)
         assert math.fsum(found) == pytest.approx(times.e2e_s)
         assert min(found) >= -1e-9
         assert times.queue_s + times.service_s == pytest.approx(times.ttft_s)
     copies_s = sum(parts(0.0, t.service_s, t.until_begun, t.until_first).copies for t in served)
-    waited_s = outcome.clockwork.phases["prefill"].parts_s[H2D]
+    waited_s = outcome.report.phases["prefill"].parts_s[H2D]
     assert copies_s == pytest.approx(waited_s)  # prompts run one at a time, so each waits for its own copies
 
 

@@ -178,10 +178,10 @@ def test_gating_follows_the_sensitivities(tmp_path):
     assert ran.count((1, 1)) == ran.count((31, 1)) == 1  # by the prompt alone
     assert seen.result.dropped_rate == pytest.approx(31 / 64)
     assert seen.result.gate_mass_kept == pytest.approx(1 - 62 * 0.012 / 96, abs=1e-3)
-    assert seen.outcome.engine.policy.stats()["single_expert_frac"] == pytest.approx(31 / 32)
+    assert seen.engine.policy.stats()["single_expert_frac"] == pytest.approx(31 / 32)
     assert other.result.dropped_rate == 0.0
-    assert other.outcome.engine.policy.stats()["gating"] == 0.0
-    assert [len(g[0].main) for g in seen.outcome.engine.policy._groups] == SIZES[64, True]
+    assert other.engine.policy.stats()["gating"] == 0.0
+    assert [len(g[0].main) for g in seen.engine.policy._groups] == SIZES[64, True]
 
 
 @pytest.mark.parametrize(("threshold", "alone"), [(0.25, 0.0), (0.2501, 1.0)])
@@ -221,7 +221,7 @@ def test_budgets(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 4, 2, levels={"weights", "next_scores_1"})) as trace:
         for room in range(3 + 6, 3 * 4 + 7):
             seen = execute_easy(setup(AdapMoe(), trace, room))
-            assert seen.outcome.engine.residency.peak_bytes[0] <= room * EXPERT_BYTES
+            assert seen.outcome.report.counts.peak_bytes[0] <= room * EXPERT_BYTES
         with pytest.raises(DoesNotFit, match="at least 9 whole experts"):
             execute_easy(setup(AdapMoe(), trace, 8))
 
@@ -233,7 +233,7 @@ def test_two_buffers_suffice(tmp_path, world, variant):
     with Trace(tiny_trace(tmp_path / "t", 5, 6, 3, n_requests=4, levels=levels)) as trace:
         for room in range(7, 20, 3):
             seen = execute_easy(setup(AdapMoe(buffers=2, variant=variant), trace, room, **world))
-            assert not seen.outcome.engine.pending.experts()
+            assert not seen.engine.pending.experts()
 
 
 KNOBS = {

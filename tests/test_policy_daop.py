@@ -234,7 +234,7 @@ def test_batches_and_gpus(variant, tmp_path):
         for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
             seen = execute_easy(setup(Daop(variant=variant, first_predict_layer=1), trace, 4, **world))
             assert seen.classes("decode")["hit"] > 0
-            assert seen.outcome.engine.tally.n_executed > 0
+            assert seen.outcome.report.counts.tally.n_executed > 0
         with pytest.raises(BadInput, match="at least 1 whole expert"):
             execute_easy(setup(Daop(), trace, 0))
 

@@ -94,7 +94,7 @@ def test_five_steps_by_layer(tmp_path):
     ]
     # 40 s of copies, the last expert (in two tensors of one kernel each) and the head.
     assert ends(seen) == [47, 90, 133, 176, 219]
-    assert seen.outcome.engine.residency.peak_bytes[0] == 2.5 * EXPERT_BYTES
+    assert seen.outcome.report.counts.peak_bytes[0] == 2.5 * EXPERT_BYTES
 
 
 def test_five_steps_by_expert(tmp_path):
@@ -107,7 +107,7 @@ def test_five_steps_by_expert(tmp_path):
         for entry in [("fetch", layer, expert)] * 2 + [("gpu", layer, expert)] + [("evict", layer, expert)] * 2
     ]
     assert ends(seen) == [27, 54, 81, 108, 135]
-    assert list(seen.outcome.engine.residency.peak_bytes) == [EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [EXPERT_BYTES]
 
 
 def test_the_live_limit_and_the_bucket(tmp_path):
@@ -116,7 +116,7 @@ def test_the_live_limit_and_the_bucket(tmp_path):
     def peak(live, bucket):
         made = policy(stage3_max_live_parameters=live, stage3_prefetch_bucket_size=bucket)
         seen = run(made, tmp_path, STEPS, room=4, n_experts=2)
-        return seen.outcome.engine.residency.peak_bytes[0] / EXPERT_BYTES, seen.prefetched().get("issued", 0)
+        return seen.outcome.report.counts.peak_bytes[0] / EXPERT_BYTES, seen.prefetched().get("issued", 0)
 
     assert peak(160, 1000)[0] == 2
     assert peak(161, 1000)[0] == 2.5  # the tensor that reaches the limit is still fetched
@@ -181,7 +181,7 @@ def test_two_steps_with_a_cache(tmp_path):
     ]
     # 1 + 20 + 2 twice and the head; then one expert a layer: 1 + 10 + 2 twice and the head.
     assert ends(seen) == [47, 47 + 27]
-    assert list(seen.outcome.engine.residency.peak_bytes) == [3 * EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [3 * EXPERT_BYTES]
 
 
 @pytest.mark.parametrize("cache", ["none", "lfu"])

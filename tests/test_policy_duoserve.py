@@ -229,7 +229,7 @@ def test_five_steps_of_decode(told, tmp_path):
         ("gpu", 1, 3),
     ]
     assert all(entry[0] == "evict" for entry in decode[:1])
-    assert list(seen.outcome.engine.residency.peak_bytes) == [2 * EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [2 * EXPERT_BYTES]
     # Token 1, from 83: attention 83..84, both copies to 104; predictor 104..107, Expert 1 104..106: the first prefetch
     # starts when both are over (synchronisation point 2), the second behind it. The gate of layer 1 asks at 109; the
     # prefetches end at 127 (synchronisation point 1), the wrong one is replaced 127..137, then both compute.
@@ -372,7 +372,7 @@ def test_slots_suffice(settings, gpus, batch, tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 8, 3, prompt=5, outputs=6, n_requests=8, levels=())) as trace:
         policy = DuoServe(**BASE | {"predictor": "surrogate:0.6"} | settings)
         seen = execute_easy(setup(policy, trace, 8, gpus=gpus, batch=batch))
-    assert max(seen.outcome.engine.residency.peak_bytes) <= settings.get("slots", 3) * EXPERT_BYTES
+    assert max(seen.outcome.report.counts.peak_bytes) <= settings.get("slots", 3) * EXPERT_BYTES
 
 
 def test_a_prediction_that_is_always_right_leaves_nothing_to_fetch_but_the_first_layer(tmp_path):

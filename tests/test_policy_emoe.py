@@ -88,7 +88,7 @@ def test_five_steps(tmp_path):
         ("prefetch 1.2", 60, 70),
     ]
     assert seen.end_s == 73 + 7 + 7
-    loss = seen.outcome.engine.tally.loss
+    loss = seen.outcome.report.counts.tally.loss
     assert (loss.changed, loss.dropped, loss.activations) == (2, 0, 10)
     assert seen.result.gate_mass_kept == pytest.approx((8 * 2048 + 1024 + 640) / (10 * 2048))
     # Most used: chat 0 and 0 (ties), as foretold; code 0 (a tie) and 3, foretold 3 and 3.
@@ -185,7 +185,7 @@ def test_a_share_of_the_experts(tmp_path):
             made = setup(Emoe(predictor="frequency", **settings), trace, room=8)
             seen = execute_easy(made)
             assert made.policy.settings["experts_per_layer"] == kept
-            assert list(seen.outcome.engine.residency.peak_bytes) == [2 * kept * 160]
+            assert list(seen.outcome.report.counts.peak_bytes) == [2 * kept * 160]
 
 
 def test_a_profile_of_the_tasks_decides_whose_experts_are_loaded(tmp_path):
@@ -300,7 +300,7 @@ def test_a_surrogate_that_is_right_keeps_the_most_mass_of_all_choices(tmp_path):
     with Trace(written(tmp_path / "t", STORE + steps)) as trace:
         policy = Emoe(predictor="surrogate:1", p=1, experts_per_layer=1, memory_bytes=0, predict_s=0.0)
         seen = execute_easy(setup(policy, trace, room=2))
-    loss = seen.outcome.engine.tally.loss
+    loss = seen.outcome.report.counts.tally.loss
     assert (loss.changed, loss.activations) == (2, 6)
     assert seen.log.count(("gpu", 0, 0)) == 3
     assert seen.log.count(("gpu", 1, 1)) == 3

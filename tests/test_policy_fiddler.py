@@ -96,7 +96,7 @@ def test_copies_go_through_one_placeholder(tmp_path):
     path = taught(tmp_path, [[[2, 3]]], [[[0, 1]]], 4)
     seen = replay(Fiddler(), path, 1, cpu_s=50.0)
     assert seen.lane("h2d") == [("demand 0.0", 1, 11), ("demand 0.1", 13, 23)]
-    assert seen.outcome.engine.residency.peak_bytes[0] == EXPERT_BYTES
+    assert seen.outcome.report.counts.peak_bytes[0] == EXPERT_BYTES
     # With another one running on the GPU first, the copy still comes after it on the one stream.
     seen = replay(Fiddler(), taught(tmp_path, [[[0, 3]]], [[[0, 1]]], 4), 2, cpu_s=50.0)
     assert seen.lane("h2d") == [("demand 0.1", 3, 13)]

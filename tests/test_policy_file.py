@@ -336,7 +336,7 @@ def test_a_cache_per_layer_is_told_what_it_lacks(tmp_path):
     with pytest.raises(IllegalDecision, match="a cache per layer says so by `layer_budgets`"):
         run(PerLayer(), tmp_path, [[[0, 1], [1, 2], [2, 3]]], room=4)
     seen = run(Divided(), tmp_path, ROWS, room=3, n_experts=4)
-    assert list(seen.outcome.engine.residency.peak_bytes) == [3 * 160]
+    assert list(seen.outcome.report.counts.peak_bytes) == [3 * 160]
 
 
 def test_the_reference_is_whole_and_current():

@@ -209,7 +209,7 @@ def test_a_prompt_spares_the_slots_behind_its_buffers(tmp_path):
         )
         assert resident(seen) == [(0, 1), (1, 1)]
         # Each prompt copies 8 experts; with the gather the second takes 0.1 and 1.1 from their slots.
-        prefetches = seen.outcome.engine.tally.prefetch
+        prefetches = seen.outcome.report.counts.tally.prefetch
         assert prefetches.n_issued == 16 - 2 * gathered + (0 if d2d else 2)  # without it these two come in halves
         assert seen.result.h2d_bytes == (16 + 6 - 2 * gathered) * EXPERT_BYTES
 

@@ -247,7 +247,7 @@ def test_misses_on_the_cpu(tmp_path):
         ("prefetch", 0, 2),
         ("cpu", 0, 3),
     ]
-    assert not seen.outcome.engine.tally.n_demand
+    assert not seen.outcome.report.counts.tally.n_demand
     assert Hobbit(cpu_misses=True).traits == {"lossy", "cpu"}
     assert Hobbit.traits == {"lossy"}
 

@@ -436,7 +436,7 @@ def test_five_steps(tmp_path):
     # Prompt 1 + 2 + 2 + 1. A load: 1 + 10 + 2 + 1, hits run meanwhile. The CPU's result (1 s down, 5 s, 1 s back) waits
     # for the link until 45 and comes before expert 2 is done at 47. The last token as the prompt.
     assert seen.end_s == 6 + 14 + 14 + 14 + 6
-    loss = seen.outcome.engine.tally.loss
+    loss = seen.outcome.report.counts.tally.loss
     assert (loss.changed, loss.activations) == (1, 10)
     kept = 1 - (1000 - 900) / (2700 + 2500 + 2600 + 2900 + 3000)
     assert seen.result.gate_mass_kept == pytest.approx(kept)
@@ -609,4 +609,4 @@ def test_the_cache_ratio_of_all_policies_is_the_one_of_the_public_code(tmp_path,
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_any_room_will_do(variant, room, gpus, tiny):
     seen = execute_easy(setup(Importance(variant=variant), tiny, [room] * gpus, gpus=gpus, batch=3))
-    assert max(seen.outcome.engine.residency.peak_bytes) <= room * 160
+    assert max(seen.outcome.report.counts.peak_bytes) <= room * 160

@@ -139,7 +139,7 @@ def test_a_large_batch_copies_the_used_experts_matrix_by_matrix(tmp_path):
     assert seen.lane("gpu")[1][1] == pytest.approx(11)
     assert seen.lane("h2d")[3][1] == pytest.approx(14)  # one stream: the next copy after the last computation
     assert resident(seen) == []
-    assert seen.outcome.engine.residency.peak_bytes[0] == EXPERT_BYTES
+    assert seen.outcome.report.counts.peak_bytes[0] == EXPERT_BYTES
 
 
 def test_older_versions_copy_the_whole_layer(tmp_path):
@@ -153,7 +153,7 @@ def test_each_ubatch_copies_again(tmp_path):
     path = prompt_of(32, tmp_path)
     seen = replay(LlamaCpp(ubatch=16, op_offload_min_batch=16, matrices=2), path, 2)
     assert [e for kind, _, e in seen.log if kind == "fetch"] == [0] * 4 + [2] * 2
-    assert seen.outcome.engine.tally.n_executed == 32
+    assert seen.outcome.report.counts.tally.n_executed == 32
     every = replay(LlamaCpp(ubatch=16, op_offload_min_batch=16, matrices=2, copy_used_only=False), path, 2)
     assert [e for kind, _, e in every.log if kind == "fetch"] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
     # What counts as large is the ubatch, not the prompt.

@@ -25,7 +25,7 @@ def code(**settings):
 
 
 def resident(seen):
-    return sorted((p.layer, p.expert) for p in seen.outcome.engine.residency.resident_pieces())
+    return sorted((p.layer, p.expert) for p in seen.engine.residency.resident_pieces())
 
 
 def test_a_prompt_that_needs_all_eight_flips_the_layer(tmp_path):
@@ -178,7 +178,7 @@ def test_smaller_budgets_offload_more_and_larger_ones_are_left_unused(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 8, 2, levels={"next_scores_1"})) as trace:
         for room, main in ((3 * 2 + 4, 2), (3 * 4 + 4, 4), (24, 4)):
             seen = execute_easy(setup(MixtralOffloading(), trace, room))
-            assert seen.outcome.engine.residency.peak_bytes[0] <= (3 * main + 4) * EXPERT_BYTES
+            assert seen.outcome.report.counts.peak_bytes[0] <= (3 * main + 4) * EXPERT_BYTES
             assert len(resident(seen)) == 3 * main
         with pytest.raises(DoesNotFit, match="at least 7 whole experts"):
             execute_easy(setup(MixtralOffloading(), trace, 6))
@@ -192,7 +192,7 @@ def test_buffers_suffice(make, buffers, tmp_path):
         for room in range(3 + buffers, 24):
             seen = execute_easy(setup(make(buffer_size=buffers, offload_per_layer=5, guesses=8), trace, room))
             main = min(3, (room - buffers) // 3)
-            assert seen.outcome.engine.residency.peak_bytes[0] <= (3 * main + buffers) * EXPERT_BYTES
+            assert seen.outcome.report.counts.peak_bytes[0] <= (3 * main + buffers) * EXPERT_BYTES
         execute_easy(setup(make(buffer_size=buffers), trace, [12, 12], gpus=2))
 
 

@@ -210,7 +210,7 @@ def test_phantom_slots(tmp_path):
         ("evict", 0, 3),
         ("fetch", 0, 2),
     ]
-    assert len(seen.outcome.engine.residency.resident_pieces()) == 2  # capacity less hits before exhaustion
+    assert len(seen.engine.residency.resident_pieces()) == 2  # capacity less hits before exhaustion
     assert sum(e[0] == "evict" for e in run(MoeInfinity(variant="code_head"), tmp_path, rows, 4, n_experts=4).log) == 0
 
 
@@ -251,9 +251,7 @@ def test_any_room_will_do(tmp_path, variant, world):
         for room in (1, 2, 5, 12, 18):
             for phantom in (False, True):
                 policy = MoeInfinity(variant=variant, phantom_slots=phantom)
-                assert not execute_easy(
-                    setup(policy, trace, room, copy_s=2.0, **world)
-                ).outcome.engine.pending.experts()
+                assert not execute_easy(setup(policy, trace, room, copy_s=2.0, **world)).engine.pending.experts()
 
 
 KNOBS = {

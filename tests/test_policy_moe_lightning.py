@@ -90,7 +90,7 @@ def test_closed_form(share, room, copy_s, tmp_path):
     seen = run(MoeLightning(static_share=share, **UNSTAGED), tmp_path, rows, room, n_experts=n_experts, copy_s=copy_s)
     per_token = [b - a for a, b in pairwise(heads(seen)[-3:])]
     assert per_token == [max(n_layers * (1 - share) * n_experts * copy_s, n_layers * 5.0 + 1)] * 2
-    assert list(seen.outcome.engine.residency.peak_bytes) == [room * EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [room * EXPERT_BYTES]
     refusal = "at least 8 whole experts" if room == 8 else f"takes room for {room} experts on GPU 0"
     with pytest.raises(DoesNotFit, match=refusal):
         run(MoeLightning(static_share=share), tmp_path, rows, room - 1, n_experts=n_experts)
@@ -102,7 +102,7 @@ def test_what_the_budget_holds_stays(room, static, tmp_path):
     # row that keep nothing need 8.
     seen = run(MoeLightning(), tmp_path, [[[0]] * 5] * 2, room, n_experts=4)
     assert seen.result.policy_stats["static_experts"] == static
-    assert seen.outcome.engine.residency.peak_bytes[0] <= room * EXPERT_BYTES
+    assert seen.outcome.report.counts.peak_bytes[0] <= room * EXPERT_BYTES
 
 
 # A batch of four in micro-batches of one: four pages of a layer's two streamed experts, half an expert each.
@@ -133,7 +133,9 @@ def test_pages_cover_a_layer_once(tmp_path):
     plain = streamed(rows, tmp_path, room=8, n_experts=3, static_share=0.34)
     for batch, micro_batch in ((2, 1), (3, 1), (3, 2), (5, 1), (7, 2)):
         seen = streamed(rows, tmp_path, batch, room=8, n_experts=3, static_share=0.34, micro_batch=micro_batch)
-        per_pass = {r.result.h2d_bytes / sum(r.outcome.engine.tally.n_iterations.values()) for r in (plain, seen)}
+        per_pass = {
+            r.result.h2d_bytes / sum(r.outcome.report.counts.tally.n_iterations.values()) for r in (plain, seen)
+        }
         assert len(per_pass) == 1
 
 
@@ -146,17 +148,17 @@ def test_any_shape_streams_each_expert_once_a_pass(data, tmp_path_factory):
     batch, micro_batch = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     path = tiny_trace(tmp_path_factory.mktemp("t") / "t", n_layers, n_experts, 1, 2 * batch, 2, 4, levels=())
     with Trace(path) as trace:
-        roomy = execute_easy(setup(MoeLightning(), trace, n_layers * n_experts, gpus=gpus)).outcome.engine.view
+        roomy = execute_easy(setup(MoeLightning(), trace, n_layers * n_experts, gpus=gpus)).engine.view
         room = MoeLightning().min_experts(roomy) + draw(st.integers(0, 9))
         policy = MoeLightning(micro_batch=micro_batch)
         seen = execute_easy(setup(policy, trace, room, gpus=gpus, batch=batch))
-    passes = sum(seen.outcome.engine.tally.n_iterations.values())
+    passes = sum(seen.outcome.report.counts.tally.n_iterations.values())
     n_streamed = n_layers * n_experts - seen.result.policy_stats["static_experts"]
     assert seen.result.h2d_bytes == passes * n_streamed * EXPERT_BYTES
     for layer, streamed in enumerate(policy._streamed):
         for n in (1, 2, 3, 7, 11):
             policy._micro_batches = n
-            pages = policy._pages(layer, seen.outcome.engine.view)
+            pages = policy._pages(layer, seen.engine.view)
             assert len(pages) == (n if streamed else 0)
             assert all(pages)
             covered = {piece.expert: 0.0 for piece in streamed}
@@ -225,7 +227,7 @@ def test_every_parameter_matters(tmp_path):
 def test_batches_and_gpus(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 4, 5, 2, levels=())) as trace:
         for gpus, batch in ((2, 1), (3, 2), (2, 2)):
-            view = execute_easy(setup(MoeLightning(), trace, 20, gpus=gpus)).outcome.engine.view
+            view = execute_easy(setup(MoeLightning(), trace, 20, gpus=gpus)).engine.view
             need = MoeLightning().min_experts(view)
             seen = execute_easy(setup(MoeLightning(micro_batch=1), trace, need + 2, gpus=gpus, batch=batch))
             assert seen.result.h2d_bytes > 0

@@ -275,7 +275,7 @@ def test_theta_1_without_prefetch_is_a_plain_cache(tmp_path, seed):
     assert mine.result.hit_rate == plain.result.hit_rate
     counts = [plain.classes(phase) for phase in ("prefill", "decode")]  # of a prompt of one token, and of the others
     hits, uses = sum(c.get("hit", 0) for c in counts), sum(sum(c.values()) for c in counts)
-    assert mine.outcome.engine.policy.stats()["top_hit_rate"] == hits / uses
+    assert mine.engine.policy.stats()["top_hit_rate"] == hits / uses
 
 
 @pytest.mark.parametrize(("replace", "stays"), [("lowest", True), ("idle", False)])
@@ -297,12 +297,12 @@ def test_theta_0_is_prefetching_only(tmp_path):
         seen = execute_easy(setup(Moepic(split=0.0, **PLAIN), trace, room=12))
         least = execute_easy(setup(Moepic(split=0.0, **PLAIN), trace, room=2))
     assert seen.log == least.log
-    p, tally = seen.outcome.engine.tally.prefetch, seen.outcome.engine.tally
+    p, tally = seen.outcome.report.counts.tally.prefetch, seen.outcome.report.counts.tally
     uses = sum(entry[0] == "gpu" for entry in seen.log)
     assert tally.n_demand + p.n["useful"] + p.n["late"] == uses
     assert p.n["useful"] + p.n["late"] > 0
-    assert seen.outcome.engine.residency.peak_bytes[0] <= 2 * EXPERT_BYTES
-    assert seen.outcome.engine.policy.stats()["top_hit_rate"] == 0
+    assert seen.outcome.report.counts.peak_bytes[0] <= 2 * EXPERT_BYTES
+    assert seen.engine.policy.stats()["top_hit_rate"] == 0
 
 
 def test_a_budget_of_the_buffer_alone_is_the_minimum(tmp_path):
@@ -334,7 +334,7 @@ def test_table_1_random_row_is_a_choice_and_no_replacement(tmp_path, scope):
             policy = Random(selection="static", scope=scope, seed=seed)
             made = setup(policy, trace, room=2 * layers + 1)  # and a buffer of K = 1
             seen = execute_easy(made)
-            residents = seen.outcome.engine.residency.resident_pieces()
+            residents = seen.engine.residency.resident_pieces()
             stay = {(p.layer, p.expert) for p in residents if policy.order.bar[p.index] == NEVER}
             assert len(stay) == 2 * layers
             assert scope == "global" or {sum(at == layer for at, _ in stay) for layer in range(layers)} == {2}
@@ -436,7 +436,7 @@ def test_the_end_of_the_store_split_configures(tmp_path):
     path = tiny_trace(tmp_path / "t", 4, 6, 2, n_requests=8, outputs=14, levels={"next_scores_1"})
 
     def stats(**settings):
-        return replay(path, settings).outcome.engine.policy.stats()
+        return replay(path, settings).engine.policy.stats()
 
     assert stats()["configured"] == 1
     assert stats()["split_mean_frac"] != 0.5
@@ -470,7 +470,7 @@ def test_budgets_hold_through_reconfiguration(tmp_path, world, copies):
     with Trace(path) as trace:
         for room in (2, 3, 7, 11, 18, 24):
             seen = execute_easy(setup(Watched(tau=12, zeta=0.05, copies=copies), trace, room=room, copy_s=3.0, **world))
-            assert seen.outcome.engine.policy.stats()["configured"] >= 2 or room * world.get("gpus", 1) >= 24
+            assert seen.engine.policy.stats()["configured"] >= 2 or room * world.get("gpus", 1) >= 24
 
 
 def test_no_request_pays_for_an_update(tmp_path):

@@ -73,14 +73,14 @@ def test_closed_form_time_and_memory(copy_s, n_experts, tmp_path):
     per_token = [b - a for a, b in pairwise(ends(seen)[-3:])]
     # Where loads are longer the link never rests, and hides the head.
     assert per_token == pytest.approx([max(n_layers * n_experts * copy_s, n_layers * 5.0 + 1)] * 2)
-    assert list(seen.outcome.engine.residency.peak_bytes) == [2 * n_experts * EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [2 * n_experts * EXPERT_BYTES]
 
 
 def test_a_ring_of_one_layer_overlaps_attention_alone(tmp_path):
     seen = run(MoeSys(layers=1), tmp_path, STEPS, room=2, n_experts=2)
     # A layer is loaded (20) while the next attention runs, then computes (2); the head delays nothing.
     assert [b - a for a, b in pairwise(ends(seen))] == [66] * 4
-    assert list(seen.outcome.engine.residency.peak_bytes) == [2 * EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [2 * EXPERT_BYTES]
 
 
 def test_a_ring_of_all_layers_copies_nothing(tmp_path):

@@ -130,7 +130,7 @@ def fewest_copies(steps, room):
 def copies(policy, trace, room):
     made = setup(policy, trace, room)
     steps = layers_of(made)
-    return execute(made).engine.tally.n_demand, steps
+    return execute(made).report.counts.tally.n_demand, steps
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_counts_on_the_bundled_trace(make):
     with trace:
         made = setup(one_cache(make), trace, 64)
         made.requests = made.requests[:2]
-        assert execute(made).engine.tally.n_demand == misses_layer_by_layer(layers_of(made), 64, RANKS[make])
+        assert execute(made).report.counts.tally.n_demand == misses_layer_by_layer(layers_of(made), 64, RANKS[make])
 
 
 # README of the public traces: LRU hit share at 25 % and 50 % cached, one access at a time.
@@ -244,7 +244,7 @@ def test_random_hits_as_often_as_it_caches(uniform, room):
 def test_random_is_a_function_of_its_seed(tiny, tmp_path):
     first, again = (execute(setup(Random(seed=3), tiny, 5)) for _ in range(2))
     assert first.result.tpot_s == again.result.tpot_s
-    counts = {execute(setup(Random(seed=s), tiny, 5)).engine.tally.n_demand for s in range(8)}
+    counts = {execute(setup(Random(seed=s), tiny, 5)).report.counts.tally.n_demand for s in range(8)}
     assert len(counts) > 1
 
 

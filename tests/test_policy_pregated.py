@@ -75,7 +75,7 @@ def test_five_steps(tmp_path):
         ("expert 2.3", 71, 73),
         ("head", 73, 74),
     ]
-    assert list(seen.outcome.engine.residency.peak_bytes) == [2 * EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [2 * EXPERT_BYTES]
     assert "fine-tuned" in seen.result.labels
 
 
@@ -100,7 +100,7 @@ def test_closed_forms(copy_s, kernel_s, tmp_path):
 
     def per_token(mode):
         seen = run(PreGated(mode=mode), tmp_path, STEPS, room=8, n_experts=4, copy_s=copy_s)
-        return np.diff(ends(seen)).tolist(), seen.outcome.engine.residency.peak_bytes[0] // EXPERT_BYTES
+        return np.diff(ends(seen)).tolist(), seen.outcome.report.counts.peak_bytes[0] // EXPERT_BYTES
 
     assert per_token("on_demand") == ([n_layers * (a + copy_s + x) + h] * 4, 1)
     assert per_token("pregated") == ([token(copy_s)] * 4, 2)
@@ -246,7 +246,7 @@ def test_cached_experts_are_not_fetched_again(tmp_path):
     copies = [entry[1:] for entry in seen.log if entry[0] in ("fetch", "prefetch")]
     assert copies[:3] == [(0, 0), (1, 1), (2, 2)]  # the prompt's
     assert copies[3:6] == [(0, 3), (1, 3), (2, 3)]  # each takes the oldest place: 0.0, 1.1, 2.2 leave
-    assert seen.outcome.engine.residency.peak_bytes[0] <= 5 * EXPERT_BYTES
+    assert seen.outcome.report.counts.peak_bytes[0] <= 5 * EXPERT_BYTES
     assert seen.result.h2d_bytes < run(PreGated(), tmp_path, STEPS, 8, n_experts=4).result.h2d_bytes
 
 
@@ -341,7 +341,7 @@ def test_kept_for_the_request_each_active_expert_is_copied_once(make, tmp_path):
     seen = run(make(keep="request"), tmp_path, STEPS, room=12, n_experts=4)
     active = sorted({(layer, row[layer][0]) for row in STEPS for layer in range(3)})
     assert once_each(seen) == (active, True)
-    assert list(seen.outcome.engine.residency.peak_bytes) == [len(active) * EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [len(active) * EXPERT_BYTES]
     assert sorted(what[1:] for what in seen.log if what[0] == "evict") == active
     assert [what[0] for what in seen.log[-len(active) :]] == ["evict"] * len(active)
     assert seen.end_s < run(make(), tmp_path, STEPS, room=12, n_experts=4).end_s
@@ -351,7 +351,7 @@ def test_kept_for_the_request_each_active_expert_is_copied_once(make, tmp_path):
 def test_what_is_kept_makes_room_oldest_first(make, tmp_path):
     """Room for five of eight: whatever the request needs is there when it runs, and copied again when it had to go."""
     seen = run(make(keep="request"), tmp_path, STEPS, room=5, n_experts=4)
-    assert seen.outcome.engine.residency.peak_bytes[0] <= 5 * EXPERT_BYTES
+    assert seen.outcome.report.counts.peak_bytes[0] <= 5 * EXPERT_BYTES
     copies, once = once_each(seen)
     assert not once
     assert len(copies) < 3 * len(STEPS), "something is still found"

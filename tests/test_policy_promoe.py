@@ -126,7 +126,7 @@ def test_five_steps(tmp_path):
     # predicted chunk until 61, 2 and the head: 64.
     assert [end for what, _, end in seen.lane("gpu") if what == "head"] == [40, 64, 88, 122, 146]
     assert seen.result.policy_stats["predicted_frac"] == 0.5
-    assert list(seen.outcome.engine.residency.peak_bytes) == [3 * EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [3 * EXPERT_BYTES]
 
 
 def test_a_gate_withdraws_what_it_does_not_need(tmp_path):
@@ -229,7 +229,7 @@ def test_any_room_suffices(settings, gpus, batch, tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 4, 6, 3, prompt=5, outputs=8, n_requests=6, levels=levels)) as trace:
         for room in (4, 5, 9, 14, 24):
             seen = execute_easy(setup(ProMoe(**BASE | settings), trace, room, gpus=gpus, batch=batch))
-            assert max(seen.outcome.engine.residency.peak_bytes) <= room * EXPERT_BYTES
+            assert max(seen.outcome.report.counts.peak_bytes) <= room * EXPERT_BYTES
         with pytest.raises(DoesNotFit, match="at least 4 whole"):
             execute_easy(setup(ProMoe(**BASE | settings), trace, 3, gpus=gpus))
 
@@ -262,4 +262,4 @@ def test_a_low_task_takes_no_room_of_an_expert_still_to_be_completed(shape, sett
     ) as trace:
         policy = ProMoe(**BASE | settings | {"preempt": False, "depth": 1})
         seen = execute_easy(setup(policy, trace, 2 * shape[0], copy_s=copy_s))
-    assert list(seen.outcome.engine.residency.peak_bytes) == [2 * shape[0] * EXPERT_BYTES]
+    assert list(seen.outcome.report.counts.peak_bytes) == [2 * shape[0] * EXPERT_BYTES]

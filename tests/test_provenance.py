@@ -64,7 +64,7 @@ def test_thinking_after_the_last_read_is_part_of_the_iteration(tmp_path):
     # attention 1 s, expert 2 s, head 1 s, then 3 s of thinking: 7 s a token, for two requests of a prompt and a token
     # with 5 s between them that belong to neither phase
     seen = run(ThinksLater(), tmp_path, [[[0]]] * 4, room=1, lengths=[(1, 2), (1, 2)])
-    phases = seen.outcome.clockwork.phases
+    phases = seen.outcome.report.phases
     assert phases["mixed"].n_iterations == 0
     for phase in (phases["prefill"], phases["decode"]):
         assert phase.time_s == 14

@@ -341,7 +341,7 @@ def test_an_interrupt_keeps_what_was_measured_and_frees_memory(tmp_path, raised,
     setup.close()
     assert done.fault == fault
     assert done.result.n_requests == 2, "the second with the three tokens that it has put out"
-    assert [times.request.outputs for times in done.clockwork.requests] == [6, 3]
+    assert [times.request.outputs for times in done.report.requests] == [6, 3]
     assert done.result.tpot_s.n == 2
     assert "stopped early, after 9 of 12 tokens" in done.result.labels
     assert threading.active_count() == n_threads, "lanes are gone"

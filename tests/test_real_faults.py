@@ -86,7 +86,7 @@ def test_a_fault_under_way_keeps_what_was_measured(tmp_path, buffers, fail, said
         done = measure(setup, lanes, weights, prepared=breaks_with(fail))
     setup.close()
     assert said in done.fault
-    n_out = sum(times.request.outputs for times in done.clockwork.requests)
+    n_out = sum(times.request.outputs for times in done.report.requests)
     assert 1 < n_out < 12
     assert n_out >= (AFTER - 4 * LAYERS) // (TOP_K * LAYERS)
     assert done.result.tpot_s.mean > 0

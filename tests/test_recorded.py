@@ -26,7 +26,7 @@ PLAIN = ("lru", "lfu", "fifo", "lcp", "mrs", "random", "belady", "lynx")
 
 
 def figures(outcome: Outcome) -> tuple[Any, ...]:
-    return {**outcome.result.to_dict(), "wall_s": 0.0}, times_of(outcome.clockwork), outcome.machine.parts_s()
+    return {**outcome.result.to_dict(), "wall_s": 0.0}, times_of(outcome.report), outcome.report.phases
 
 
 def held_against(of: World, n_machines: int) -> int:

@@ -101,8 +101,8 @@ def test_round_robin_is_as_many_runs_of_their_own(policy: str, more: dict[str, A
             setup.policy = type(setup.policy)(seed=more.get("seed", 0) + number * SEED_STEP)
         alone = execute(setup, bounds=False)
         setup.close()
-        mine = [t for t in together.clockwork.requests if together.clockwork.replica_of[t.request.index] == number]
-        assert moments(mine) == moments(alone.clockwork.requests)
+        mine = [t for t in together.report.requests if together.report.replica_of[t.request.index] == number]
+        assert moments(mine) == moments(alone.report.requests)
         assert rows[number].hit_rate == alone.result.hit_rate
         assert rows[number].h2d_bytes == alone.result.h2d_bytes
         assert rows[number].policy_stats == alone.result.policy_stats
@@ -124,11 +124,12 @@ def test_one_replica_behind_a_router_is_a_run(policy: str, arrivals: str) -> Non
     Service([loop], routers.find("least_loaded"), setup.requests, setup.clients).run()
     loop.finish()
     setup.close()
-    assert moments(clockwork.requests) == moments(expected.clockwork.requests)
-    assert machine.h2d_bytes == expected.machine.h2d_bytes
-    assert machine.parts_s() == expected.machine.parts_s()
+    assert moments(clockwork.requests) == moments(expected.report.requests)
+    lanes = expected.report.lanes
+    assert machine.h2d_bytes == lanes.h2d_bytes
+    assert (machine.lane_busy_s(), machine.lane_ends_s()) == (lanes.busy_s, lanes.ends_s)
     for phase, times in clockwork.phases.items():
-        assert times.parts_s == expected.clockwork.phases[phase].parts_s
+        assert times.parts_s == expected.report.phases[phase].parts_s
 
 
 def test_replicas_draw_by_seeds_of_their_own() -> None:
@@ -145,7 +146,7 @@ def test_equal_requests_in_turn_wait_as_in_one_queue(tmp_path: Path) -> None:
     """M/D/c: where all take as long, those sent to c servers in turn wait as they would in one queue before them."""
     server = Server(tmp_path, [(1, 3)])
     took_s = server.service_s()[0]
-    served = server.run(f"poisson:{1.7 / took_s!r}", 300, replicas=2).clockwork.requests
+    served = server.run(f"poisson:{1.7 / took_s!r}", 300, replicas=2).report.requests
     served = sorted(served, key=lambda times: times.start_s)
     free_s = [0.0, 0.0]
     for times in served:
@@ -179,7 +180,7 @@ def test_who_joins_the_shorter_queue_waits_less(tmp_path: Path, monkeypatch: pyt
         if router == "at_random":
             monkeypatch.setattr(routers, "find", lambda name: AtRandom)
         outcome = server.run(f"poisson:{2 * load_frac / took_s!r}", n, replicas=2, router=router)
-        waits[router] = [times.queue_s for times in outcome.clockwork.requests]
+        waits[router] = [times.queue_s for times in outcome.report.requests]
     alone_s = load_frac / took_s * took_s**2 / (2 * (1 - load_frac))
     error_s = standard_error(waits["at_random"])
     assert abs(np.mean(waits["at_random"]) - alone_s) < 3.5 * error_s
@@ -195,11 +196,11 @@ def test_little(tmp_path: Path, router: str, source: str) -> None:
     server = Server(tmp_path, [(1, 4), (2, 9)])
     rate_per_s = 4 / float(np.mean(server.service_s()))
     outcome = server.run(source.format(rate_per_s), 200, batch=2, replicas=3, router=router, unstable=True)
-    result, served = outcome.result, outcome.clockwork.requests
+    result, served = outcome.result, outcome.report.requests
     span_s = max(t.last_token_s for t in served) - min(t.start_s for t in served)
     assert sum(row.requests for row in result.replicas) == 200 == len(served)
     for row in result.replicas:
-        mine = [t for t in served if outcome.clockwork.replica_of[t.request.index] == row.replica]
+        mine = [t for t in served if outcome.report.replica_of[t.request.index] == row.replica]
         events = sorted([(t.start_s, 1) for t in mine] + [(t.last_token_s, -1) for t in mine])
         area, there = 0.0, 0
         for (at_s, change), (until_s, _) in pairwise(events):
@@ -235,8 +236,8 @@ def serve(server: Server, come_s: list[float], **spec: Any) -> tuple[list[int], 
         made.open_loop = True
         made.spec = RunSpec(hw="easy", policy="gpu_only", **spec)
         outcome = execute(made, bounds=False)
-    times = sorted(outcome.clockwork.requests, key=lambda one: one.request.index)
-    return [outcome.clockwork.replica_of[one.request.index] for one in times], times
+    times = sorted(outcome.report.requests, key=lambda one: one.request.index)
+    return [outcome.report.replica_of[one.request.index] for one in times], times
 
 
 def test_least_loaded_by_hand(tmp_path: Path) -> None:
@@ -354,13 +355,13 @@ def test_any_load_is_served_once(
         made.spec = RunSpec(hw="easy", policy="gpu_only", batch=batch, replicas=n, router=router)
         outcome = execute(made, bounds=False, watched=watched)
         again = execute(made, bounds=False)
-    served = outcome.clockwork.requests
+    served = outcome.report.requests
     assert sorted(t.request.index for t in served) == sorted(one.index for one in made.requests)
     where: dict[int, set[int]] = {}
     for number, rows_ran in enumerate(ran):
         for index, *_ in rows_ran:
             where.setdefault(index, set()).add(number)
-    assert where == {index: {replica} for index, replica in outcome.clockwork.replica_of.items()}
+    assert where == {index: {replica} for index, replica in outcome.report.replica_of.items()}
     for one in made.requests:
         mine = [(start, stop) for rows in ran for index, start, stop in rows if index == one.index]
         ends = [one.first_row, *(stop for _, stop in mine)]
@@ -373,7 +374,7 @@ def test_any_load_is_served_once(
     if clients:  # nobody asks before he is answered
         events = sorted([(t.start_s, 1) for t in served] + [(t.last_token_s, -1) for t in served])
         assert np.max(np.cumsum([change for _, change in events])) <= clients
-    assert moments(again.clockwork.requests) == moments(served)
+    assert moments(again.report.requests) == moments(served)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -400,9 +401,9 @@ def test_sums_over_replicas() -> None:
     assert result.hit_rate == sum(one["hit_n"] for one in decode) / sum(one["asked_n"] for one in decode)
     assert min(row.hit_rate for row in rows) <= result.hit_rate <= max(row.hit_rate for row in rows)
     waited_s = sum(layer[f"wait_{why}_s"] for layer in result.by_layer for why in ("demand", "prefetch"))
-    copies_s = sum(outcome.clockwork.phases[phase].parts_s[H2D] for phase in ("prefill", "decode"))
+    copies_s = sum(outcome.report.phases[phase].parts_s[H2D] for phase in ("prefill", "decode"))
     assert waited_s == pytest.approx(copies_s)
-    assert result.simulated_s == max(t.last_token_s for t in outcome.clockwork.requests)
+    assert result.simulated_s == max(t.last_token_s for t in outcome.report.requests)
     assert 0 < result.lane_utilisation["h2d"] <= 1
     assert result.expert_budget_bytes == run(requests=2).result.expert_budget_bytes  # of one
     assert result.bound is None

@@ -46,7 +46,7 @@ def test_one_server_takes_what_one_request_takes(spec: RunSpec) -> None:
     """Alone, one after the other: requests per second are the inverse of what one takes on average."""
     setup = prepare(spec)
     with setup.trace:
-        served = execute(setup, bounds=False).clockwork.requests
+        served = execute(setup, bounds=False).report.requests
     took_s = [times.last_token_s - times.begun_s for times in served]
     (found,) = saturate([("alone", spec)], 1, 0.95, workers=1)
     # Of two clients the second has to wait, and so has everybody after it: from its begin to the last one's.

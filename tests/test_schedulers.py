@@ -82,7 +82,7 @@ def test_a_newcomer_is_one_file() -> None:
         setup = prepare(RunSpec(policy="lru", hw="rtx3090", requests=4, scheduler=name))
         with setup.trace:
             runs[name] = execute(setup, bounds=name == "shortest"), setup.run_id
-    served = {name: [times.request.outputs for times in done.clockwork.requests] for name, (done, _) in runs.items()}
+    served = {name: [times.request.outputs for times in done.report.requests] for name, (done, _) in runs.items()}
     assert served["shortest"] == sorted(served["fcfs"]) != served["fcfs"]
     assert served[None] == served["fcfs"]
     assert runs[None][1] == runs["fcfs"][1] != runs["shortest"][1]  # the default by its name is the default

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from easy_numbers import EXPERT_BYTES, Run, execute_easy, setup
+from easy_numbers import Run, execute_easy, setup
 from random_worlds import end_state
 from tiny_traces import from_rows
 
 from policies.fifo import Fifo
 from policies.lru import Lru
+from sim.engine.engine import Engine
 from sim.machine.forwarding import ForwardingMachine
 from sim.machine.simulated import SimulatedMachine
 from sim.machine.turn import Turn
@@ -69,12 +70,14 @@ def replayed(
     with Trace(from_rows(folder / f"{kind.__name__}.safetensors", rows, N_EXPERTS)) as trace:
         made = setup(kind(scope=scope), trace, room)
         made = replace(made, machine=Counting, stack=msgspec.structs.replace(made.stack, grouped=grouped))
-        return execute_easy(made) if seen else Run(execute(made), [], []), Counting.n_together
+        engines: list[Engine] = []
+        of = execute_easy(made) if seen else Run(execute(made, begun=engines.append), *engines)
+        return of, Counting.n_together
 
 
 def counts_by_expert(of: Run) -> list[tuple[Any, ...]]:
     """What happened to each expert."""
-    return list(expert_table(of.outcome.engine.tally.by_expert, of.outcome.clockwork, EXPERT_BYTES))
+    return list(expert_table(of.outcome.report))
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -89,10 +92,10 @@ def test_exchanged_together_is_as_if_one_by_one(
     unseen, n_unseen = replayed(kind, scope, room, tmp_path, grouped, seen=False)  # then it is written down in one go
     assert n_single == 0
     assert n_unseen == n_together
-    assert n_together > 0.5 * together.outcome.engine.tally.n_demand > 0
+    assert n_together > 0.5 * together.outcome.report.counts.tally.n_demand > 0
     assert together.log == single.log
     assert together.spans == single.spans
-    assert end_state(unseen.outcome) == end_state(together.outcome) == end_state(single.outcome)
+    assert end_state(unseen) == end_state(together) == end_state(single)
     assert counts_by_expert(unseen) == counts_by_expert(together) == counts_by_expert(single)
     for phase in ("prefill", "decode"):
         assert together.classes(phase) == single.classes(phase)

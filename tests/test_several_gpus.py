@@ -91,7 +91,7 @@ def test_results_come_back_in_the_order_in_which_they_are_ready(tmp_path, engine
     assert seen.lane("p2p_in") == [("combine 0", 7, 9), ("combine 0", 13, 15)]
     assert seen.end_s == 16
     # From 1 to 15 GPU 0 waited for what GPU 1 was late for: its copy.
-    assert seen.outcome.machine.parts_s() == [2, 14, 0, 0, 0, 0, 0]
+    assert seen.machine.parts_s() == [2, 14, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -117,7 +117,7 @@ def test_the_host_enqueues_each_transfer(tmp_path):
     # Gate at 1; enqueued at 1.5 and 2: out 1.5..3.5, 3.5..5.5. Experts until 5.5 and 7.5; back enqueued by 2.5 and 3.
     assert seen.lane("p2p_out") == [("dispatch 0", 1.5, 3.5), ("dispatch 0", 3.5, 5.5)]
     assert seen.lane("p2p_in") == [("combine 0", 5.5, 7.5), ("combine 0", 7.5, 9.5)]
-    assert seen.outcome.machine.host_shares()[5][1] == 4 * 0.5
+    assert seen.machine.host_shares()[5][1] == 4 * 0.5
 
 
 # -- host memory ----------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_tensor_parallel_by_hand(tmp_path, engine):
     # Expert 1 missing: copied 4..14, so GPU 0 waits for the link from 6 to 16.
     missing = by_hand(tmp_path, [[[0, 1]]], [(0, 0)], engine, gpus=2, dense="tensor")
     assert missing.lane("gpu0")[-3:] == [("all_reduce", 16, 19), ("head", 19, 20), ("all_gather", 20, 22)]
-    assert missing.outcome.machine.parts_s() == [12, 10, 0, 0, 0, 0, 0]
+    assert missing.machine.parts_s() == [12, 10, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

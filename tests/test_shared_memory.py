@@ -121,8 +121,8 @@ ON_CPU = sorted(name for name, kind in policies().items() if "cpu" in kind.trait
 
 def sharing_of(tiny: Path, **rest: Any) -> tuple[Any, Any]:
     """The profile of a run, and what its machine shares."""
-    outcome = run(tiny, "lru", **rest)
-    return outcome.machine.cost.hw, outcome.machine.cost.sharing
+    cost = run(tiny, "lru", **rest).report.lanes.figures.cost
+    return cost.hw, cost.sharing
 
 
 @pytest.mark.parametrize("hw", ["rtx4090", "rtx3060", "rtx5080", "rtx5090"])
@@ -176,7 +176,7 @@ def test_a_static_run_takes_the_time_that_its_bytes_need(tiny: Path, policy: str
     """Of experts on the CPU and copies: bytes over the time in which any of these lanes is busy, but for one debt."""
     spans: list[Any] = []
     outcome = run(tiny, policy, lambda *span: spans.append(span), **world)
-    sharing, expert_bytes = outcome.machine.cost.sharing, outcome.result.expert_bytes
+    sharing, expert_bytes = outcome.report.lanes.figures.cost.sharing, outcome.result.expert_bytes
     n_bytes, covered_s, until_s, longest_s = 0.0, 0.0, 0.0, 0.0
     for lane, op, _, _, _, moved, start_s, end_s in sorted(spans, key=lambda span: span[-2:]):
         if lane == "cpu" or lane.startswith("h2d"):
@@ -216,8 +216,8 @@ def test_what_is_said_to_be_added_is_what_lanes_are_longer_busy(tiny: Path, poli
     """These decide alike whatever things take, so a lane does the same work with contention and without."""
     seen = run(tiny, policy, hw="rtx4090", engine=engine)
     alone = run(tiny, policy, hw="rtx4090", engine=engine, contention="off")
-    busy_s, alone_s = seen.machine.lane_busy_s(), alone.machine.lane_busy_s()
-    assert seen.machine.h2d_bytes == alone.machine.h2d_bytes
+    busy_s, alone_s = seen.report.lanes.busy_s, alone.report.lanes.busy_s
+    assert seen.result.h2d_bytes == alone.result.h2d_bytes
     found = seen.result.contention.by_activity()
     assert ("cpu" in found) is (policy == "llama_cpp_lru")
     for lane in ("cpu", "h2d", "d2h", "gpu"):

@@ -84,8 +84,8 @@ def test_each_call_of_a_copy_is_enqueued_and_waits_for_the_link(tmp_path: Path, 
     assert seen.lane("host") == [("launch copy 0.0", 1, 4.5)]
     assert seen.lane("h2d") == [("demand 0.0", 4.5, 20.5)]
     assert seen.end_s == 23.5
-    spent = dict(seen.outcome.machine.host_shares())
-    figures = seen.outcome.machine.cost.launches
+    spent = dict(seen.machine.host_shares())
+    figures = seen.machine.cost.launches
     assert (spent[figures.q_copy], spent[figures.q_stack_copy]) == (3.0, 0.5)
 
 

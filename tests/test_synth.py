@@ -417,7 +417,7 @@ def test_curves_are_the_policies(kind, curve, size, tmp_path):
         requests=[Lengths(1, 60, 0, False)] * 4,
     )
     with Trace(write(tmp_path / "t.safetensors", made, seed=4, levels="experts")) as trace:
-        misses = execute(setup(kind(scope="layer"), trace, 3 * size)).engine.tally.n_demand
+        misses = execute(setup(kind(scope="layer"), trace, 3 * size)).report.counts.tally.n_demand
         experts = np.array(trace.experts)
         prompts = trace.requests.first_row
         experts[prompts] = np.sort(experts[prompts], axis=-1)  # a prefill asks for its experts in order of their ids

@@ -37,7 +37,7 @@ def test_a_waiting_host_launches_nothing_meanwhile(tmp_path):
     seen = run(Synchronous(), tmp_path, rows, room=2, lengths=lengths)
     assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 21, 23), ("expert 0.1", 23, 25), ("head", 25, 26)]
     # The stream idles 1..21 because the copies are under way, whoever waits for them.
-    assert seen.outcome.machine.parts_s() == [6, 20, 0, 0, 0, 0, 0]
+    assert seen.machine.parts_s() == [6, 20, 0, 0, 0, 0, 0]
     policy = Synchronous()
     policy.waits = False
     assert run(policy, tmp_path, rows, room=2, lengths=lengths).lane("gpu")[1] == ("expert 0.0", 11, 13)
@@ -72,7 +72,7 @@ def test_a_result_computed_ahead_is_ready_when_asked_for(tmp_path):
     policy.guess = 2
     seen = run(policy, tmp_path, [[[0], [0]]], room=2, lengths=[(1, 1)], n_experts=3)
     assert seen.lane("cpu") == [("expert 1.2", 2, 7), ("expert 1.0", 7, 12)]
-    assert seen.outcome.engine.tally.n_executed == 2
+    assert seen.outcome.report.counts.tally.n_executed == 2
 
     # A guess of one iteration does not serve the next: each computes its own.
     seen = run(Ahead(), tmp_path, [[[0], [1]], [[0], [1]]], room=2, lengths=[(1, 2)])

@@ -38,7 +38,7 @@ def test_prefill_runs_the_union_of_experts_with_their_tokens(tmp_path):
         ("head", 3),
     ]
     # Three unique experts missed; the six (token, expert) pairs beside them.
-    tally = seen.outcome.engine.tally
+    tally = seen.outcome.report.counts.tally
     assert seen.classes("prefill") == {"miss": 3}
     assert sum(tally.hits["prefill"].tokens) == tally.n_executed == 6
 
@@ -92,7 +92,7 @@ def test_batch_shares_an_expert(tmp_path):
     seen = run(GpuOnly(), tmp_path, [[[0]], [[1]], [[0]], [[1]]], room=2, lengths=[(1, 2), (1, 2)], batch=2)
     assert seen.lane("gpu")[6:] == [("attention 0", 8, 9), ("expert 0.1", 9, 11), ("head", 11, 12)]
     assert ("expert 0.1", 2) in seen.tokens("gpu")
-    assert seen.outcome.engine.tally.hits["decode"].tokens[0] == 2
+    assert seen.outcome.report.counts.tally.hits["decode"].tokens[0] == 2
     assert seen.classes("decode") == {"hit": 1}
 
 
@@ -118,7 +118,7 @@ def test_host_bound(tmp_path):
     ]
     assert seen.end_s == 21
     # Kernels ran 1 + 1 + 2 + 1 = 5 s; the other 16 s are the host's.
-    assert seen.outcome.machine.parts_s() == [5, 0, 16, 0, 0, 0, 0]
+    assert seen.machine.parts_s() == [5, 0, 16, 0, 0, 0, 0]
     assert seen.result.bound_by.resource == "host"
 
 
@@ -194,7 +194,7 @@ def test_cpu_expert_joins_at_its_own_layer(tmp_path):
         ("expert 1.1", 11, 13),
         ("head", 13, 14),
     ]
-    assert seen.outcome.machine.parts_s() == [9, 0, 0, 5, 0, 0, 0]  # waited 3..8 for the CPU
+    assert seen.machine.parts_s() == [9, 0, 0, 5, 0, 0, 0]  # waited 3..8 for the CPU
     assert seen.classes("prefill") == {"hit": 3, "cpu": 1}
     assert seen.result.d2h_bytes == TOKEN_BYTES
 
@@ -214,7 +214,7 @@ def test_cpu_expert_with_a_deferred_join(tmp_path):
         ("expert 1.1", 6, 8),
         ("head", 11, 12),
     ]
-    assert seen.outcome.machine.parts_s() == [9, 0, 0, 3, 0, 0, 0]
+    assert seen.machine.parts_s() == [9, 0, 0, 3, 0, 0, 0]
 
 
 def test_cpu_results_share_the_link_with_copies(tmp_path):
@@ -344,9 +344,9 @@ def test_arrivals_are_waited_for(tmp_path):
     with Trace(path) as trace:
         seen = execute_easy(setup(GpuOnly(), trace, 2))  # test split: requests 1 and 3, arrivals 0.5 and 1.5
     # 1: idle until 0.5, attention 1.5, expert 3.5, head 4.5: TTFT 4. 3: from 4.5 to 8.5, arrived 1.5: TTFT 7.
-    assert [(t.start_s, t.first_token_s) for t in seen.outcome.clockwork.requests] == [(0.5, 4.5), (1.5, 8.5)]
+    assert [(t.start_s, t.first_token_s) for t in seen.outcome.report.requests] == [(0.5, 4.5), (1.5, 8.5)]
     assert seen.result.ttft_s.mean == 5.5
-    assert seen.outcome.machine.parts_s()[-1] == 0.5
+    assert seen.machine.parts_s()[-1] == 0.5
 
 
 class Halves(Policy):

@@ -78,7 +78,7 @@ def test_two_layers_on_demand(tmp_path):
         ("expert 1.1", 24, 26),
         ("head", 26, 27),
     ]
-    assert seen.outcome.machine.parts_s() == [7, 20, 0, 0, 0, 0, 0]
+    assert seen.machine.parts_s() == [7, 20, 0, 0, 0, 0, 0]
     assert seen.result.bound_by.resource == "copy link"
 
 
@@ -191,7 +191,7 @@ def test_cancel_withdraws_what_is_queued_and_lets_finish_what_is_in_flight(tmp_p
     assert seen.classes("prefill") == {"hit": 1, "miss": 1}
     # Requested = copied + cancelled: 2 prefetches + 1 demand = 2 copies + 1 withdrawn.
     assert seen.result.h2d_bytes == 2 * EXPERT_BYTES
-    assert seen.outcome.engine.tally.prefetch.cancelled_bytes == EXPERT_BYTES
+    assert seen.outcome.report.counts.tally.prefetch.cancelled_bytes == EXPERT_BYTES
 
 
 class Dropper(Placed):

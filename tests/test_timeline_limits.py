@@ -49,8 +49,8 @@ def test_copies_that_cost_nothing_leave_the_time_of_gpu_only(trace, make, host, 
     seen = simulate(one_cache(make), trace, room, copy_s=0, **host)
     assert seen.result.demand_copies.n > 0
     assert seen.end_s == floor.end_s
-    assert [t.last_token_s for t in seen.outcome.clockwork.requests] == [
-        t.last_token_s for t in floor.outcome.clockwork.requests
+    assert [t.last_token_s for t in seen.outcome.report.requests] == [
+        t.last_token_s for t in floor.outcome.report.requests
     ]
 
 
@@ -70,7 +70,7 @@ def test_with_room_for_everything_each_expert_is_copied_once(trace, make):
     assert len(fetched) == len(set(fetched)) == len({entry[1:] for entry in seen.log if entry[0] == "gpu"})
     assert not [entry for entry in seen.log if entry[0] == "evict"]
     # Second request: all but surely warm. A decode token: L (attention 1 + k experts of 2) + head 1.
-    last = seen.outcome.clockwork.requests[-1]
+    last = seen.outcome.report.requests[-1]
     n_late = sum(start > last.first_token_s for _, start, _ in seen.lane("h2d"))
     assert last.last_token_s - last.first_token_s == 6 * (LAYERS * (1 + 2 * K) + 1) + 10 * n_late
 

@@ -78,7 +78,7 @@ def test_parts_by_hand(tmp_path, script, parts, log):
     assert [(start_s, end_s) for what, start_s, end_s in seen.lane("gpu") if what.startswith("expert")] == parts
     assert [f"{kind} {expert}" for kind, _, expert in seen.log if kind != "fetch"] == log
     assert seen.end_s == parts[-1][1] + 1
-    assert seen.outcome.engine.tally.n_executed == 2
+    assert seen.outcome.report.counts.tally.n_executed == 2
 
 
 class Quarters(Policy):
@@ -102,7 +102,7 @@ def test_slices_are_computed_as_the_part_they_make_up(tmp_path):
     assert seen.lane("h2d") == [("demand 0.0", 1, 3.5), ("demand 0.0", 3.5, 6)]
     assert seen.lane("gpu") == [("attention 0", 0, 1), ("expert 0.0", 1, 3), ("expert 0.0", 6, 8), ("head", 8, 9)]
     assert [kind for kind, _, _ in seen.log] == ["fetch", "fetch", "part", "gpu"]
-    assert seen.outcome.engine.tally.n_executed == 1
+    assert seen.outcome.report.counts.tally.n_executed == 1
 
 
 class Remainder(Policy):
@@ -168,7 +168,7 @@ class HalfAhead(Policy):
 def test_an_expert_is_cached_only_if_no_part_of_it_came_ahead(tmp_path):
     # A token takes 4 s and the prefetch 5: it is there when the third token's gate asks for expert 1.
     seen = run(HalfAhead(), tmp_path, [[[0]], [[0]], [[1]]], room=2, lengths=[(1, 3)])
-    tally = seen.outcome.engine.tally
+    tally = seen.outcome.report.counts.tally
     assert seen.classes("decode") == {"hit": 2}
     assert hit_rates(tally, "gate").hit == hit_rates(tally, "room").hit == 1
     assert (hit_rates(tally, "cached").hit, hit_rates(tally, "cached").miss) == (0.5, 0.5)

@@ -24,7 +24,7 @@ from sim.profiles.hardware import load_hardware
 from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import load_stack
 from sim.results.record import plain
-from sim.run import Setup, engine_of, fold, run_through
+from sim.run import Setup, engine_of, fold, report_of, run_through
 from sim.setup.drafting import Drafter
 from sim.setup.memory import BudgetRule, Demand, plan
 from sim.setup.spec import RunSpec
@@ -340,7 +340,7 @@ def observe(setup: Setup, hw: Hardware, pace: float = 1.0, hides_later: bool = F
     needs = [{layer: dict(iteration.chosen(layer)) for layer in layers} for iteration in iterations(setup)]
     budgets = list(setup.memory.expert_bytes)
     budgets[0] -= setup.policy.predictor_bytes(engine.view)
-    result = fold(setup, engine, machine, clockwork, 0.0)
+    result = fold(setup, report_of(engine, machine, clockwork))
     return Seen(setup.policy, engine, machine, clockwork, result, events, needs, initial, budgets, steps, computed)
 
 

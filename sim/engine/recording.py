@@ -1,25 +1,24 @@
 """A run by decisions that no hardware has a part in: what it asked of its machine and what it counted, also as bytes.
 
-Whoever times another machine by it needs the tape, and in place of an engine and a policy what a result is folded
-from. The bytes are for other processes of the same command; nobody keeps them.
+Whoever times another machine by it needs the tape, and the counts that a report has of an engine. The bytes are for
+other processes of the same command; nobody keeps them.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from sim.engine.counts import Tally
 from sim.engine.replay import Tape
-from sim.policy.mistakes import figures_of
+from sim.engine.report import Counts
 from sim.workload.iterations import PHASES, Iteration, Range
 
 if TYPE_CHECKING:
-    from sim.engine.engine import Engine
     from sim.policy.pieces import Pieces
     from sim.workload.iterations import RequestInfo
     from traces.format.reader import Trace
@@ -63,71 +62,36 @@ def tally_of(numbers: list[int], n_layers: int, n_experts: int) -> Tally:
     return tally
 
 
-class _Room:
-    def __init__(self, budget_bytes: Sequence[int], peak_bytes: Sequence[int]) -> None:
-        self.budget_bytes, self.peak_bytes = list(budget_bytes), list(peak_bytes)
+class Recording(NamedTuple):
+    """What is left of such a run: what it asked for, what it counted, and its scheduler's figures."""
 
-
-class _Size:
-    def __init__(self, expert_bytes: int) -> None:
-        self.expert_bytes = expert_bytes
-
-
-class Recording:
-    """What is left of such a run. `tally`, `residency` and `view` say what its engine's would of a result.
-
-    Attributes:
-        settings, labels, stats: of its policy, as it resolved them. scheduler_stats: of its scheduler. kept: layers
-            whose experts stay on their GPUs.
-    """
-
-    def __init__(
-        self,
-        tape: Tape,
-        pieces: Pieces,
-        tally: Tally,
-        residency: Any,
-        view: Any,
-        settings: dict[str, Any],
-        labels: Sequence[str],
-        stats: dict[str, float],
-        scheduler_stats: dict[str, Any],
-        kept: Iterable[int] = (),
-    ) -> None:
-        self.tape, self.pieces, self.tally, self.residency, self.view = tape, pieces, tally, residency, view
-        self.settings, self.labels, self.stats, self.scheduler_stats = settings, labels, stats, scheduler_stats
-        self.kept = frozenset(kept)
-
-    @classmethod
-    def of(cls, tape: Tape, engine: Engine, scheduler_stats: dict[str, Any]) -> Recording:
-        """Of a run that is over."""
-        room, policy = engine.residency, engine.policy
-        held, size = _Room(room.budget_bytes, room.peak_bytes), _Size(engine.view.expert_bytes)
-        settings, labels, stats = dict(policy.settings), tuple(policy.labels), figures_of(policy)
-        return cls(tape, engine.pieces, engine.tally, held, size, settings, labels, stats, scheduler_stats, engine.kept)
+    tape: Tape
+    pieces: Pieces
+    counts: Counts
+    scheduler_stats: dict[str, Any]
 
     def to_bytes(self) -> bytes:
         """For `from_bytes` in a process that has the same trace, requests and pieces."""
-        tape = self.tape
+        tape, counts = self.tape, self.counts
         ranges = [
             (at, r.request.index, r.start_row, r.stop_row, PHASES.index(r.phase), r.context, r.puts_out, r.n_rejected)
             for at, iteration in enumerate(tape.iterations)
             for r in iteration.ranges
         ]
         arrays = [
-            np.asarray(some, dtype=np.int64) for some in (tape.said(), tape.placed, ranges, numbers_of(self.tally))
+            np.asarray(some, dtype=np.int64) for some in (tape.said(), tape.placed, ranges, numbers_of(counts.tally))
         ]
         facts = {
             "sizes": [some.size for some in arrays],
             "indices": [iteration.index for iteration in tape.iterations],
-            "room": [tape.budget_bytes, list(self.residency.budget_bytes), list(self.residency.peak_bytes)],
-            "expert_bytes": self.view.expert_bytes,
-            "mass": [self.tally.loss.mass_before, self.tally.loss.mass_kept],
-            "settings": self.settings,
-            "labels": self.labels,
-            "stats": self.stats,
+            "room": [tape.budget_bytes, counts.capacity_bytes, counts.peak_bytes],
+            "expert_bytes": counts.expert_bytes,
+            "mass": [counts.tally.loss.mass_before, counts.tally.loss.mass_kept],
+            "settings": counts.settings,
+            "labels": counts.labels,
+            "stats": counts.stats,
             "scheduler_stats": self.scheduler_stats,
-            "kept": sorted(self.kept),
+            "kept": sorted(counts.kept),
         }
         head = json.dumps(facts).encode()
         return zlib.compress(b"%d\n%b" % (len(head), head) + b"".join(some.tobytes() for some in arrays), QUICK)
@@ -146,7 +110,7 @@ class Recording:
         for at, index, start, stop, phase, context, puts_out, n_rejected in ranges.reshape(-1, _RANGE).tolist():
             rows = by_index[index], start, stop, PHASES[phase], context
             groups[at].append(Range(*rows, bool(puts_out), n_rejected))
-        budget_bytes, *room = facts["room"]
+        budget_bytes, capacity_bytes, peak_bytes = facts["room"]
         tape = Tape()
         tape.say_again(said.tolist())
         tape.iterations.extend(Iteration(*one, trace) for one in zip(facts["indices"], groups, strict=True))
@@ -154,6 +118,14 @@ class Recording:
         tape.budget_bytes = budget_bytes
         tally = tally_of(counted.tolist(), *n_shape)
         tally.loss.mass_before, tally.loss.mass_kept = facts["mass"]
-        held, size = _Room(*room), _Size(facts["expert_bytes"])
-        told = (facts[name] for name in ("settings", "labels", "stats", "scheduler_stats", "kept"))
-        return cls(tape, pieces, tally, held, size, *told)
+        counts = Counts(
+            tally,
+            tuple(capacity_bytes),
+            tuple(peak_bytes),
+            facts["expert_bytes"],
+            frozenset(facts["kept"]),
+            facts["settings"],
+            tuple(facts["labels"]),
+            facts["stats"],
+        )
+        return cls(tape, pieces, counts, facts["scheduler_stats"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from sim.engine.report import Counts, Lanes, Report
 from sim.results.fold import fold
 from sim.results.schema import Measurement, Spent
 
@@ -15,11 +17,16 @@ if TYPE_CHECKING:
     from sim.setup.setup import Setup
 
 
-def fold_real(
-    setup: Setup, engine: Engine, machine: RealMachine, clockwork: Clockwork, wall_s: float, fault: str
-) -> Result:
+def report_of(engine: Engine, machine: RealMachine, clockwork: Clockwork, began_s: float) -> Report:
+    """Of a run on hardware that is over, or was stopped; this computer began it at `began_s`."""
+    lanes = Lanes(machine.lane_busy_s(), {}, machine.waiting, machine.h2d_bytes, machine.d2h_bytes)
+    wall_s = time.perf_counter() - began_s
+    return Report.of(Counts.of(engine), lanes, clockwork, engine.cost.measured.beyond, wall_s)
+
+
+def fold_real(setup: Setup, report: Report, machine: RealMachine, fault: str) -> Result:
     """Keys as in docs/output.md, and `real`, `device`, `measured` of docs/validate.md."""
-    result = fold(setup, engine, machine, clockwork, wall_s)
+    result = fold(setup, report)
     ledger, weights = machine.ledger, machine.weights
     n_all = setup.model.n_moe_layers * setup.model.n_experts
     labels = result.labels
@@ -28,10 +35,10 @@ def fold_real(
     if fault:
         n_out, n_wanted = (
             sum(r.outputs for r in requests)
-            for requests in ((times.request for times in clockwork.requests), setup.requests)
+            for requests in ((times.request for times in report.requests), setup.requests)
         )
         labels.append(f"stopped early, after {n_out} of {n_wanted} tokens")
-    n_tokens = sum(phase.n_iterations for phase in clockwork.phases.values())
+    n_tokens = sum(phase.n_iterations for phase in report.phases.values())
     result.engine, result.real, result.device = "real", True, machine.lanes.title
     result.measured = Measurement(
         output_digest=f"{machine.output.digest:08x}",

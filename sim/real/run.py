@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sim.engine.copies import Log
+    from sim.engine.report import Report
     from sim.engine.run_loop import Step
     from sim.machine.lanes import Spans
     from sim.real.devices.lanes import Lanes
@@ -44,14 +45,14 @@ if TYPE_CHECKING:
     from sim.setup.setup import Setup
 
 
-@dataclass
+@dataclass(frozen=True)
 class Measured:
-    """A run on real hardware: its record, and what it was folded from. `fault` says why it stopped early."""
+    """A run on real hardware: its record, the report that this was folded from, and the machine with what only a real
+    one knows. `fault` says why it stopped early."""
 
     result: Result
-    engine: Engine
+    report: Report
     machine: RealMachine
-    clockwork: Clockwork
     setup: Setup
     fault: str = ""
 
@@ -193,7 +194,7 @@ def _run_real(
     began_s: float,
     **loop: Any,
 ) -> Measured:
-    from sim.real.result import fold_real
+    from sim.real.result import fold_real, report_of
 
     clockwork, fault, n_steps = Clockwork(), "", 0
     total = sum(r.outputs for r in setup.requests)
@@ -228,8 +229,8 @@ def _run_real(
         clockwork.requests[:] = [
             cut(times, put_out[times.request.index]) for times in clockwork.requests if put_out[times.request.index]
         ]
-    result = fold_real(setup, engine, machine, clockwork, time.perf_counter() - began_s, fault)
-    return Measured(result, engine, machine, clockwork, setup, fault)
+    report = report_of(engine, machine, clockwork, began_s)
+    return Measured(fold_real(setup, report, machine, fault), report, machine, setup, fault)
 
 
 __all__ = ["Measured", "Policy", "execute_real", "measure"]

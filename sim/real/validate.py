@@ -17,7 +17,7 @@ from sim.real.run import measure
 from sim.real.watch import watch
 from sim.results.fold import fold
 from sim.results.metrics import quantile
-from sim.run import engine_of, machine_kind, prepare, run_through
+from sim.run import engine_of, machine_kind, prepare, report_of, run_through
 
 if TYPE_CHECKING:
     from sim.base.quantities import Basis
@@ -103,7 +103,7 @@ def simulated(setup: Setup, each_s: float | None = None) -> World:
     watch(setup.policy, payer)
     steps: dict[str, list[float]] = {}
     clockwork = run_through(setup, engine, asked, _steps_into(steps), None)
-    result = fold(setup, engine, machine, clockwork, 0.0)
+    result = fold(setup, report_of(engine, machine, clockwork))
     n_begun = sum(len(found) for found in steps.values())
     if machine.cost.launches.begin_s:
         busy_s["host", "begin"] = n_begun * machine.cost.launches.begin_s

@@ -15,9 +15,7 @@ from sim.engine.by_expert import COLUMNS
 from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
-    from sim.engine.by_expert import ByExpert
-    from sim.engine.run_loop import Clockwork
-    from sim.machine.waiting import Waiting
+    from sim.engine.report import Report
 
 Row = dict[str, Any]
 """One row: column -> whole number, seconds, share or text."""
@@ -86,23 +84,22 @@ def counted(of_engine: Ints, expert_bytes: int) -> Iterator[tuple[int, ...]]:
     return zip(*np.array(values).tolist(), strict=True)
 
 
-def _ran(clockwork: Clockwork) -> list[tuple[int, str]]:
+def _ran(report: Report) -> list[tuple[int, str]]:
     """The phases that ran, with their numbers."""
-    return [(number, phase) for number, phase in enumerate(PHASES) if clockwork.phases[phase].n_iterations]
+    return [(number, phase) for number, phase in enumerate(PHASES) if report.phases[phase].n_iterations]
 
 
-def layer_rows(
-    counts: ByExpert, waiting: Waiting, clockwork: Clockwork, expert_bytes: int, drive: bool = False
-) -> list[Row]:
+def layer_rows(report: Report, drive: bool = False) -> list[Row]:
     """One row per phase that ran and MoE layer, in this order: the key `by_layer`.
 
     Args:
         drive: it had one below host memory; waits for it have a column of their own.
     """
-    rows, of_layers = [], counts.table().sum(axis=3)
-    for number, phase in _ran(clockwork):
+    rows, of_layers = [], report.counts.tally.by_expert.table().sum(axis=3)
+    waiting, expert_bytes = report.lanes.waiting, report.counts.expert_bytes
+    for number, phase in _ran(report):
         for layer, values in enumerate(counted(of_layers[:, number], expert_bytes)):
-            row: Row = {"phase": phase, "layer": layer, "iterations_n": clockwork.phases[phase].n_iterations}
+            row: Row = {"phase": phase, "layer": layer, "iterations_n": report.phases[phase].n_iterations}
             row |= zip(COUNTS, values, strict=True)
             waited_s = waiting.seconds(number, layer)
             row |= {column: waited_s[name] for column, name in zip(WAITS_S, WAITS, strict=True)}
@@ -121,9 +118,11 @@ def layer_table(rows: list[Row]) -> Iterator[tuple[Any, ...]]:
         yield (*told, row["demand_copies_n"], row["prefetch_issued_n"], fetched_frac)
 
 
-def expert_table(counts: ByExpert, clockwork: Clockwork, expert_bytes: int) -> Iterator[tuple[Any, ...]]:
+def expert_table(report: Report) -> Iterator[tuple[Any, ...]]:
     """The table `experts`: one row per phase that ran, MoE layer and expert, in this order."""
+    counts = report.counts.tally.by_expert
     table = counts.table()
-    for number, phase in _ran(clockwork):
-        for at, values in enumerate(counted(table[:, number].reshape(len(COLUMNS), -1), expert_bytes)):
+    for number, phase in _ran(report):
+        of_phase = table[:, number].reshape(len(COLUMNS), -1)
+        for at, values in enumerate(counted(of_phase, report.counts.expert_bytes)):
             yield (phase, *divmod(at, counts.n_experts), *values)

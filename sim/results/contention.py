@@ -10,9 +10,8 @@ from sim.machine.memory_law import BY_LAW, SLOWS
 from sim.results.schema import Contention, Slowed
 
 if TYPE_CHECKING:
-    from sim.machine.simulated import SimulatedMachine
+    from sim.engine.report import Report
     from sim.profiles.hardware import Hardware
-    from sim.real.machine.machine import RealMachine
 
 LAW = "law"
 SET = "set"
@@ -20,22 +19,23 @@ LEAST_FRAC = 1e-9
 """Of a lane's time: less is rounding of ends that were worked out twice."""
 
 
-def contention(machine: SimulatedMachine | RealMachine, hw: Hardware, n_replicas: int = 1) -> Contention | None:
+def contention(report: Report, hw: Hardware) -> Contention | None:
     """Of a run that is over; None where nothing was slowed."""
-    if machine.measured is True or not machine.cost.sharing.on:
+    figures, busy_s = report.lanes.figures, report.lanes.busy_s
+    if figures is None or not figures.cost.sharing.on:
         return None
-    sharing, busy_s = machine.cost.sharing, machine.lane_busy_s()
+    sharing = figures.cost.sharing
     added_s = {
-        "cpu": machine.cpu_s[sharing.q_cpu],
-        "h2d": machine.copies_slowed_s,
-        "d2h": machine.write_backs_slowed_s,
-        "gpu": machine.gpu_s[sharing.q_gpu],
-        "nvme": machine.reads_slowed_s,
+        "cpu": figures.cpu_s[sharing.q_cpu],
+        "h2d": figures.copies_slowed_s,
+        "d2h": figures.write_backs_slowed_s,
+        "gpu": figures.gpu_s[sharing.q_gpu],
+        "nvme": figures.reads_slowed_s,
     }
     slowed: dict[str, Slowed | None] = {}
     for activity, seconds in added_s.items():
         lanes = [spent_s for lane, spent_s in busy_s.items() if lane.rstrip("0123456789") == activity]
-        whole_s = n_replicas * math.fsum(lanes)
+        whole_s = report.n_machines * math.fsum(lanes)
         by = ", ".join(_reckoned(activity, hw))
         slowed[activity] = Slowed(seconds, seconds / whole_s, by) if seconds > LEAST_FRAC * whole_s else None
     return Contention(**slowed) if any(slowed.values()) else None

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from sim.results.schema import Drafting, Share
 
 if TYPE_CHECKING:
-    from sim.engine.run_loop import Clockwork
+    from sim.engine.report import Report
     from sim.setup.setup import Setup
 
 
-def drafting(setup: Setup, clockwork: Clockwork, h2d_bytes: int) -> Drafting | None:
+def drafting(setup: Setup, report: Report) -> Drafting | None:
     """Of a run that is over; None where nothing was drafted."""
-    found, drafter = clockwork.drafted, setup.drafter
+    found, drafter = report.drafted, setup.drafter
     if found is None or drafter is None:
         return None
     return Drafting(
@@ -27,7 +27,7 @@ def drafting(setup: Setup, clockwork: Clockwork, h2d_bytes: int) -> Drafting | N
         acceptance_by_position=[_share(n, of) for n, of in zip(found.taken, found.tried, strict=True)],
         draft_time_s=found.took_s,
         draft_bytes=setup.memory.parts.draft_bytes,
-        h2d_bytes_per_token=h2d_bytes / clockwork.n_decoded if clockwork.n_decoded else None,
+        h2d_bytes_per_token=report.lanes.h2d_bytes / report.n_decoded if report.n_decoded else None,
     )
 
 

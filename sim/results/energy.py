@@ -17,10 +17,8 @@ from sim.results.provenance import span
 from sim.results.schema import Energy, Figure, Provenance
 
 if TYPE_CHECKING:
-    from sim.engine.run_loop import Clockwork
-    from sim.machine.simulated import SimulatedMachine
+    from sim.engine.report import FigureTimes, Lanes, Report
     from sim.profiles.hardware import Hardware
-    from sim.real.machine.machine import RealMachine
     from sim.results.schema import Uncertainty
     from sim.setup.setup import Setup
 
@@ -60,12 +58,10 @@ class Spent(NamedTuple):
 
 def energy(
     setup: Setup,
-    machine: SimulatedMachine | RealMachine,
-    clockwork: Clockwork,
+    report: Report,
     makespan_s: float,
     n_outputs: int,
     uncertainty: Uncertainty,
-    n_replicas: int = 1,
 ) -> Energy | None:
     """Of a run that is over; None where nobody asked. Without the profile's watts it says what is lacking.
 
@@ -73,17 +69,18 @@ def energy(
         makespan_s: from the start to the last token, which every part draws its watts through. n_outputs: tokens.
     """
     counted = setup.spec.energy
-    if counted is None or machine.measured:
+    figures, n_replicas = report.lanes.figures, report.n_machines
+    if counted is None or figures is None:
         return None
     if missing := lacking(setup.hw, counted):
         return Energy(counted, missing)
-    time = spent(machine, makespan_s, setup.spec.gpus, n_replicas)
+    time = spent(report.lanes, figures, makespan_s, setup.spec.gpus, n_replicas)
     drawn = list(parts(setup.hw, counted, time))
     total_j = math.fsum(one.joules for one in drawn)
     each_j = total_j / n_outputs if n_outputs else None
     ends = None
     if n_outputs and uncertainty.low_factor is not None and uncertainty.high_factor is not None:
-        served_s = math.fsum(phase.time_s for phase in clockwork.phases.values()) / n_replicas
+        served_s = math.fsum(phase.time_s for phase in report.phases.values()) / n_replicas
         empty_frac = 1.0 - min(1.0, served_s / makespan_s) if setup.open_loop else 0.0
         low_j = _end_j(drawn, time, 0, uncertainty.low_factor, empty_frac)
         ends = low_j / n_outputs, _end_j(drawn, time, 1, uncertainty.high_factor, empty_frac) / n_outputs
@@ -111,13 +108,13 @@ def _end_j(drawn: list[Drawn], time: Spent, end: int, factor: float, empty_frac:
     return factor * all_j + (1.0 - factor) * empty_j
 
 
-def spent(machine: SimulatedMachine, makespan_s: float, n_gpus: int, n_replicas: int = 1) -> Spent:
+def spent(lanes: Lanes, figures: FigureTimes, makespan_s: float, n_gpus: int, n_replicas: int = 1) -> Spent:
     """What lanes did. Of replicas a lane's time is their mean."""
     busy_s: dict[str, float] = {}
-    for lane, seconds in machine.lane_busy_s().items():
+    for lane, seconds in lanes.busy_s.items():
         kind = lane.rstrip("0123456789")
         busy_s[kind] = busy_s.get(kind, 0.0) + n_replicas * seconds
-    by_figure = list(zip((name for name, _ in machine.cost.figures.entries), machine.gpu_s, strict=True))
+    by_figure = list(zip((name for name, _ in figures.cost.figures.entries), figures.gpu_s, strict=True))
     whole_s = math.fsum(seconds for _, seconds in by_figure)
     computing_s = math.fsum(seconds for name, seconds in by_figure if name.startswith(COMPUTE_BOUND))
     compute_bound_s = busy_s["gpu"] * computing_s / whole_s if whole_s else 0.0
@@ -128,7 +125,7 @@ def spent(machine: SimulatedMachine, makespan_s: float, n_gpus: int, n_replicas:
         n_replicas * makespan_s,
         busy_s["cpu"],
         busy_s.get("nvme", 0.0),
-        machine.h2d_bytes + machine.d2h_bytes + (machine.read_bytes if "nvme" in busy_s else 0),
+        lanes.h2d_bytes + lanes.d2h_bytes + (figures.read_bytes if "nvme" in busy_s else 0),
     )
 
 

@@ -7,27 +7,23 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.engine.host_tier import AHEAD, COPY, CPU, PREFETCH
-from sim.engine.tiered import Tiered
 from sim.results.schema import Found, HostMemory
 
 if TYPE_CHECKING:
-    from sim.engine.engine import Engine
     from sim.engine.host_tier import Reads
-    from sim.machine.simulated import SimulatedMachine
-    from sim.real.machine.machine import RealMachine
+    from sim.engine.report import Report
     from sim.setup.setup import Setup
 
 
-def host_memory(setup: Setup, engines: Sequence[Engine], machine: SimulatedMachine | RealMachine) -> HostMemory | None:
+def host_memory(setup: Setup, report: Report) -> HostMemory | None:
     """Of a run that is over; None where host memory held every expert.
 
-    Args:
-        engines: of all replicas, each a machine with host memory and a drive of its own: what they read is added up.
+    Each replica is a machine with host memory and a drive of its own: what they read is added up.
     """
-    if setup.tier is None or machine.measured is True or machine.cost.drive is None:
+    figures, hosts = report.lanes.figures, report.counts.hosts
+    if setup.tier is None or figures is None or figures.cost.drive is None:
         return None
-    hosts = [one.machine.tier for one in engines if isinstance(one.machine, Tiered)]
-    tier, drive = setup.tier, machine.cost.drive
+    tier, drive = setup.tier, figures.cost.drive
     reads = [host.reads for host in hosts]
     phases = list(reads[0].found)
     needed = _found(reads, phases, (COPY, CPU))
@@ -40,9 +36,9 @@ def host_memory(setup: Setup, engines: Sequence[Engine], machine: SimulatedMachi
         start=tier.start,
         ram_policy=tier.ram_policy,
         bytes=setup.host_bytes,
-        peak_bytes=max(host.residency.peak_bytes[0] for host in hosts),
-        reads=machine.n_reads,
-        read_bytes=machine.read_bytes,
+        peak_bytes=max(host.peak_bytes for host in hosts),
+        reads=figures.n_reads,
+        read_bytes=figures.read_bytes,
         hit_rate=needed.hit / needed.asked if needed.asked else None,
         copies=_found(reads, phases, (COPY,)),
         prefetches=_found(reads, phases, (PREFETCH,)),

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from sim.results.schema import KvUse
 
 if TYPE_CHECKING:
-    from sim.engine.run_loop import Clockwork
+    from sim.engine.report import Report
 
 
-def kv_use(clockwork: Clockwork, preempt: str) -> KvUse | None:
+def kv_use(report: Report, preempt: str) -> KvUse | None:
     """Of a run that is over; None where it had no pool."""
-    memory = clockwork.kv
+    memory = report.kv
     if memory is None:
         return None
     pool = memory.pool
@@ -26,7 +26,7 @@ def kv_use(clockwork: Clockwork, preempt: str) -> KvUse | None:
         preempt=preempt,
         preemptions=sum(memory.n_preemptions.values()),
         preempted_requests=len(memory.n_preemptions),
-        preempted_s=math.fsum(times.away_s for times in clockwork.requests),
+        preempted_s=math.fsum(times.away_s for times in report.requests),
         recomputed_tokens=memory.recomputed_tokens,
         kv_swap_out_bytes=memory.n_out_pages * pool.page_bytes,
         kv_swap_in_bytes=memory.n_in_pages * pool.page_bytes,

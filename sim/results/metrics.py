@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
@@ -30,9 +30,8 @@ from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.counts import Loss, Tally
-    from sim.engine.run_loop import Clockwork, RequestTimes
-    from sim.machine.simulated import SimulatedMachine
-    from sim.real.machine.machine import RealMachine
+    from sim.engine.report import Lanes, PhaseReport, Report
+    from sim.engine.run_loop import RequestTimes
 
 
 def statistic(values: Iterable[float]) -> Statistic:
@@ -76,14 +75,14 @@ class Times(NamedTuple):
     throughput_tokens_per_s: float | None
 
 
-def times(clockwork: Clockwork, growing: bool = False, arrivals: bool = False) -> Times:
+def times(report: Report, growing: bool = False, arrivals: bool = False) -> Times:
     """TTFT, TPOT, end-to-end time per request, throughput over the makespan.
 
     Args:
         arrivals: requests come at times of their own, so that neighbours wait alike.
         growing: the queue grows as long as requests come, so that times which hold a wait in it have no percentiles.
     """
-    done = clockwork.requests
+    done = report.requests
     if arrivals:
         done = sorted(done, key=lambda t: (t.start_s, t.request.index))
     outputs = sum(t.request.outputs for t in done)
@@ -128,9 +127,9 @@ def request_row(times: RequestTimes) -> tuple[Any, ...]:
     )
 
 
-def lengths(clockwork: Clockwork) -> Lengths:
+def lengths(report: Report) -> Lengths:
     """Prompt and output tokens of the requests that were served, and the longest context among them."""
-    done = [t.request for t in clockwork.requests]
+    done = [t.request for t in report.requests]
 
     def length(ns: list[int]) -> Length:
         return Length(sum(ns) / len(ns) if ns else None, min(ns, default=None), max(ns, default=None))
@@ -139,16 +138,16 @@ def lengths(clockwork: Clockwork) -> Lengths:
     return Lengths(length([r.prompt_len for r in done]), length([r.outputs for r in done]), longest)
 
 
-def phases(clockwork: Clockwork) -> Phases:
+def phases(report: Report) -> Phases:
     """Iterations, tokens and time of prefill and decode, and of iterations with both."""
 
     def phase(name: str) -> Phase:
-        found = clockwork.phases[name]
+        found = report.phases[name]
         return Phase(found.n_iterations, found.n_tokens, found.time_s)
 
-    mixed, beside = clockwork.phases[MIXED], clockwork.n_decoded - clockwork.phases[DECODE].n_tokens
-    if clockwork.drafted is not None:  # the phase has rows of drafts that were rejected, too
-        beside = clockwork.drafted.n_beside
+    mixed, beside = report.phases[MIXED], report.n_decoded - report.phases[DECODE].n_tokens
+    if report.drafted is not None:  # the phase has rows of drafts that were rejected, too
+        beside = report.drafted.n_beside
     both = MixedPhase(mixed.n_iterations, mixed.n_tokens, beside, mixed.time_s) if mixed.n_iterations else None
     return Phases(phase(PREFILL), phase(DECODE), both)
 
@@ -200,36 +199,34 @@ def prefetching(tally: Tally) -> Prefetches:
     )
 
 
-def composition(clockwork: Clockwork, phase: str, drive: bool) -> Composition:
+def composition(phases: Mapping[str, PhaseReport], phase: str, drive: bool) -> Composition:
     """Shares of the critical path of a phase's time; they sum to 1.
 
     Where a path goes back beyond the phase's beginning (a copy that was under way then, say), what it has more there
     than the path of that beginning had, this had less: that is counted as nothing.
     """
-    path_s = clockwork.phases[phase].path_s
+    path_s = phases[phase].path_s
     spent_s = {share: max(0.0, path_s[resource]) for share, (resource, _) in CHARGED.items()}
     total = math.fsum(spent_s.values())
-    told = {
-        share for share in ("back", "peer") if any(one.path_s[CHARGED[share][0]] for one in clockwork.phases.values())
-    }
+    told = {share for share in ("back", "peer") if any(one.path_s[CHARGED[share][0]] for one in phases.values())}
     told |= {*ALWAYS, *(("drive",) if drive else ())}
     return Composition(**{share: s / total if total else None for share, s in spent_s.items() if share in told})
 
 
-def bound_by(clockwork: Clockwork, drive: bool = False) -> BoundBy:
+def bound_by(phases: Mapping[str, PhaseReport], drive: bool = False) -> BoundBy:
     """What bounds decode (other iterations, when nothing decodes by itself), and how each phase's time is composed.
 
     Args:
         drive: it had one below host memory.
     """
-    prefill, decode, mixed = (composition(clockwork, phase, drive) for phase in (PREFILL, DECODE, MIXED))
-    both = mixed if clockwork.phases[MIXED].n_iterations else None
-    main = decode if clockwork.phases[DECODE].n_iterations else both or prefill
+    prefill, decode, mixed = (composition(phases, phase, drive) for phase in (PREFILL, DECODE, MIXED))
+    both = mixed if phases[MIXED].n_iterations else None
+    main = decode if phases[DECODE].n_iterations else both or prefill
     return BoundBy(main.largest(), prefill, decode, both)
 
 
-def lane_utilisation(machine: SimulatedMachine | RealMachine, makespan_s: float) -> dict[str, float | None]:
+def lane_utilisation(lanes: Lanes, makespan_s: float) -> dict[str, float | None]:
     """Busy share of every lane over the makespan; over the lane's own time where it goes on after the last token."""
-    lanes, ends_s = machine.lane_busy_s(), machine.lane_ends_s() if machine.measured is False else {}
-    spans_s = {name: max(makespan_s, ends_s.get(name, 0.0)) for name in lanes}
-    return {name: (busy_s / spans_s[name] if spans_s[name] else None) for name, busy_s in sorted(lanes.items())}
+    spans_s = {name: max(makespan_s, lanes.ends_s.get(name, 0.0)) for name in lanes.busy_s}
+    busy = sorted(lanes.busy_s.items())
+    return {name: (busy_s / spans_s[name] if spans_s[name] else None) for name, busy_s in busy}

@@ -12,9 +12,7 @@ from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
     from sim.base.quantities import Quantity
-    from sim.engine.run_loop import Clockwork
-    from sim.machine.simulated import SimulatedMachine
-    from sim.real.machine.machine import RealMachine
+    from sim.engine.report import Report
 
 # How far a figure may be off when its file gives no range of its own (assumed; see docs/provenance.md).
 SPREAD = {"measured": 0.05, "datasheet": 0.15, "assumed": 0.30}
@@ -33,40 +31,43 @@ class Attribution(NamedTuple):
     noise_frac: float | None  # interquartile range of its samples over its value
 
 
-def attributions(machine: SimulatedMachine, clockwork: Clockwork, phases: Iterable[str] = PHASES) -> list[Attribution]:
-    """Which figure each part of these phases' time rests on.
+def attributions(report: Report, phases: Iterable[str] = PHASES) -> list[Attribution]:
+    """Which figure each part of these phases' time rests on; nothing where it was measured.
 
     What the critical path spends on a lane is split by what that lane spent its time on in the whole run.
     """
-    cost = machine.cost
-    chosen = (clockwork.phases[phase].path_s for phase in phases)
+    lanes, spent = report.lanes, report.lanes.figures
+    if spent is None:
+        return []
+    cost = spent.cost
+    chosen = (report.phases[phase].path_s for phase in phases)
     parts_s = [max(0.0, math.fsum(column)) for column in zip(*chosen, strict=True)]
     seconds = [0.0] * len(cost.figures.entries)
-    on_gpus = list(enumerate(machine.gpu_s))
+    on_gpus = list(enumerate(spent.gpu_s))
     if cost.several.gathers:  # by ports of their own
         peers = (cost.copies.q_p2p_latency, cost.copies.q_p2p_bandwidth)
         _spread(seconds, parts_s[PEER], [one for one in on_gpus if one[0] in peers])
         on_gpus = [one for one in on_gpus if one[0] not in peers]
     _spread(seconds, parts_s[GPU], on_gpus)
-    copies, n_copies = cost.copies, sum(up.n_copies for up in machine.h2d)
-    busy_s, latency_s = math.fsum(up.busy_s for up in machine.h2d), n_copies * copies.call_latency_s
+    copies, n_copies = cost.copies, sum(n for n, _ in spent.links)
+    busy_s, latency_s = math.fsum(link_s for _, link_s in spent.links), n_copies * copies.call_latency_s
     by_law = cost.sharing.on and "h2d_slowdown_by_cpu" not in cost.sharing.stated
-    slowed_s = machine.copies_slowed_s if by_law else 0.0
+    slowed_s = spent.copies_slowed_s if by_law else 0.0
     on_links = [(copies.q_h2d_latency, latency_s), (copies.q_h2d_bandwidth, busy_s - slowed_s - latency_s)]
     on_links += [(cost.sharing.q_host, slowed_s)]
     _spread(seconds, parts_s[H2D], on_links)
-    n_machines = len(machine.h2d) // cost.several.n_gpus  # of replicas a lane's time is a mean
-    down_s, down_bytes_s = machine.lane_busy_s()["d2h"], machine.d2h_bytes / copies.d2h_bytes_per_s / n_machines
+    n_machines = report.n_machines  # of replicas a lane's time is a mean
+    down_s, down_bytes_s = lanes.busy_s["d2h"], lanes.d2h_bytes / copies.d2h_bytes_per_s / n_machines
     on_way_back = [(copies.q_d2h_latency, max(0.0, down_s - down_bytes_s)), (copies.q_d2h_bandwidth, down_bytes_s)]
     _spread(seconds, parts_s[BACK], on_way_back)
-    _spread(seconds, parts_s[CPU], list(enumerate(machine.cpu_s)))
-    _spread(seconds, parts_s[HOST], machine.host_shares())
-    waited = [one for one in machine.host_shares() if one[0] in cost.q_predictor.values()]  # of the side lane, too
-    _spread(seconds, parts_s[SIDE], [*enumerate(machine.side_s), *waited])
+    _spread(seconds, parts_s[CPU], list(enumerate(spent.cpu_s)))
+    _spread(seconds, parts_s[HOST], spent.host_s)
+    waited = [one for one in spent.host_s if one[0] in cost.q_predictor.values()]  # of the side lane, too
+    _spread(seconds, parts_s[SIDE], [*enumerate(spent.side_s), *waited])
     if cost.drive is not None:
-        drive, busy_s = cost.drive, machine.lane_busy_s()["nvme"]
-        lag_s = machine.n_reads * drive.lag_s
-        lag_s, slowed_s = lag_s / n_machines, machine.reads_slowed_s / n_machines
+        drive, busy_s = cost.drive, lanes.busy_s["nvme"]
+        lag_s = spent.n_reads * drive.lag_s
+        lag_s, slowed_s = lag_s / n_machines, spent.reads_slowed_s / n_machines
         rests_on = [(drive.q_latency, lag_s), (drive.q_bandwidth, busy_s - slowed_s), (cost.sharing.q_host, slowed_s)]
         _spread(seconds, parts_s[NVME], rests_on)
     rows: list[Attribution] = []
@@ -103,11 +104,11 @@ def factors(name: str, quantity: Quantity) -> tuple[float, float]:
     return min(1.0, low / value), max(1.0, high / value)
 
 
-def provenance(machine: SimulatedMachine | RealMachine, clockwork: Clockwork) -> Provenance:
+def provenance(report: Report) -> Provenance:
     """Share of simulated time resting on measured, datasheet and assumed figures, and on which."""
-    if machine.measured is True:
+    if report.lanes.figures is None:
         return Provenance(1.0, 0.0, 0.0, [])
-    rows = sorted(attributions(machine, clockwork), key=lambda row: -row.spent_s)
+    rows = sorted(attributions(report), key=lambda row: -row.spent_s)
     total = math.fsum(row.spent_s for row in rows)
     shares = {
         source: (math.fsum(row.spent_s for row in rows if row.source == source) / total if total else None)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from sim.engine.run_loop import Clockwork
+    from sim.engine.report import Report
 
 LEVEL = 0.95
 FEWEST = 8  # requests (batches of them) from which they are resampled
@@ -204,9 +204,9 @@ def student(degrees: int) -> float:
     return Z + first / degrees + second / degrees**2 + third / degrees**3
 
 
-def times_of(clockwork: Clockwork) -> list[tuple[int, float, float | None]]:
+def times_of(report: Report) -> list[tuple[int, float, float | None]]:
     """(request, TTFT, TPOT) of every request that was served; None for the TPOT of one that has none."""
-    return [(t.request.index, t.ttft_s, t.tpot_s) for t in clockwork.requests]
+    return [(t.request.index, t.ttft_s, t.tpot_s) for t in report.requests]
 
 
 def samples(times: Iterable[Sequence[Any]], batch: int) -> dict[str, Sample]:

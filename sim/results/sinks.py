@@ -78,11 +78,10 @@ class Keeper:
 
     def finish(self, outcome: Outcome) -> None:
         """Write what is known only at the end, and close the tables."""
-        self._tables["requests"].extend(request_rows(outcome.clockwork))
+        self._tables["requests"].extend(request_rows(outcome.report))
         self._tables["runs"].add(*run_row(outcome.result)[1:])
         self._tables["layers"].extend(layer_table(outcome.result.by_layer))
-        counts = outcome.engine.tally.by_expert
-        self._tables["experts"].extend(expert_table(counts, outcome.clockwork, outcome.result.expert_bytes))
+        self._tables["experts"].extend(expert_table(outcome.report))
         self._stack.close()
 
 

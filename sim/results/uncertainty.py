@@ -13,9 +13,8 @@ from sim.workload.iterations import DECODE, MIXED, PREFILL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.engine.run_loop import Clockwork, RequestTimes
-    from sim.machine.simulated import SimulatedMachine
-    from sim.real.machine.machine import RealMachine
+    from sim.engine.report import Report
+    from sim.engine.run_loop import RequestTimes
     from sim.results.metrics import Times
 
 
@@ -27,9 +26,7 @@ class Waits(NamedTuple):
     closed: bool
 
 
-def uncertainty(
-    machine: SimulatedMachine | RealMachine, clockwork: Clockwork, timed: Times, batch: int, waits: Waits | None
-) -> Uncertainty:
+def uncertainty(report: Report, timed: Times, batch: int, waits: Waits | None) -> Uncertainty:
     """Band of the mean times when every figure moves to the end of its range at once (so it is wide), from the ends of
     what other requests of the kind may give (`sim.results.sampling`); with one request, which says nothing of others,
     from it.
@@ -39,17 +36,17 @@ def uncertainty(
     (batches), they are of all phases. Where a TTFT holds waits, requests wait again for services of other lengths; not
     so in batches, of which nobody knows who would have shared them: no band.
     """
-    rows = [] if machine.measured is True else attributions(machine, clockwork)
+    rows = attributions(report)
     total = math.fsum(row.spent_s for row in rows)
-    sampling = _of_requests(clockwork, batch) if waits is None else _of_load(timed)
+    sampling = _of_requests(report, batch) if waits is None else _of_load(timed)
     if not total:
         return Uncertainty(None, None, None, sampling, None, None)
 
     def factors(phase: str, alone: bool) -> tuple[float, float]:
-        own = attributions(machine, clockwork, (phase,)) if alone and machine.measured is False else []
+        own = attributions(report, (phase,)) if alone else []
         return _ends(own or rows)
 
-    prefill = factors(PREFILL, not clockwork.phases[MIXED].n_iterations)
+    prefill = factors(PREFILL, not report.phases[MIXED].n_iterations)
     decode = factors(DECODE, batch == 1)
     ttft: tuple[float, float] | None = prefill
     if waits is not None and waits.closed:
@@ -92,8 +89,8 @@ def ttfts_s(served: Sequence[RequestTimes], prefill: float, decode: float) -> li
     return found
 
 
-def _of_requests(clockwork: Clockwork, batch: int) -> Sampling:
-    drawn = samples(times_of(clockwork), batch)
+def _of_requests(report: Report, batch: int) -> Sampling:
+    drawn = samples(times_of(report), batch)
     tpot, ttft = drawn["tpot_s"], drawn["ttft_s"]
     return Sampling(_of_times(tpot.interval()), _of_times(ttft.interval()), tpot.n, ttft.n)
 

@@ -82,7 +82,7 @@ def replay(spec: RunSpec) -> tuple[Result, dict[str, Sample]] | MoesimError:
         setup = prepare(spec)
         try:
             outcome = execute(setup, bounds=False)
-            return outcome.result, samples(times_of(outcome.clockwork), spec.together)
+            return outcome.result, samples(times_of(outcome.report), spec.together)
         finally:
             setup.close()
     except MoesimError as error:

@@ -136,8 +136,7 @@ class Replay:
     def __init__(self, spec: RunSpec, kind: type[Policy] | None, outcome: Outcome) -> None:
         self.spec, self.kind = spec, kind
         result = outcome.result
-        self._run_id, self._facts, self._clockwork = result.run_id, result.to_dict(), outcome.clockwork
-        self._counts, self._expert_bytes = outcome.engine.tally.by_expert, result.expert_bytes
+        self._run_id, self._facts, self._report = result.run_id, result.to_dict(), outcome.report
         self._frames: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
@@ -150,13 +149,12 @@ class Replay:
         from sim.results.tables import frame
 
         if name == "requests":
-            requests = request_rows(self._clockwork)
+            requests = request_rows(self._report)
             self._frames[name] = frame(name, self._run_id, requests, self.spec.replicas > 1)
         elif name == "layers":
             self._frames[name] = frame(name, self._run_id, layer_table(self._facts["by_layer"]))
         elif name == "experts":
-            rows = expert_table(self._counts, self._clockwork, self._expert_bytes)
-            self._frames[name] = frame(name, self._run_id, rows)
+            self._frames[name] = frame(name, self._run_id, expert_table(self._report))
         else:
             self._frames |= self._again(name)
 

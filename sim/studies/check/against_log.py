@@ -189,7 +189,7 @@ def _check_told(outcome: Outcome, watch: Watch) -> None:
     if watch.parts:
         name = outcome.setup.policy.name
         raise BadInput(f"policy {name}, got a log: it copies parts of experts, and a log names whole ones")
-    hits = outcome.engine.tally.hits.values()
+    hits = outcome.report.counts.tally.hits.values()
     found = sum(one.experts[kind] + one.aside[kind] for one in hits for kind in (FOUND, LATE))
     if found != watch.events.counts[HIT]:
         raise BadInput(

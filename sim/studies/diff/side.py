@@ -15,7 +15,7 @@ from sim.policy.mistakes import blamed
 from sim.policy.watchdog import watched
 from sim.results.figure import figures
 from sim.results.keep import Keep
-from sim.run import Outcome, assemble, execute, fold, prepare
+from sim.run import Outcome, assemble, execute, finished, prepare, report_of
 from sim.studies.diff.request import OneRequest, of_sweep, served
 from sim.studies.diff.spent import Spent
 from sim.studies.diff.tables import CORE, requests_of
@@ -179,13 +179,12 @@ def _carried_out(named: Named, setup: Setup, scratch: Path, progress: Progress |
             began_s = time.perf_counter()
             batching = setup.batching()
             drive(Loop(engine, machine, batching, setup.trace, clockwork, setup.open_loop, on_step=step))
-            result = fold(setup, engine, machine, clockwork, time.perf_counter() - began_s)
-            return Outcome(result, engine, machine, clockwork, setup)
+            return finished(setup, report_of(engine, machine, clockwork, began_s))
 
     folder = scratch / "run" if tables else None
     outcome = run(setup, progress=progress) if folder is None else recorded(run, setup, progress, Keep(folder))
     facts = outcome.result.to_dict()
-    requests = {times.request.index: served(times, found[0]) for times in outcome.clockwork.requests}
+    requests = {times.request.index: served(times, found[0]) for times in outcome.report.requests}
     return Side(
         named.label,
         facts,

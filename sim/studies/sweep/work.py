@@ -247,7 +247,7 @@ def point_record(
         return Answer(found | {"status": status_of(error), "reason": str(error)})
     except Exception as error:  # a mistake of a policy's own: the other points are none the worse for it
         return Answer(found | {"status": FAILED, "reason": _mistake(error, spec), "kept": False})
-    times = [list(one) for one in times_of(outcome.clockwork)]
+    times = [list(one) for one in times_of(outcome.report)]
     result = outcome.result.to_dict() | {"wall_s": 0.0}
     if not by_layer:
         del result["by_layer"]
