@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from policies.fine_moe import map_track
 from policies.fine_moe.map_store import MapStore, Trajectory, as_embedding, as_embeddings, as_map
-from sim.policy import Outlook, Rank
+from policies.fine_moe.map_track import MapTrack
+from sim.policy import Outlook, Rank, StoreSplit, keep, recalled
+from sim.run import assemble, prepare, training_split
+from sim.setup.spec import RunSpec
+from traces.format.catalogue import DEFAULT, bundled_traces
+
+BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the bundled traces are not in this checkout")
 
 
 def store_of(maps: list[list[list[float]]], embeddings: list[list[float]], capacity: int = 8) -> MapStore:
@@ -174,3 +182,77 @@ def test_selecting_for_many_layers_is_selecting_one_expert_after_the_other() -> 
             each = zip(rows.tolist(), similarities.tolist(), strict=True)
             expected = [one_by_one(row, alike, top_k, threshold) for row, alike in each]
             assert chosen(rows, similarities, top_k, threshold) == expected
+
+
+def taught(trace: str, **settings: object) -> tuple[MapTrack, StoreSplit]:
+    """FineMoE's track after it has learned, and what it learned from."""
+    asked = {f"fine_moe.{name}": value for name, value in settings.items()}
+    made = prepare(RunSpec(policy="fine_moe", hw="h200", trace=trace, set=asked))
+    try:
+        assemble(made)
+        return made.policy._track, training_split(made, made.policy)
+    finally:
+        made.close()
+
+
+def same(one: MapStore, two: MapStore) -> bool:
+    arrays = [(s.maps, s.inverse_norms, s.meanings.vectors, s.meanings.inverse_norms) for s in (one, two)]
+    return one.n_maps == two.n_maps and all((a == b).all() for a, b in zip(*arrays, strict=True))
+
+
+@BUNDLED
+@pytest.mark.parametrize("trace", ["mixtral-8x7b-small", "phi-3.5-moe-small"])
+def test_kept_maps_are_what_is_learned(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, _ = taught(trace)
+    monkeypatch.setattr(map_track, "kept_for", lambda store: None)
+    learned, _ = taught(trace)
+    assert same(kept.store, learned.store)
+
+
+@BUNDLED
+def test_every_bundled_trace_has_its_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `python tools/keep_maps.py` has to be run."""
+    monkeypatch.setattr(MapTrack, "learn", lambda self, store: None)
+    for trace in bundled_traces():
+        track, store = taught(trace)
+        file = map_track.kept_for(store)
+        assert file is not None
+        assert recalled(file, track.origin(store)) is not None, trace
+
+
+@BUNDLED
+def test_maps_of_anything_else_are_learned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another trace, other parameters, a drawn level, and a file in which one bit is wrong."""
+    monkeypatch.setattr(MapTrack, "learn", lambda self, store: None)
+    track, store = taught("mixtral-8x7b-small")
+    file = map_track.kept_for(store)
+    assert file is not None
+    mine = track.origin(store)
+    others = [
+        taught("phi-3.5-moe-small"),
+        taught("mixtral-8x7b-small", distance=2),
+        taught("mixtral-8x7b-small", capacity=999),
+        taught("mixtral-8x7b-small", variant="code"),
+        (track, StoreSplit(store.trace, store.requests[1:])),
+    ]
+    origins = [other.origin(of) for other, of in others]
+    assert len({mine, *origins}) == 1 + len(origins)
+    assert [recalled(file, other) for other in origins] == [None] * len(origins)
+    assert recalled(tmp_path / "none", mine) is None
+    data, damaged = file.read_bytes(), tmp_path / "damaged"
+    for at in (3, 64, 80, 200, len(data) // 2, len(data) - 1):
+        damaged.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert recalled(damaged, mine) is None, at
+    damaged.write_bytes(data[:100])
+    assert recalled(damaged, mine) is None
+
+
+def test_arrays_are_kept_to_the_last_bit(tmp_path: Path) -> None:
+    arrays = {"a": np.array([[0.0, 255.0], [3.0, 4.0]]), "b": np.array([-2047, 2047]), "c": np.array([70_000.0])}
+    keep(tmp_path / "kept", "mine", arrays)
+    again = recalled(tmp_path / "kept", "mine")
+    assert again is not None
+    assert [again[name].dtype.str for name in arrays] == ["|u1", "<i2", "<u4"]
+    assert all((again[name] == array).all() for name, array in arrays.items())
+    with pytest.raises(ValueError, match="whole numbers"):
+        keep(tmp_path / "kept", "mine", {"a": np.array([0.5])})

@@ -211,6 +211,13 @@ class MapStore:
         if self.meanings.n_values != hidden:
             self.meanings = VectorSearch(self.capacity, hidden)
 
+    def kept(self) -> dict[str, NDArray[Any]]:
+        """All maps [n, L, E] with their embeddings [n, h]; `fill` of an empty store takes them in again."""
+        return {
+            "maps": self.maps[:, :, : self.n_maps].transpose(2, 0, 1),
+            "embeddings": self.meanings.vectors[: self.n_maps],
+        }
+
     @property
     def n_bytes(self) -> int:
         """Host memory of the maps as the paper stores them: fp32 (Figure 18)."""

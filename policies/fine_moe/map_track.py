@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.fine_moe.map_store import MapStore, Trajectory, as_embedding, as_embeddings, as_map
-from sim.policy import PREFILL, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View
+from sim.policy import PREFILL, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View, bundled, origin, recalled
 
 Floats = NDArray[np.float64]
+KEPT = ".fine_moe.maps"
+"""Files of `policies/data` with what a bundled trace teaches at the published parameters; `tools/keep_maps.py` makes
+them."""
+KEPT_FORMAT = 1  # raised when another store would be learned from the same trace
+
+
+def kept_for(store: StoreSplit) -> Path | None:
+    """Where the maps of a trace of this name are kept; None where none are."""
+    return bundled("policies.data", KEPT).get(store.trace.path.name.removesuffix(".safetensors"))
 
 
 class MapTrack:
@@ -60,6 +71,12 @@ class MapTrack:
         return len(self._led)
 
     def learn(self, store: StoreSplit) -> None:
+        """Fill the store with the maps of these requests, or with those that are kept of the same ones."""
+        file = kept_for(store)
+        kept = None if file is None else recalled(file, self.origin(store))
+        if kept is not None:
+            self.store.fill(kept["maps"].astype(np.float64), kept["embeddings"].astype(np.float64))
+            return
         maps, embeddings = [], []
         for request in store.requests:
             rows = (request.first_row, request.first_row + request.prompt_len + request.outputs - 1)
@@ -73,6 +90,11 @@ class MapTrack:
             embeddings.append(as_embeddings(meanings))
         if maps:
             self.store.fill(np.concatenate(maps), np.concatenate(embeddings))
+
+    def origin(self, store: StoreSplit) -> str:
+        """What decides which maps are learned, as a digest."""
+        own = {"capacity": self.store.capacity, "distance": self._distance}
+        return origin(store, {"fine_moe": KEPT_FORMAT, "by_token": self._by_token, "last": self._last, **own})
 
     def _within(self, start: int, stop: int, phase: str) -> list[tuple[int, int]]:
         """Rows that make up one map each: single tokens, or what runs of a prompt together."""

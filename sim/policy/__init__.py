@@ -44,6 +44,7 @@ from sim.workload.fewest_copies import kept
 from sim.workload.gate import Gate
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
 from sim.workload.learn_split import MAKE_ONE, StoreSplit, TrainingTrace, no_store, requests_of
+from sim.workload.learned import keep, origin, recalled
 from sim.workload.surrogate import SURROGATE, Surrogate, draws_of, shares_of, take
 from sim.workload.token_paths import TokenPaths
 
@@ -123,11 +124,14 @@ __all__ = [
     "follow",
     "follow_and_count",
     "inverse_norm",
+    "keep",
     "kept",
     "lowest",
     "most_alike",
     "no_store",
+    "origin",
     "overrides",
+    "recalled",
     "replaced_in_turn",
     "replacing",
     "requests_of",

@@ -62,6 +62,11 @@ class DrawnTrace(Trace):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.drawn, self._text, self._seed)
 
+    @property
+    def drawn_by(self) -> tuple[str, int]:
+        """What was named, and the seed: equal ones draw equally."""
+        return self._text, self._seed
+
     def scores(self, a: int, b: int) -> Floats:
         found: Floats = self._taken("scores", a, b, super().scores, self._own_scores)
         return found

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.base.errors import BadInput
+from sim.workload.drawn_levels import DrawnTrace
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.levels import require_declared
 
@@ -43,7 +44,7 @@ class TrainingTrace:
     Attributes:
         n_tokens, n_layers, n_experts, top_k: its shape. score_scale: what a score is a multiple of.
         levels, levels_prefill: those that are there and declared; of prompts, too. header: model, gate and tasks as
-            FORMAT.md has them. path: its file.
+            FORMAT.md has them. path: its file. drawn_by: what was drawn in place of recorded levels; () of none.
         requests: its table of requests, all splits.
     """
 
@@ -58,6 +59,8 @@ class TrainingTrace:
         self.header = trace.header
         self.path = trace.path
         self.requests = trace.requests
+        drawn = isinstance(trace, DrawnTrace) and trace.drawn & self.levels
+        self.drawn_by = trace.drawn_by if drawn else ()
 
     @property
     def sha256(self) -> str:
