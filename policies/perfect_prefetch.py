@@ -123,7 +123,7 @@ def plan(gpu: int, view: View) -> dict[Piece, list[int]]:
     ids = np.repeat(np.arange(len(mine)), [len(found) for found in uses])
     steps = np.array([i * view.n_layers + p.layer for p, found in zip(mine, uses, strict=True) for i in found])
     order = np.argsort(steps, kind="stable")
-    stops = [*(np.flatnonzero(np.diff(steps[order])) + 1).tolist(), len(ids)]
+    stops = np.append(np.flatnonzero(np.diff(steps[order])) + 1, len(ids))
     flags = np.frombuffer(kept(ids[order], stops, view.capacity_of(gpu), 1), dtype=np.uint8)
     back = np.empty(len(ids), dtype=np.int64)
     back[order] = flags

@@ -49,7 +49,7 @@ def intervals(steps):
 
 def counted(steps, room, working=1):
     ids = np.array([e for experts in steps for e in experts])
-    return sum(kept(ids, np.cumsum([len(experts) for experts in steps]).tolist(), room, working))
+    return sum(kept(ids, np.cumsum([len(experts) for experts in steps]), room, working))
 
 
 cases = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=5)

@@ -6,6 +6,7 @@ import copy
 import functools
 
 import msgspec
+import numpy as np
 import pytest
 from easy_numbers import figure, setup
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from tiny_traces import from_rows, tiny_trace
 
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
+from sim.base.flat import numbers
 from sim.bounds.path import Clocks, Experts
 from sim.machine.cost import Cost
 from sim.machine.price import Launch
@@ -147,7 +149,7 @@ def in_turn_s(cost: Cost, tokens: list[int]) -> float:
     free.launches = copy.copy(cost.launches)
     free.launches.expert = free.launches.member = Launch(0, 0.0, 0.0)
     clocks = Clocks(0.0, 0.0)
-    Experts(free).run(clocks, tokens)
+    Experts(free).run(clocks, numbers(np.array(tokens)), 0, len(tokens))
     return clocks.free_s
 
 

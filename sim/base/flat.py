@@ -7,6 +7,7 @@ from collections.abc import MutableSequence
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 Numbers = TypeVar("Numbers", bound=MutableSequence[Any])
 
@@ -28,6 +29,11 @@ def ints(n: int, value: int = 0) -> MutableSequence[int]:
 def places(n: int) -> MutableSequence[int]:
     """`n` whole numbers of 32 bits, for what is walked through: half as large is sooner at hand."""
     return array("i", [0]) * n if COMPILED else [0] * n
+
+
+def numbers(of: NDArray[np.int64]) -> Any:
+    """Whole numbers of an array, in a row."""
+    return np.ascontiguousarray(of, dtype=np.int64).reshape(-1) if COMPILED else of.ravel().tolist()
 
 
 def records(n: int, kind: type, fields: list[tuple[str, str]]) -> Any:

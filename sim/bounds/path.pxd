@@ -19,7 +19,7 @@ cdef class Experts:
     cpdef ask(self, int n_tokens)
     cpdef double work_of(self, int n_tokens) except? -1.0
     @cython.locals(n=int, at=int, n_tokens=int, place=int, work_s=double, slack_s=double)
-    cpdef run(self, Clocks clocks, list tokens)
+    cpdef run(self, Clocks clocks, long long[::1] tokens, int start, int stop)
 
 @cython.final
 cdef class Layers:
@@ -29,5 +29,5 @@ cdef class Layers:
     cdef readonly double met_attention_s, met_head_s
     cdef double[::1] met_gate_s, met_experts_s, handed_s
     cdef readonly bint has_shared, has_dense, reads
-    @cython.locals(total_s=double, ahead_s=double, gate_s=double, there_s=double, layer=int, clocks=Clocks, n_dense_before=list)
-    cpdef double through(self, Experts experts, list lists, object elsewhere, object away_s) except? -1.0
+    @cython.locals(total_s=double, ahead_s=double, gate_s=double, there_s=double, layer=int, start=int, stop=int, clocks=Clocks, n_dense_before=list)
+    cpdef double through(self, Experts experts, long long[::1] tokens, long long[::1] stops, object elsewhere, object away_s) except? -1.0

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from sim.base.flat import floats, ints, longer_floats
+import numpy as np
+
+from sim.base.flat import floats, ints, longer_floats, numbers
 from sim.machine.kernel_group import beyond_s, left_s
 from sim.machine.price import Launch
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.machine.dense_parallel import Together
     from sim.workload.iterations import Iteration
+    from traces.format.layout import Ints
 
 NOT_KNOWN_S = -1.0
 
@@ -94,14 +97,14 @@ class Experts:
             self.ask(n_tokens)
         return self.work_s[n_tokens]
 
-    def run(self, clocks: Clocks, tokens: list[int]) -> None:
-        """Launch one per number of tokens, longest first."""
-        n = len(tokens)
+    def run(self, clocks: Clocks, tokens: Sequence[int], start: int, stop: int) -> None:
+        """Launch one for each of these numbers of tokens [start, stop), longest first."""
+        n = stop - start
         if n > self.n_at_most:
             self.tokens = ints(n)
             self.n_at_most = n
         for at in range(n):
-            n_tokens = tokens[at]
+            n_tokens = tokens[start + at]
             work_s = self.work_of(n_tokens)
             place = at
             while place > 0 and self.work_s[self.tokens[place - 1]] < work_s:
@@ -172,16 +175,23 @@ class Layers:
                 self.met_gate_s[layer] = self.met_experts_s[layer] = exchanged.duration_s
 
     def through(
-        self, experts: Experts, lists: list[list[int]] | None, elsewhere: Sequence[int], away_s: Sequence[float]
+        self,
+        experts: Experts | None,
+        tokens: Sequence[int],
+        stops: Sequence[int],
+        elsewhere: Sequence[int],
+        away_s: Sequence[float],
     ) -> float:
         """Seconds of all layers, with experts for these numbers of tokens (None: with none), and of the head.
 
         Args:
+            stops: per layer, where its numbers end.
             away_s: per layer, what other GPUs take for their experts, or nothing.
         """
         total_s = ahead_s = 0.0
         n_dense_before: list[int] = self.cost.n_dense_before
         clocks = Clocks(0.0, 0.0)
+        start = stop = 0
         for layer in range(len(n_dense_before) - 1):
             clocks.host_s = 0.0
             clocks.free_s = ahead_s + self.handed_s[layer]
@@ -198,9 +208,10 @@ class Layers:
                 if gate_s > clocks.host_s:
                     clocks.host_s = gate_s
                 clocks.host_s += self.sync_s
-            if lists is not None:
+            if experts is not None:
+                start, stop = stop, stops[layer]
                 there_s = clocks.host_s + away_s[layer] if elsewhere[layer] else 0.0
-                experts.run(clocks, lists[layer])
+                experts.run(clocks, tokens, start, stop)
                 if elsewhere[layer]:
                     clocks.host_s += self.cost.launches.experts_s(elsewhere[layer])
                 if there_s > clocks.free_s:
@@ -221,7 +232,8 @@ def path_of(
     cost: Cost,
     experts: Experts,
     iteration: Iteration,
-    lists: list[list[int]],
+    tokens: Ints,
+    stops: Ints,
     elsewhere: Sequence[int],
     together: Together | None = None,
     away_s: Sequence[float] = (),
@@ -230,20 +242,24 @@ def path_of(
     """The path of an iteration.
 
     Args:
-        experts: of this cost. lists: per layer, the tokens of each expert on the first GPU, most first. elsewhere: per
-            layer, how many experts other GPUs compute; they cost this one's host their launches.
+        experts: of this cost. tokens: of each expert on the first GPU, layer by layer, most first; stops: where each
+            layer ends there. elsewhere: per layer, how many experts other GPUs compute; they cost this one's host their
+            launches.
         together: dense parts on all GPUs. away_s: what the busiest of the others takes for those, at least; left out
             where they may be computed on the CPU. reads: the host reads every router's choice.
     """
     layers = Layers(cost, iteration, together, reads)
-    launches, n_layers, n_dense = cost.launches, len(lists), sum(cost.n_dense_before)
+    launches, n_layers, n_dense = cost.launches, len(stops), sum(cost.n_dense_before)
     host_s = n_layers * (launches.attention.all_s + launches.gate.all_s + (launches.sync_s if reads else 0.0))
     host_s += n_layers * launches.shared.all_s if cost.has_shared else 0.0
     host_s += n_dense * launches.dense.all_s
-    of = {n: launches.experts_s(n) for n in {*map(len, lists), *elsewhere}}
-    host_s += sum([of[n] for n in (*map(len, lists), *elsewhere) if n])
+    here = np.diff(stops, prepend=0).tolist()
+    of = {n: launches.experts_s(n) for n in {*here, *elsewhere}}
+    host_s += sum([of[n] for n in (*here, *elsewhere) if n])
     host_s += layers.head.all_s + launches.sync_s
     n_dense_after = cost.n_dense_before[n_layers]
     after_s = layers.head_s + launches.sync_s + (n_dense_after * layers.dense_s if cost.has_dense else 0.0)
     away = away_s or [0.0] * n_layers
-    return Path(layers.through(experts, lists, elsewhere, away), layers.through(experts, None, (), ()), host_s, after_s)
+    whole_s = layers.through(experts, numbers(tokens), numbers(stops), elsewhere, away)
+    none = numbers(stops[:0])
+    return Path(whole_s, layers.through(None, none, none, (), ()), host_s, after_s)

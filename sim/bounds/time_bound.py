@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from sim.bounds.alone import MOST_KNOWN, Alone, Uses, alone, in_turn
+from sim.bounds.alone import MOST_KNOWN, Alone, Uses, alone, chosen, in_turn, most_first, used
 from sim.bounds.path import Experts, Path, path_of
 from sim.machine.dense_parallel import Together
-from sim.workload.iterations import DECODE, PREFILL, Feed, Iteration, Range
+from sim.workload.iterations import DECODE, PREFILL, Iteration, Range
 
 if TYPE_CHECKING:
     from sim.setup.setup import Setup
+    from traces.format.layout import Ints
 
 ROUNDING = 1e-10  # sums here and in the engine are taken in different orders; a bound must not exceed a time by that
 
@@ -93,6 +94,7 @@ class Bounds:
         self.homes = np.array(setup.several.homes_of(setup.trace.n_layers * setup.trace.n_experts))
         self.together = Together(self.cost) if setup.several.together else None
         size = setup.pieces.whole[0][0].n_bytes
+        self._chosen = chosen(setup.trace)
         # A policy may hold part of an expert in what is left of the budget: rounded up, in its favour.
         self.rooms = [-(-budget // size) for budget in setup.memory.expert_bytes]
         self.copy_s = self.cost.copies.expert_s(size)
@@ -115,13 +117,13 @@ class Bounds:
         if self.setup.spec.batch == self.n_gpus == 1 and whole and self.setup.drafter is None:
             yield from self._one_by_one()
             return
-        trace, feed, index = self.setup.trace, Feed(self.setup.trace), 0
+        trace, index = self.setup.trace, 0
         batching = self.setup.batching(open_loop=False)
         passes: deque[Pass] = deque()
         begun: dict[int, int] = {}
         answered: dict[int, int] = {}
         while isinstance(ranges := batching.next(math.inf), list):
-            iteration = Iteration(index, ranges, trace, feed.row(ranges))
+            iteration = Iteration(index, ranges, trace)
             drafted_s = [] if batching.drafts is None else batching.drafts.each_s(iteration)
             passes.append(self._pass(iteration, drafted_s))
             for r in ranges:
@@ -162,14 +164,15 @@ class Bounds:
         trace = self.setup.trace
         none = [0] * trace.n_layers
         for one in alone(trace, self.setup.requests):
-            path = self._path(Iteration(0, one.prefill, trace, None), one.counts, none)
+            path = self._path(Iteration(0, one.prefill, trace), one.counts, one.at_first.stops, none)
             prefill, outputs = Pass(0, path, [one.at_first], one.tokens, one.at_first), one.request.outputs
             yield [prefill], [self._decode(one)] if outputs > 1 else [], outputs
 
     def _path(
-        self, iteration: Iteration, counts: list[list[int]], elsewhere: list[int], away_s: Sequence[float] = ()
+        self, iteration: Iteration, tokens: Ints, stops: Ints, elsewhere: list[int], away_s: Sequence[float] = ()
     ) -> Path:
-        return path_of(self.cost, self.experts, iteration, counts, elsewhere, self.together, away_s, self.read_routers)
+        cost, experts, reads = self.cost, self.experts, self.read_routers
+        return path_of(cost, experts, iteration, tokens, stops, elsewhere, self.together, away_s, reads)
 
     def _decode(self, one: Alone) -> Pass:
         """All decode iterations of a request served alone, at once.
@@ -179,12 +182,13 @@ class Bounds:
         """
         trace, request = self.setup.trace, one.request
         n, first = request.outputs - 1, request.first_row + request.prompt_len
-        ones, none = [[1] * trace.top_k] * trace.n_layers, [0] * trace.n_layers
+        n_chosen, none = trace.n_layers * trace.top_k, [0] * trace.n_layers
+        ones, stops = np.ones(n_chosen, dtype=np.int64), np.arange(trace.top_k, n_chosen + 1, trace.top_k)
         path = Path(0.0, 0.0, 0.0, 0.0)
         for start, stop in self._convex(first, n, first - request.first_row):
             for row in (start + (stop - 1 - start) // 2, start + (stop - start) // 2):
                 ranges = [Range(request, row, row + 1, DECODE, row - request.first_row)]
-                at = self._path(Iteration(0, ranges, trace, None), ones, none)
+                at = self._path(Iteration(0, ranges, trace), ones, stops, none)
                 path = path.plus(at, (stop - start) / 2)
         return Pass(0, path, [one.later], frozenset({1}), one.later)
 
@@ -203,44 +207,37 @@ class Bounds:
 
     def _pass(self, iteration: Iteration, drafted_s: list[float]) -> Pass:
         n_layers, n_experts = self.setup.trace.n_layers, self.setup.trace.n_experts
-        layers = range(n_layers)
-        if iteration.row is not None:
-            chosen: Sequence[Iterable[int]] = iteration.row
-            counts = [[1] * len(row) for row in iteration.row]
+        rows = [self._chosen[r.start_row : r.stop_row] for r in iteration.ranges]
+        every, counts = used(rows[0] if len(rows) == 1 else np.concatenate(rows), n_layers, n_experts)
+        tokens = frozenset(counts.tolist())
+        none = [0] * n_layers
+        if self.n_gpus == 1:
+            path = self._path(iteration, most_first(counts, every.stops), every.stops, none)
+            return Pass(iteration.index, self._after(drafted_s, path), [every], tokens, every)
+        home = self.homes[every.ids]
+        mines = [np.flatnonzero(home == gpu) for gpu in range(self.n_gpus)]
+        ends = [np.searchsorted(mine, every.stops) for mine in mines]
+        found = [Uses(every.ids[mine], end[np.diff(end, prepend=0) > 0]) for mine, end in zip(mines, ends, strict=True)]
+        if self.in_turn:  # where GPUs take turns, they compute as one
+            path = self._path(iteration, most_first(counts, every.stops), every.stops, none)
         else:
-            needs = [iteration.chosen(layer) for layer in layers]
-            chosen, counts = needs, [list(found.values()) for found in needs]
-        tokens = frozenset(n for row in counts for n in row)
-        flat = [layer * n_experts + expert for layer, row in zip(layers, chosen, strict=True) for expert in row]
-        ids = np.array(flat, dtype=np.int64)
-        ends = np.cumsum([len(row) for row in counts])
-        every = Uses(ids, ends.tolist())
-        home = self.homes[ids]
-        found = [every]
-        if self.n_gpus > 1:
-            mines = [home == gpu for gpu in range(self.n_gpus)]
-            found = [Uses(ids[mine], sorted(set(np.cumsum(mine)[ends - 1].tolist()) - {0})) for mine in mines]
-        if self.n_gpus == 1 or self.in_turn:  # where GPUs take turns, they compute as one
-            path = self._path(iteration, [sorted(row, reverse=True) for row in counts], [0] * n_layers)
-            return Pass(iteration.index, self._after(drafted_s, path), found, tokens, every)
-        homes = [row.tolist() for row in np.split(home, ends[:-1])]
-        here = [[n for n, at in zip(row, at_, strict=True) if at == 0] for row, at_ in zip(counts, homes, strict=True)]
-        elsewhere = [len(row) - len(mine) for row, mine in zip(counts, here, strict=True)]
-        away_s = () if self.cpu else [self._away_s(row, at_) for row, at_ in zip(counts, homes, strict=True)]
-        path = self._path(iteration, [sorted(row, reverse=True) for row in here], elsewhere, away_s)
-        path = self._after(drafted_s, path)
-        return Pass(iteration.index, path, found, tokens, every)
+            elsewhere = (np.diff(every.stops, prepend=0) - np.diff(ends[0], prepend=0)).tolist()
+            away_s = () if self.cpu else self._away_s(counts, home, every.stops)
+            path = self._path(iteration, most_first(counts[mines[0]], ends[0]), ends[0], elsewhere, away_s)
+        return Pass(iteration.index, self._after(drafted_s, path), found, tokens, every)
 
-    def _away_s(self, tokens: list[int], homes: list[int]) -> float:
-        """What the busiest of the other GPUs takes, at least, for a layer's experts of so many tokens: their work one
-        after the other, and the way back of one result, unless hidden states are brought together anyhow."""
-        own_s = [0.0] * self.n_gpus
-        for n, gpu in zip(tokens, homes, strict=True):
-            own_s[gpu] += self.experts.work_of(n)
-        busiest_s = max(own_s[1:])
-        cost = self.cost
-        back_s = 0.0 if self.together is not None else cost.copies.p2p_s(cost.activation_bytes(min(tokens)))
-        return busiest_s + back_s if busiest_s else 0.0
+    def _away_s(self, counts: Ints, home: Ints, stops: Ints) -> list[float]:
+        """Per layer, what the busiest of the other GPUs takes, at least, for its experts of so many tokens: their work
+        one after the other, and the way back of one result, unless hidden states are brought together anyhow."""
+        cost, found = self.cost, []
+        for tokens, homes in zip(np.split(counts, stops[:-1]), np.split(home, stops[:-1]), strict=True):
+            own_s = [0.0] * self.n_gpus
+            for n, gpu in zip(tokens.tolist(), homes.tolist(), strict=True):
+                own_s[gpu] += self.experts.work_of(n)
+            busiest_s, fewest = max(own_s[1:]), int(tokens.min())
+            back_s = 0.0 if self.together is not None else cost.copies.p2p_s(cost.activation_bytes(fewest))
+            found.append(busiest_s + back_s if busiest_s else 0.0)
+        return found
 
     def copies(self, window: list[Pass], gpu: int) -> int:
         """Copies no policy can avoid in these iterations, whatever lay on the GPU when they began."""

@@ -1,49 +1,27 @@
 """The fewest copies that let a sequence of steps find the experts it uses, in a given room.
 
 Between two uses of an expert it is either kept, which takes its room all the while, or copied again. So the question is
-which of these intervals to keep: as many as fit. Where too many cross a point, the one that ends last goes; intervals
-of equal weight leave no better choice (Belady 1966). `docs/bounds.md` has the argument and what the numbers mean.
+which of these intervals to keep: as many as fit. Taken in the order in which they end, each one is kept that still
+fits; intervals of equal weight leave no better choice (Belady 1966). `docs/bounds.md` has the argument and what the
+numbers mean.
 """
 
 from __future__ import annotations
 
-from hashlib import blake2b
-from heapq import heappop, heappush, heappushpop
+from collections.abc import MutableSequence, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_KNOWN = 20_000
-_KNOWN: dict[bytes, int] = {}
+from sim.base.flat import ints, numbers, places
 
 
-def copies(ids: NDArray[np.int64], stops: list[int], room: int, working: int) -> int:
-    """Uses that need a copy (see `kept`), remembered: no figure of a machine has a say in them, and one trace is often
-    held against many machines."""
-    asked = blake2b(ids.tobytes(), digest_size=16)
-    asked.update(np.array([*stops, room, working], dtype=np.int64).tobytes())
-    key = asked.digest()
-    found = _KNOWN.get(key)
-    if found is None:
-        if len(_KNOWN) >= MOST_KNOWN:
-            _KNOWN.clear()
-        found = _KNOWN[key] = len(ids) - sum(kept(ids, stops, room, working))
-    return found
+def copies(ids: NDArray[np.int64], stops: NDArray[np.int64], room: int, working: int) -> int:
+    """Uses that need a copy; arguments as in `kept`."""
+    return len(ids) - kept(ids, stops, room, working).count(1)
 
 
-def next_uses(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For uses of experts `ids` in order: where each one is used next (len(ids): nowhere), and every first use."""
-    n = len(ids)
-    order = np.argsort(ids, kind="stable")
-    again = ids[order[1:]] == ids[order[:-1]]
-    found = np.full(n, n, dtype=np.int64)
-    found[order[:-1][again]] = order[1:][again]
-    first = np.ones(n, dtype=bool)
-    first[found[found < n]] = False
-    return found, np.flatnonzero(first)
-
-
-def kept(ids: NDArray[np.int64], stops: list[int], room: int, working: int) -> bytearray:
+def kept(ids: NDArray[np.int64], stops: NDArray[np.int64], room: int, working: int) -> bytearray:
     """Which uses find their expert kept since the use before, or since the start.
 
     Args:
@@ -54,26 +32,53 @@ def kept(ids: NDArray[np.int64], stops: list[int], room: int, working: int) -> b
     Returns:
         1 for a use that needs no copy; the sum is the most there can be.
     """
-    following, first = next_uses(ids)
-    n, ends = len(ids), following.tolist()
-    free = bytearray(n + 1)
-    nearest = first[: max(0, room)].tolist()
-    for use in nearest:
-        free[use] = 1
-    heap = [-use for use in reversed(nearest)]  # who ends last is on top; what has ended sinks and is never popped
-    size, across, start = len(heap), max(0, room - working), 0
-    for stop in stops:
-        size -= sum(free[start:stop])
-        while size > across:
-            free[-heappop(heap)] = 0
-            size -= 1
-        for end in ends[start:stop]:
-            if end < n:
-                free[end] = 1
-                if size < room:
-                    heappush(heap, -end)
-                    size += 1
-                else:
-                    free[-heappushpop(heap, -end)] = 0
+    found = bytearray(len(ids))
+    if room > 0 and len(ids):
+        since = ints(int(ids.max()) + 1, room)
+        keep(numbers(ids), numbers(stops), since, places(room + len(ids) + len(stops) + 1), room, working > 0, found)
+    return found
+
+
+def keep(
+    ids: Sequence[int],
+    stops: Sequence[int],
+    since: MutableSequence[int],
+    before: MutableSequence[int],
+    room: int,
+    working: bool,
+    found: MutableSequence[int],
+) -> None:
+    """Mark in `found` the uses that `kept` names, each looked at once.
+
+    What is left of the room over a stretch of time that reaches up to now grows with its start. So instants fall into
+    blocks, by how many more experts fit from there to now: none in the first block, `room` in the last. An expert is
+    kept from an instant of any block but the first, and then its block and all that follow have one less left: the
+    block joins the one before, and a new last one begins. Blocks are joined as disjoint sets (Tarjan 1975).
+
+    Args:
+        since: instant from which each expert may be kept; `room` at first. before: room for an instant per use, per
+            step, and `room` + 1: an earlier one of the same block, itself for a block's first.
+    """
+    last = room
+    for instant in range(room + 1):
+        before[instant] = instant
+    start = 0
+    for step in range(len(stops)):
+        stop = stops[step]
+        for use in range(start, stop):
+            instant = since[ids[use]]
+            while before[instant] != instant:
+                before[instant] = before[before[instant]]
+                instant = before[instant]
+            if instant > 0:
+                found[use] = 1
+                before[instant] = instant - 1
+                last += 1
+                before[last] = last
+        if working:  # one less is left while the step runs
+            before[last] = last - 1
+            last += 1
+            before[last] = last
+        for use in range(start, stop):
+            since[ids[use]] = last
         start = stop
-    return free[:n]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.base.flat import COMPILED
+from sim.base.flat import numbers
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace
@@ -87,8 +87,7 @@ class Block:
         self.last_row = last_row
         self.n_rows = len(ids)
         self.width = ids[0].size
-        flat = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
-        self.ids: Any = flat if COMPILED else flat.tolist()
+        self.ids: Any = numbers(ids)
 
 
 class Row:
