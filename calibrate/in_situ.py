@@ -23,11 +23,11 @@ from sim.base.device_faults import DeviceFault
 from sim.real.devices.work import LANES
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.profiles.models import Model
     from sim.real.devices.lanes import Lanes
     from sim.real.devices.work import Work
     from sim.real.run import Measured
-    from sim.setup.spec import RunSpec
 
 PROMPTS = (1, 256, 16, 64, 4, 128, 2, 32, 8)  # a run cut short has seen short and long ones
 OUTPUTS = 9
@@ -70,6 +70,7 @@ def run(
     Raises:
         BadInput: a geometry that does not fit or cannot be carried out.
     """
+    from sim.options import RunSpec
     from sim.profiles.models import load_model
     from sim.real.devices import environment
     from sim.real.devices.lanes import cores
@@ -79,7 +80,6 @@ def run(
     from sim.real.run import measure
     from sim.real.weights.random_weights import random_weights
     from sim.run import prepare
-    from sim.setup.spec import RunSpec
 
     samples = Samples()
     cases, own = list(cases), lanes is None
@@ -93,7 +93,9 @@ def run(
         n_all = model.n_moe_layers * model.n_experts
         device_of, most = room_for(
             lanes,
-            RunSpec(policy="lru", hw="rtx3090", model=model_name, trace=str(path), precision=precision, experts=1),
+            RunSpec(
+                policy="lru", hw="rtx3090", model=model_name, trace=str(path), precision=precision, cache="1experts"
+            ),
             n_all,
         )
         n_runs, weights, timer = 0, None, Timer(budget_s, rounds * len(cases))
@@ -111,7 +113,7 @@ def run(
                     model=model_name,
                     trace=str(path),
                     precision=precision,
-                    experts=resident,
+                    cache=f"{resident}experts",
                     set={**device_of, **settings},
                 )
                 setup = prepare(spec)
@@ -181,9 +183,9 @@ class TimeUp(DeviceFault):
 
 def room_for(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float], int]:
     """Settings that give the described GPU the memory of this device, and how many of the experts it holds."""
+    from sim.options import RunSpec
     from sim.real.requirements import SLACK_FRAC, free_bytes
     from sim.run import prepare
-    from sim.setup.spec import RunSpec
 
     settings: dict[str, float] = {}
     if lanes.device.facts.kind == "cuda":

@@ -84,9 +84,10 @@ if TYPE_CHECKING:
     from sim.studies.compare_api import compare
     from sim.studies.diff.diff import Diff
     from sim.studies.diff.python_api import diff
+    from sim.studies.option_types import Axes, Options
     from sim.studies.plan.python_api import plan
-    from sim.studies.simulate import Options, simulate
-    from sim.studies.sweep.python_api import Axes, sweep
+    from sim.studies.simulate import simulate
+    from sim.studies.sweep.python_api import sweep
 
 __all__ = [
     "DECODE",
@@ -162,12 +163,12 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "Axes": "sim.studies.sweep.python_api",
+    "Axes": "sim.studies.option_types",
     "__version__": "sim",
     "CheckFailed": "sim.base.errors",
     "Diff": "sim.studies.diff.diff",
     "MoesimError": "sim.base.errors",
-    "Options": "sim.studies.simulate",
+    "Options": "sim.studies.option_types",
     "Result": "sim.results.record",
     "Statistic": "sim.results.schema",
     "compare": "sim.studies.compare_api",

@@ -12,13 +12,13 @@ the GPU`). Dense layers of a model count as being in front. Without a number it 
 Not modelled: the one layer that automatic placement may split by matrix; files whose layers differ in size, of which
 one layer more or fewer may fit (docs/formats.md); the merging of neighbouring used experts into one copy (some
 microseconds each).
-With its own stack copies are pageable, as out of a mapped file; `--set stack.pinned=true` is `--no-mmap`, whose host
+With its own stack copies are pageable, as out of a mapped file; `--set engine.pinned=true` is `--no-mmap`, whose host
 memory is page-locked (src/llama-model-loader.cpp@0c1e570, make_cpu_buft_list). A model's shared experts run on the GPU
 beside the CPU's routed ones, where llama.cpp runs them after.
 
-Several GPUs: llama.cpp splits by layers (`--split-mode layer`; by shares, `--tensor-split`), which is `--dense layers`
-(`layers:3/1`); without it experts are dealt out. With `ngl` llama.cpp deals out the layers on GPUs alone, here all.
-A layer counts as placed when all of it fits where it lives.
+Several GPUs: llama.cpp splits by layers (`--split-mode layer`; by shares, `--tensor-split`), which is
+`--parallel layers` (`layers:3/1`); without it experts are dealt out. With `ngl` llama.cpp deals out the layers on GPUs
+alone, here all. A layer counts as placed when all of it fits where it lives.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class LlamaCpp(Policy):
         else:
             name, got, advice = "n_cpu_moe", self.n_cpu_moe, f"{view.n_layers - placed} or more"
             if shares := self._shares(asked, view):
-                advice += f", give the first GPU more layers (--dense layers:{shares})"
+                advice += f", give the first GPU more layers (--parallel layers:{shares})"
         spare = self._large.spare(view)
         size = f"{spare} expert{'s' * (spare != 1)} ({spare * view.expert_bytes / 1e6:,.0f} MB)"
         staging = f" beside staging room of {size} for copies of prompts (op_offload)" if spare else ""

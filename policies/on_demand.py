@@ -4,7 +4,7 @@ Source: huggingface/accelerate hooks.py (commit 16cb6eb): a pre-forward hook cop
 hook frees it; no cache, no prefetch. DuoServe (arXiv 2509.07379, section 6.1) calls this baseline ACC; in a looped
 MoE only experts that receive tokens run, so only they are copied. Mixtral-Offloading (arXiv 2312.17238) compares with a
 naive offloading that moves whole MoE layers: `granularity=layer`. The modules hooked are the single matrices (w1, w3,
-w2): `matrices=3`. Weights that Accelerate keeps are pageable, and copies of such are slow: `--set stack.pinned=false`.
+w2): `matrices=3`. Weights that Accelerate keeps are pageable, and copies of such are slow: `--set engine.pinned=false`.
 eMoE (arXiv 2503.06823, section 2.1.1) measures another "dynamic loading": experts that the router selects are loaded
 and stay while their prompt runs, for its memory is that of a prompt's active experts (1.4 and 1.5 times less than all,
 67 % and 78 % being active) and its transfers are those of each active expert once: `keep=request`.

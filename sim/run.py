@@ -26,6 +26,7 @@ from sim.engine.tiered import Tiered
 from sim.machine.cost import Cost
 from sim.machine.protocol import Machine
 from sim.machine.simulated import SimulatedMachine
+from sim.options import CORE, SIMPY
 from sim.policy.api import overrides as implements
 from sim.policy.contract import check_declared
 from sim.policy.mistakes import PUZZLED, blamed, located, sound_number
@@ -34,7 +35,6 @@ from sim.policy.registry import find
 from sim.policy.watchdog import watched as watched_hooks
 from sim.results.fold import fold as fold
 from sim.results.replicas import Watched
-from sim.setup.options import ARITHMETIC, SIMPY
 from sim.setup.prepare import prepare as prepare
 from sim.setup.replicas import setups_of
 from sim.setup.setup import Setup as Setup
@@ -223,7 +223,7 @@ def tellable(setup: Setup) -> bool:
         and setup.spec.gpus == 1
         and not setup.open_loop
         and read_from(setup.scheduler) is None  # one of the user's own may look at the clock it is told
-        and setup.engine == ARITHMETIC
+        and setup.engine == CORE
         and setup.kv is None
         and setup.tier is None
     )

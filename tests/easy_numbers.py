@@ -18,6 +18,7 @@ from tiny_traces import from_rows
 from sim.engine.engine import Engine
 from sim.engine.tiered import Tiered
 from sim.machine.cost import Cost
+from sim.options import RunSpec
 from sim.policy.api import Policy
 from sim.policy.pieces import Pieces
 from sim.profiles.hardware import Bus, Contention, Cpu, Gpu, Hardware, Host, Link, Quantity
@@ -25,7 +26,6 @@ from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import Kernels, Stack
 from sim.run import Outcome, Setup, execute
 from sim.setup.memory import DenseParts, MemoryPlan
-from sim.setup.spec import RunSpec
 from sim.workload.iterations import RequestInfo
 from sim.workload.learn_split import requests_of
 from traces.format.reader import Trace

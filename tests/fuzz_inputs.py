@@ -566,12 +566,14 @@ class Bench:
         self.files, self.policies = runs.files, runs.policies
         trace = str(runs.traces[0][0])
         self.line = ["--policy", "lru", "--hw", str(self.files["hw"]), "--model", str(self.files["model"])]
-        self.line += ["--stack", str(self.files["stack"]), "--trace", trace, "--experts", "3", "--requests", "1"]
+        self.line += ["--engine", str(self.files["stack"]), "--trace", trace, "--cache", "3experts", "--requests", "1"]
         self.profiles = sorted(bundled("traces.profiles", ".yaml").values(), key=lambda path: path.stat().st_size)[:2]
         self.options = dict(zip(self.line[::2], self.line[1::2], strict=True))
         self.kept, self.sweep = self.sound / "kept", self.sound / "sweep"
-        said = [call(["run", *self.line, "--out", str(self.kept), "--spans"])]
-        said.append(call(["sweep", *self.swap("--experts", "3,4"), "--out", str(self.sweep), "--workers", "1"]))
+        said = [call(["run", *self.line, "--out", str(self.kept), "--set", "out.spans=on"])]
+        said.append(
+            call(["sweep", *self.swap("--cache", "3experts,4experts"), "--out", str(self.sweep), "--workers", "1"])
+        )
         self.results = {}
         for verb in ("run", "compare", "plan", "saturate"):
             line = self.swap("--requests", "3") if verb == "saturate" else self.line
@@ -587,12 +589,10 @@ class Bench:
             (home := self.sound / f"log-{name}").mkdir()
             told = {key: value for key, value in msgspec.to_builtins(options).items() if value not in (None, "", (), 0)}
             self.samples[name] = write(home), told, source
-        self.spec = {"policy": "lru", "experts": 3, "requests": 1, "trace": trace}
+        self.spec = {"policy": "lru", "cache": "3experts", "requests": 1, "trace": trace}
         self.spec |= {name: str(file) for name, file in self.files.items()}
         self.baseline = {"schema": 1, "runs": [self.spec | {"figures": {"hit_rate": 0.3, "tpot_s.mean": 1.0}}]}
-        self.grid = {
-            "grid": self.spec | {"experts": {"from": 3, "to": 5}, "policy": ["lru", {"name": "lcp", "set": {}}]}
-        }
+        self.grid = {"grid": self.spec | {"cache": {"from": 3, "to": 5}, "policy": ["lru", {"name": "lcp", "set": {}}]}}
         self.paths = [self.kept, self.sweep, *self.files.values(), Path(trace), self.sound, self.sound / "nothing"]
         self.soundly: dict[str, list[Any]] = {name: [file] for name, file in self.files.items()}
         self.soundly |= {"trace": [path for path, *_ in self.traces], "policy": sorted(self.policies), "arrivals": LOAD}
@@ -756,8 +756,8 @@ def of_grid(bench: Bench, rng: random.Random) -> list[str]:
 def of_axes(bench: Bench, rng: random.Random) -> list[str]:
     option, value = rng.choice(
         (
-            ("--experts", "3:5"),
-            ("--cache-frac", "0.2:0.6:0.2"),
+            ("--cache", "3experts:5experts"),
+            ("--cache", "20%:60%:20%"),
             ("--vram", "1MB:2MB:1MB"),
             ("--policy", "lcp rho=0.5,0.9"),
             ("--draft", "k=1/2,acceptance=0.5"),
@@ -766,7 +766,7 @@ def of_axes(bench: Bench, rng: random.Random) -> list[str]:
             ("--hw", "rtx3090,a6000"),
         )
     )
-    line = bench.line if option not in ("--cache-frac", "--vram", "--experts") else [*bench.line[:-4], *bench.line[-2:]]
+    line = bench.line if option not in ("--cache", "--vram", "--experts") else [*bench.line[:-4], *bench.line[-2:]]
     line = [word for pair in zip(line[::2], line[1::2], strict=True) if pair[0] != option for word in pair]
     return ["sweep", *line, option, spoil_text(value, rng), "--workers", "1", "--max-points", "8"]
 
@@ -816,7 +816,9 @@ def of_resume(bench: Bench, rng: random.Random) -> Callable[[], Said]:
             path.with_name(f"{owner}{rng.randrange(16**8):08x}.part").write_bytes(data[: rng.randrange(len(data))])
 
     def resume() -> Said:
-        said = call(["sweep", *bench.swap("--experts", "3,4"), "--out", str(folder), "--resume", "--workers", "1"])
+        said = call(
+            ["sweep", *bench.swap("--cache", "3experts,4experts"), "--out", str(folder), "--resume", "--workers", "1"]
+        )
         assert said.code == 0, said.err
         return said
 
@@ -838,7 +840,7 @@ def of_kept(bench: Bench, rng: random.Random) -> list[str]:
 
 def of_kept_sweep(bench: Bench, rng: random.Random) -> list[str]:
     path = str(bench.broken_copy(bench.sweep, rng))
-    line = [*bench.swap("--experts", "3,4"), "--out", path, "--resume", "--workers", "1"]
+    line = [*bench.swap("--cache", "3experts,4experts"), "--out", path, "--resume", "--workers", "1"]
     return rng.choice((["report", path, "-o", str(bench.work / "page.html")], ["sweep", *line]))
 
 
@@ -870,9 +872,9 @@ def of_drive(bench: Bench, rng: random.Random) -> list[str]:
     return [
         "run",
         *bench.line,
-        "--host-memory",
+        "--ram",
         spoil_text("1kB", rng) if rng.random() < 0.3 else "1kB",
-        "--nvme",
+        "--drive",
         spoil_text(word, rng),
     ]
 
@@ -907,14 +909,14 @@ def of_texts(bench: Bench, rng: random.Random) -> list[str]:
             ("--expect", "hit_rate >= 0.31"),
             ("--slo", "ttft_s <= 60s, tpot_s <= 4s"),
             ("--scheduler", "sjf"),
-            ("--link", "pcie4x16"),
-            ("--stack", "hf"),
-            ("--ram-policy", "lru"),
+            ("--pcie", "gen4x16"),
+            ("--engine", "hf"),
+            ("--set", "drive.evict=lru"),
             ("--timeline-from", "2.5s"),
-            ("--placement", "layers"),
+            ("--set", "gpus.map=layers"),
             ("--predictor", "surrogate:0.85"),
-            ("--contention", "share"),
-            ("--energy", "on"),
+            ("--set", "sim.contention=share"),
+            ("--set", "sim.energy=on"),
         )
     )
     return ["run", *bench.swap(option, spoil_text(value, rng))]
@@ -992,7 +994,7 @@ def of_predictor(bench: Bench, rng: random.Random) -> list[str]:
     name = rng.choice(("duoserve", "emoe"))
     sound = bundled("policies.data", ".safetensors")[f"seeded.{name}"].read_bytes()
     path = bench.put("weights.safetensors", spoil_container(sound, rng))
-    return ["run", *bench.swap("--policy", name, "--experts", "12"), "--predictor", path]
+    return ["run", *bench.swap("--policy", name, "--cache", "12experts"), "--predictor", path]
 
 
 def of_training(bench: Bench, rng: random.Random) -> list[str]:

@@ -38,8 +38,8 @@ def command(what: str, folder: Path) -> list[str]:
             "--real",
             "--device",
             "cpu",
-            "--experts",
-            "8",
+            "--cache",
+            "8experts",
             "--model",
             setup.spec.model or "",
             "--trace",
@@ -60,11 +60,22 @@ def command(what: str, folder: Path) -> list[str]:
             "24",
             "--requests",
             "6",
-            "--force",
+            "--overwrite",
         ]
     trace = str(mixtral_shaped(folder, n_requests=2, prompt=5, outputs=300))
     if what == "run":
-        return ["run", "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--out", str(folder / "out"), "--force"]
+        return [
+            "run",
+            "--policy",
+            "lru",
+            "--hw",
+            "rtx3090",
+            "--trace",
+            trace,
+            "--out",
+            str(folder / "out"),
+            "--overwrite",
+        ]
     named = [word for name in ("fifo", "lru", "lfu", "fine_moe") for word in ("--policy", name)]
     return ["compare", *named, "--hw", "rtx3090", "--trace", trace, "--workers", "2"]
 

@@ -151,7 +151,7 @@ def worth(of: World, by: float) -> tuple[dict[str, float], dict[str, float], flo
 def several(seed: int, folder: Path) -> World:
     """Several GPUs, with host memory for all links: where they share it, the CPU's figures are the links'."""
     of = several_worlds.several(seed, folder)
-    of.facts["spec"] = msgspec.structs.replace(of.facts["spec"], host_links="apart")
+    of.facts["spec"] = msgspec.structs.replace(of.facts["spec"], gpus_host_bandwidth="per-link")
     return of
 
 

@@ -35,6 +35,7 @@ from sim.base.errors import MoesimError
 from sim.base.lanes import NVME
 from sim.engine.engine import Engine
 from sim.machine.several import LAYERS, homes_by_layer
+from sim.options import RunSpec
 from sim.policy.pieces import Pieces
 from sim.policy.registry import find, policies
 from sim.profiles.curves import AGAINST, Curve, Curves
@@ -46,7 +47,6 @@ from sim.results.record import plain
 from sim.run import execute
 from sim.setup.memory import DenseParts, MemoryPlan
 from sim.setup.setup import Setup
-from sim.setup.spec import RunSpec
 from sim.workload.learn_split import requests_of
 from traces.format.reader import Trace
 from traces.format.writer import write_trace
@@ -155,15 +155,14 @@ def world(seed: int, folder: Path, policy: str | None = None) -> World:
     open_loop = open_loop and name in (*names, "drawn")
     settings = {} if name == "drawn" else drawn_settings(rng, name)
     spec = RunSpec(
-        unstable=True,  # all percentiles, which the oracle always gives
         policy=name,
         hw=hw.id,
         gpus=gpus,
         batch=batch,
         precision=precision,
         set=settings,
-        hit_definition=rng.choice(("gate", "room", "cached", "token")),
-        contention="off",  # which the oracle knows nothing of
+        sim_hit=rng.choice(("gate", "slot", "cached", "token")),
+        sim_contention=False,  # which the oracle knows nothing of
     )
     facts = {
         "spec": spec,
@@ -400,7 +399,7 @@ def by_time_line(setup: Setup, spans: Any, log: Any) -> Any:
 
 
 def by_simpy(setup: Setup, spans: Any, log: Any) -> Any:
-    setup.spec = msgspec.structs.replace(setup.spec, engine="simpy")
+    setup.spec = msgspec.structs.replace(setup.spec, sim_simulator="simpy")
     return by_engine(setup, spans, log)
 
 

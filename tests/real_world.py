@@ -10,6 +10,7 @@ from typing import Any
 from tiny_traces import ALL as LEVELS
 from tiny_traces import tiny_trace
 
+from sim.options import RunSpec
 from sim.real.devices.cpu import CpuDevice
 from sim.real.devices.lanes import Lanes
 from sim.real.run import Measured, measure
@@ -17,7 +18,6 @@ from sim.real.weights.random_weights import random_weights
 from sim.real.weights.weights import Weights
 from sim.run import prepare
 from sim.setup.setup import Setup
-from sim.setup.spec import RunSpec
 
 LAYERS, EXPERTS, TOP_K = 4, 4, 2
 ALL = LAYERS * EXPERTS
@@ -95,7 +95,7 @@ def tiny_setup(
         model=str(tiny_model(folder, shared, dense, latent)),
         trace=str(path),
         precision="fp32",
-        experts=experts,
+        cache=f"{experts}experts",
         **fields,
     )
     return prepare(spec)

@@ -158,17 +158,17 @@ CASES: dict[str, Case] = {
     ),
     "unknown shape": Case(HW, (TRACE, "shape of no model in the catalogue", "; name one with --model FILE")),
     "budget below the policy's minimum": Case(
-        (*BAD_MODEL, *HW, "--experts", "1", "--policy", "duoserve"),
+        (*BAD_MODEL, *HW, "--cache", "1experts", "--policy", "duoserve"),
         ("policy duoserve, got an expert budget of", "it needs at least", "; raise the budget"),
         files={"bad.yaml": model()},
     ),
     "budget below one expert": Case(
-        (*BAD_MODEL, *HW, "--expert-cache", "1kB"),
-        ("--expert-cache, got 1.00 kB: one expert takes", "; give at least"),
+        (*BAD_MODEL, *HW, "--cache", "1kB"),
+        ("--cache, got 1.00 kB: one expert takes", "; give at least"),
         files={"bad.yaml": model()},
     ),
     "model beyond the host": Case(
-        (*BAD_MODEL, *HW, "--set", "hw.cpu.memory_bytes=1000000000", "--experts", "1"),
+        (*BAD_MODEL, *HW, "--set", "hw.cpu.memory_bytes=1000000000", "--cache", "1experts"),
         ("tiny in bf16: its experts need", "host memory", "; take more RAM"),
         files={"bad.yaml": model(expert_intermediate_size=1_000_000)},
     ),
@@ -246,7 +246,7 @@ CASES: dict[str, Case] = {
     "unknown policy": Case((*HW, "--policy", "fine_mo"), ("policy, got 'fine_mo'", "; did you mean 'fine_moe'?")),
     "unknown GPU": Case(("--hw", "rtx309"), ("hardware profile, got 'rtx309'", "; did you mean 'rtx3090'?")),
     "unknown model": Case((*HW, "--model", "mixtral-8x7"), ("model, got", "; did you mean 'mixtral-8x7b'?")),
-    "unknown stack": Case((*HW, "--stack", "hff"), ("stack, got 'hff'", "; did you mean 'hf'?")),
+    "unknown stack": Case((*HW, "--engine", "hff"), ("stack, got 'hff'", "; did you mean 'hf'?")),
     "a name too long for a file": Case(("--hw", "x" * 5000), ("hardware profile, got 'xxx", " [...] ", "known: a10")),
     "unknown parameter": Case((*HW, "--set", "scop=layer"), ("parameter lru.scop", "; did you mean 'scope'?")),
     "unknown field": Case(

@@ -62,7 +62,7 @@ def changed(dotted: str, value: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "option", ["--gpus", "--batch", "--experts", "--requests", "--cache-frac", "--vram", "--expert-cache"]
+    "option", ["--gpus", "--batch", "--cache", "--requests", "--cache", "--vram", "--expert-cache"]
 )
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "x", "", "1e400", "-inf"])
 def test_numbers(capsys: pytest.CaptureFixture[str], folder: Path, option: str, value: str) -> None:
@@ -76,14 +76,14 @@ def test_numbers(capsys: pytest.CaptureFixture[str], folder: Path, option: str, 
         (("--seed", "1.5"), "--seed"),
         (("--seed", "-1"), "--seed"),
         (("--gpus", "1000000000"), "gpus"),
-        (("--cache-frac", "2"), "cache-frac"),
+        (("--cache", "200%"), "cache-frac"),
         (("--vram", "24apples"), "24apples"),
         (("--vram", "infGB"), "infGB"),
         (("--split", "none"), "--split"),
         (("--precision", "int3"), "int3"),
-        (("--hit-definition", "x"), "--hit-def"),
+        (("--set", "sim.hit=x"), "--hit-def"),
         (("--predictor", "surrogate:1.5"), "predictor"),
-        (("--stack", ""), "stack"),
+        (("--engine", ""), "stack"),
     ],
 )
 def test_options(capsys: pytest.CaptureFixture[str], folder: Path, args: tuple[str, str], says: str) -> None:
@@ -115,10 +115,10 @@ def test_empty_names(capsys: pytest.CaptureFixture[str], folder: Path, name: str
         "model.n_experts=0",
         "model.n_experts=1e99",
         "model.id=",
-        "stack.pinned=7",
-        "stack.per_expert_s=-1",
-        "stack.kernels.expert=-4",
-        "stack.kernels.expert=0.5",
+        "engine.pinned=7",
+        "engine.per_expert_s=-1",
+        "engine.kernels.expert=-4",
+        "engine.kernels.expert=0.5",
         "lru.x.y=1",
         "fine_moe.distance=3",
         "scope=nan",

@@ -14,8 +14,8 @@ from policies.expertflow.policy import ExpertFlow
 from policies.lru import Lru
 from sim.base.errors import BadInput, IllegalDecision
 from sim.conformance.world import iterations
+from sim.options import RunSpec
 from sim.run import prepare
-from sim.setup.spec import RunSpec
 from sim.workload.batching import Batching
 from sim.workload.iterations import Range, RequestInfo
 from sim.workload.schedulers.batch_affinity import BatchAffinity, as_bits, halves

@@ -19,10 +19,10 @@ from policies.sida import Sida
 from sim.base.errors import BadInput
 from sim.machine.cost import Cost
 from sim.machine.price import Price
+from sim.options import RunSpec
 from sim.policy.decisions import Predict
 from sim.results.by_layer_text import lines
 from sim.run import Outcome, execute, prepare, record, timed
-from sim.setup.spec import RunSpec
 from sim.studies.plan.ways import CACHE, way_of
 from sim.workload.batching import Batching
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
@@ -353,7 +353,7 @@ def test_who_knows_the_future_knows_parts() -> None:
 
 def test_ids_hold_what_was_asked_for() -> None:
     ids = []
-    for spec in ({}, {"batching": "continuous"}, {"batching": "static"}, {"prefill_chunk": 64}, {"prefill_chunk": 65}):
+    for spec in ({}, {"batch_static": False}, {"batch_static": True}, {"prefill_chunk": 64}, {"prefill_chunk": 65}):
         made = prepare(RunSpec(policy="lru", hw="rtx3090", requests=2, **spec))
         made.close()
         ids.append(made.run_id)
@@ -366,10 +366,16 @@ def test_ids_hold_what_was_asked_for() -> None:
     [
         (["--prefill-chunk", "0"], "--prefill-chunk, got 0 with --batch 1: tokens of an iteration"),
         (["--prefill-chunk", "7", "--batch", "8"], "--prefill-chunk, got 7 with --batch 8: tokens of an iteration"),
-        (["--batching", "statics"], "--batching, got 'statics': no such batching; did you mean 'static'?"),
-        (["--batching", "static", "--prefill-chunk", "64"], "got 64 with --batching static: its prompts run whole"),
+        (
+            ["--set", "batch.static=statics"],
+            "--set batch.static, got 'statics': no such batching; did you mean 'static'?",
+        ),
+        (
+            ["--set", "batch.static=on", "--prefill-chunk", "64"],
+            "got 64 with --set batch.static=on: its prompts run whole",
+        ),
         (["--prefill-chunk", "64", "--real"], "--prefill-chunk: a real run takes each prompt whole"),
-        (["--batching", "static", "--real"], "--batching static: a real run takes each prompt whole"),
+        (["--set", "batch.static=on", "--real"], "--set batch.static=on: a real run takes each prompt whole"),
     ],
 )
 def test_what_does_not_go_together(options: list[str], said: str) -> None:

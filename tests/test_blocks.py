@@ -109,7 +109,7 @@ def test_no_time_is_less_than_none() -> None:
 
 def test_a_queue_that_grows_has_none(run: Callable[..., Any]) -> None:
     args = ("--arrivals", "poisson:1", "--requests", 40, "--json")
-    told, forced = run(*args).json, run(*args, "--force").json
+    told, forced = run(*args).json, run(*args, "--overwrite").json
     for time in ("ttft_s", "queue_s", "e2e_s"):
         assert (told[time]["p50"], told[time]["p90"], told[time]["sampling"]) == (None, None, None)
         assert forced[time]["p90"] > 0

@@ -22,12 +22,12 @@ from policies.perfect_prefetch import PerfectPrefetch
 from sim.bounds import time_bound
 from sim.bounds.time_bound import Line, lower_bound, lowest
 from sim.conformance.world import ALL, World
+from sim.options import RunSpec
 from sim.policy.api import Policy
 from sim.policy.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
 from sim.policy.registry import policies
 from sim.results.text import render
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.workload.fewest_copies import kept
 from traces.format.reader import Trace
 
@@ -408,7 +408,7 @@ def test_people_read_it_too():
 
 def test_links_share_what_they_have_no_part_in(monkeypatch):
     """Paths are kept for machines that differ in links alone; whatever else differs is worked out anew."""
-    asked = {"policy": "lru", "hw": "rtx3090", "experts": 48, "requests": 2}
+    asked = {"policy": "lru", "hw": "rtx3090", "cache": "48experts", "requests": 2}
     changes = {
         "hw.h2d.bandwidth_bytes_per_s": 3e9,
         "hw.h2d.latency_s": 1e-4,
@@ -416,7 +416,7 @@ def test_links_share_what_they_have_no_part_in(monkeypatch):
         "hw.gpu.memory_bandwidth_bytes_per_s": 1e10,
         "hw.host.launch_s": 1e-4,
         "hw.host.sync_s": 1e-3,
-        "stack.per_layer_s": 1e-3,
+        "engine.per_layer_s": 1e-3,
     }
     setups = [prepare(RunSpec(**asked, set=own)) for own in ({}, *({key: value} for key, value in changes.items()))]
     monkeypatch.setattr(time_bound, "_KEPT", [])

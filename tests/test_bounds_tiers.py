@@ -16,10 +16,10 @@ from tiny_traces import from_rows
 from policies.llama_cpp import LlamaCpp
 from policies.lru import Lru
 from sim.bounds.time_bound import lower_bound
+from sim.options import RunSpec
 from sim.policy.registry import policies
 from sim.results.text import render
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.setup.third_tier import ThirdTier
 from traces.format.reader import Trace
 

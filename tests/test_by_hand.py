@@ -96,7 +96,7 @@ def test_hits_and_bytes(
     name, *settings = policy.split()
     hw = "rtx3090" if sum(rooms) == 60 else "a6000"
     options = [word for setting in settings for word in ("--set", setting)]
-    budget = ("--experts", sum(rooms), "--requests", N_REQUESTS)
+    budget = ("--cache", f"{sum(rooms)}experts", "--requests", N_REQUESTS)
     said = simulated(capsys, "--policy", name, *options, "--hw", hw, *budget, "--json").json
     hits, misses = replayed(trace, rooms, frequency=name == "lfu")
     assert said["hit_rate"] == hits["decode"] / (hits["decode"] + misses["decode"])

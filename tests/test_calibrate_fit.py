@@ -395,18 +395,20 @@ def test_cases_fit_the_gpu_at_hand_not_the_one_in_the_specification(tmp_path, gi
     from types import SimpleNamespace
 
     from calibrate import in_situ
+    from sim.options import RunSpec
     from sim.profiles.models import load_model
     from sim.run import prepare
-    from sim.setup.spec import RunSpec
 
     total = int(gib * 2**30)
     facts = SimpleNamespace(kind="cuda", total_bytes=total)
     lanes = SimpleNamespace(device=SimpleNamespace(place="cuda:0", facts=facts, free_bytes=lambda: total - 2**29))
     model = load_model("mixtral-8x7b")
     path = in_situ.script(tmp_path / "t.safetensors", model, 0, (1, 256))
-    spec = RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=1)
+    spec = RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), cache="1experts")
     settings, found = in_situ.room_for(lanes, spec, 256)
     assert least <= found <= most
     prepare(
-        RunSpec(policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), experts=found, set=settings)
+        RunSpec(
+            policy="lru", hw="rtx3090", model="mixtral-8x7b", trace=str(path), cache=f"{found}experts", set=settings
+        )
     ).close()

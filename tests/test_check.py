@@ -23,9 +23,9 @@ import moesim as face
 from sim.base.errors import BadInput
 from sim.base.files import MAX_YAML_BYTES, parse_yaml
 from sim.cli.verbs import guarded, moesim
+from sim.options import RunSpec
 from sim.results.figure import better, figures, parse_figure, show_figure, unit_of
 from sim.run import prepare
-from sim.setup.spec import RunSpec
 from sim.studies.check.baseline import Tolerance, read_baseline
 from sim.studies.check.check import BETTER, CHANGED, NEW, SAME, WORSE, Judged, verdict_of
 from sim.studies.check.text import change
@@ -422,7 +422,7 @@ def test_every_figure_of_a_result_has_a_known_name(baseline) -> None:
     loaded = face.simulate(
         policy="fiddler", hw="rtx3090", trace=trace, arrivals="poisson:1", slo="ttft_s <= 1s", replicas=2
     )
-    for result in (plain, loaded, face.simulate(policy="lru", hw="rtx3090", trace=trace, energy="machine")):
+    for result in (plain, loaded, face.simulate(policy="lru", hw="rtx3090", trace=trace, sim_energy="machine")):
         assert [key for key, _ in figures(result.to_dict()) if misspelt(key)] == []
 
 
@@ -471,7 +471,7 @@ def test_a_change_is_said_in_plain_digits(value: float, said: str) -> None:
 
 # -- an engine's own log -----------------------------------------------------------------------------------------------
 
-RUN = {"hw": "a6000", "requests": 2, "experts": 128}
+RUN = {"hw": "a6000", "requests": 2, "cache": "128experts"}
 WORDS = "lru scope=global " + " ".join(f"{key}={value}" for key, value in RUN.items())
 
 

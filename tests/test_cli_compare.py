@@ -129,7 +129,7 @@ ON = "per token on easy over 2 requests"
         ([row("a", 1.0)], f"a: 1.00 s {ON}"),
         ([row("o", 0.5, "oracle"), row("a", 1.0)], f"a: 1.00 s {ON}"),
         ([row("g", 0.5, "does not fit: needs 2 GB")], "only bounds were compared"),
-        ([row("g", 0.5, "--experts 2 not applied: every expert is kept")], "only bounds were compared"),
+        ([row("g", 0.5, "--cache 2experts not applied: every expert is kept")], "only bounds were compared"),
         (
             [row("c", 0.5, "lossy"), row("a", 1.0), row("b", 2.0)],
             f"a: 1.00 s {ON}, 2.00x faster than b; a lossy one, c, takes 500 ms",
@@ -286,7 +286,7 @@ def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
         "lfu",
         "lfu hw.h2d.bandwidth_bytes_per_s=5e10",
         "lru",
-        "lfu stack.per_layer_s=1e-2",
+        "lfu engine.per_layer_s=1e-2",
         "lru model.norm_bias=true",
     )
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in own for word in ("--policy", name)))
@@ -465,9 +465,9 @@ def test_refusals_are_one_line(capsys, trace, args, message):
 
 def test_one_policy_on_two_stacks_and_what_holds_for_all(capsys, trace):
     args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "lru")
-    code, out, _ = call(capsys, *args, "--policy", "lru stack=hf", "--json")
+    code, out, _ = call(capsys, *args, "--policy", "lru engine=hf", "--json")
     assert code == 0
-    assert {run["as"]: run["stack"] for run in json.loads(out)["runs"]} == {"lru": "bare", "lru stack=hf": "hf"}
+    assert {run["as"]: run["stack"] for run in json.loads(out)["runs"]} == {"lru": "bare", "lru engine=hf": "hf"}
     code, out, err = call(capsys, *args, "--policy", "lru batch=4")
     assert (code, out) == (2, "")
     assert "got batch=4: it holds for all policies of a comparison" in err

@@ -20,7 +20,7 @@ from cli_help import mixtral_shaped, moesim
 from grids import few_each_time
 
 from sim.base.errors import CheckFailed
-from sim.setup.spec import RunSpec
+from sim.options import RunSpec
 from sim.studies.pool import answers, replay
 
 

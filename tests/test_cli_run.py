@@ -17,8 +17,9 @@ from cli_help import Said, mixtral_shaped, moesim, simulated
 from sim.base.errors import BadInput
 from sim.base.json import to_json
 from sim.base.units import show_flops
+from sim.options import RunSpec
 from sim.run import prepare
-from sim.setup.spec import RunSpec, dump_spec, read_spec
+from sim.setup.spec import dump_spec, read_spec
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +116,12 @@ class TestOutput:
         assert re.search("split test: 1 request, 8 decode tokens$", run("--requests", 1).out, re.MULTILINE)
 
     def test_a_cap_that_is_not_kept_to_is_mentioned(self, run: Any) -> None:
-        label = "--experts 40 not applied: every expert is kept"
-        assert label in run("--json", "--experts", 40, policy="gpu_only").json["labels"]
-        assert label in run("--experts", 40, policy="gpu_only").out.splitlines()[0]
+        label = "--cache 40experts not applied: every expert is kept"
+        assert label in run("--json", "--cache", "40experts", policy="gpu_only").json["labels"]
+        assert label in run("--cache", "40experts", policy="gpu_only").out.splitlines()[0]
         assert "not applied" not in run("--vram", "20GB", policy="gpu_only").out
-        assert "not applied" not in run("--experts", 40).out
-        assert "give 1 to 256" in run("--experts", 999, policy="gpu_only").error
+        assert "not applied" not in run("--cache", "40experts").out
+        assert "give 1 to 256" in run("--cache", "999experts", policy="gpu_only").error
 
     @pytest.mark.parametrize("spelt", ["LRU", "Lru", "ACCELERATE", "On-Demand"])
     def test_policies_in_any_spelling(self, run: Any, spelt: str) -> None:
@@ -164,7 +165,7 @@ class TestRefusals:
             (("--policy", "lruu", "--hw", "rtx3090"), "did you mean 'lru'"),
             (("--policy", "lru", "--hw", "rtx3091"), "did you mean 'rtx3090'"),
             (("--policy", "lru", "--hw", "rtx3090", "--model", "mixtral-8x7c"), "did you mean 'mixtral-8x7b'"),
-            (("--policy", "lru", "--hw", "rtx3090", "--stack", "baer"), "did you mean 'bare'"),
+            (("--policy", "lru", "--hw", "rtx3090", "--engine", "baer"), "did you mean 'bare'"),
             (("--policy", "lru", "--hw", "rtx3090", "--trace", "nothing-like-it"), "no bundled trace and no file"),
             (("--polcy", "lru"), "No such option"),
             (("--policy", "lru", "--hw"), "requires an argument; see simulate --help"),
@@ -177,7 +178,7 @@ class TestRefusals:
         ("args", "hint"),
         [
             (("--precision", "bf61"), "did you mean 'bf16'"),
-            (("--hit-definition", "gat"), "did you mean 'gate'"),
+            (("--set", "sim.hit=gat"), "did you mean 'gate'"),
             (("--split", "tset"), "did you mean 'test'"),
             (("--set", "scop=layer"), "did you mean 'scope'"),
             (("--set", "scope=laier"), "did you mean 'layer'"),
@@ -185,10 +186,10 @@ class TestRefusals:
             (("--set", "hw.h2d.bandwith_bytes_per_s=5e10"), "did you mean 'bandwidth_bytes_per_s'"),
             (("--vram", "6 apples"), "not a size"),
             (("--vram", "80GB"), "rtx3090 has 25.8 GB"),
-            (("--expert-cache", "1MB"), "one expert takes 352 MB"),
-            (("--experts", "0"), "give 1 to 256"),
-            (("--experts", "9", "--cache-frac", "0.5"), "one cap at a time"),
-            (("--cache-frac", "1.5"), "(0, 1]"),
+            (("--cache", "1MB"), "one expert takes 352 MB"),
+            (("--cache", "0experts"), "give 1 to 256"),
+            (("--cache", "9experts", "--cache", "50%"), "one cap at a time"),
+            (("--cache", "150%"), "(0, 1]"),
             (("--gpus", "0"), "--gpus, got 0: at least 1; leave it out"),
             (("--batch", "-3"), "--batch, got -3: at least 1; leave it out"),
             (
@@ -203,7 +204,7 @@ class TestRefusals:
             (("--seed", "-1"), "from 0"),
             (("--gpus", "1000000000"), "at most 256"),
             (("--vram", "1e400GB"), "beyond any memory"),
-            (("--cache-frac", "nan"), "(0, 1]"),
+            (("--cache", "nan"), "(0, 1]"),
             (("--requests", "0"), "at least 1"),
             (("--gpus", "two"), "not a valid integer"),
             (("--model", "qwen3-30b-a3b"), "routing shapes must agree"),
@@ -214,7 +215,7 @@ class TestRefusals:
         assert hint in run(*args).error
 
     def test_what_does_not_fit_is_shown_as_a_table(self, run: Any) -> None:
-        said = run("--precision", "fp32", "--experts", "200")
+        said = run("--precision", "fp32", "--cache", "200experts")
         assert said.code == 2
         assert said.out == ""
         assert re.search(r"dense weights +[\d.]+ GB", said.err)
@@ -228,7 +229,7 @@ class TestRefusals:
         assert (found["expert budget"], found["of which the predictor takes"]) == ("15.7 GB", "216 MB")
         assert "got an expert budget of 15.5 GB" in error
 
-    @pytest.mark.parametrize(("option", "text"), [("--vram", "24"), ("--expert-cache", "1"), ("--vram", " 999 ")])
+    @pytest.mark.parametrize(("option", "text"), [("--vram", "24"), ("--cache", "1"), ("--vram", " 999 ")])
     def test_a_number_of_gigabytes_without_the_unit(self, run: Any, option: str, text: str) -> None:
         assert f"did you mean {text.strip()}GB?" in run(option, text).error
 
@@ -268,10 +269,10 @@ def test_the_band_says_over_how_many_requests(run: Any) -> None:
 class TestSizes:
     @pytest.mark.parametrize("words", ["6GB", "6e9", "6 GB", "6000000000"])
     def test_units(self, run: Any, words: str) -> None:
-        assert run("--json", "--expert-cache", words, policy="on_demand").json["expert_budget_bytes"] == [6_000_000_000]
+        assert run("--json", "--cache", words, policy="on_demand").json["expert_budget_bytes"] == [6_000_000_000]
 
     def test_experts_are_whole(self, run: Any) -> None:
-        result = run("--json", "--experts", 17, policy="on_demand").json
+        result = run("--json", "--cache", "17experts", policy="on_demand").json
         assert result["expert_budget_bytes"] == [17 * result["expert_bytes"]]
 
 
@@ -282,16 +283,17 @@ class TestConfig:
             "scope=layer",
             "--set",
             "hw.h2d.latency_s=1e-7",
-            "--experts",
-            40,
+            "--cache",
+            "40experts",
             "--batch",
             2,
-            "--spans",
+            "--set",
+            "out.spans=on",
             "--json",
         )
         first = run(*args, "--out", tmp_path / "a").json
         config = tmp_path / "a" / "config.yaml"
-        again = simulated(capsys, "--config", config, "--out", tmp_path / "b", "--spans", "--json")
+        again = simulated(capsys, "--config", config, "--out", tmp_path / "b", "--set", "out.spans=on", "--json")
         assert again.err == ""
         assert same(first, again.json)
         assert config.read_bytes() == (tmp_path / "b" / "config.yaml").read_bytes()
@@ -309,9 +311,9 @@ class TestConfig:
         assert simulated(capsys, "--config", "a/config.yaml").code == 0
 
     def test_command_line_wins(self, run: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        run("--experts", 40, "--set", "hw.h2d.latency_s=1e-6", "--seed", 3, "--out", tmp_path / "a")
+        run("--cache", "40experts", "--set", "hw.h2d.latency_s=1e-6", "--seed", 3, "--out", tmp_path / "a")
         config = tmp_path / "a" / "config.yaml"
-        changed = simulated(capsys, "--config", config, "--policy", "lfu", "--cache-frac", "0.2", "--json").json
+        changed = simulated(capsys, "--config", config, "--policy", "lfu", "--cache", "20%", "--json").json
         assert (changed["policy"], changed["seed"]) == ("lfu", 3)
         assert changed["expert_budget_bytes"] == [51 * changed["expert_bytes"]]
         latency = {row["figure"]: row["value"] for row in changed["provenance"]["figures"]}["h2d.latency_s"]
@@ -377,7 +379,8 @@ class TestInterruption:
             str(trace),
             "--out",
             str(out),
-            "--spans",
+            "--set",
+            "out.spans=on",
             "--timeline",
             str(tmp_path / "runs" / "t.json"),
         ]
@@ -395,9 +398,9 @@ class TestInterruption:
 
 class TestWordsBehindThePolicy:
     def test_they_are_what_options_say(self, run: Any) -> None:
-        said = run("--json", policy="lru scope=layer cache_frac=0.2").json
-        assert said["run_id"] == run("--json", "--set", "scope=layer", "--cache-frac", "0.2").json["run_id"]
-        assert run("--experts", "60", "--json", policy="lru cache_frac=0.2").json["overrides"] == {"cache_frac": 0.2}
+        said = run("--json", policy="lru scope=layer cache=20%").json
+        assert said["run_id"] == run("--json", "--set", "scope=layer", "--cache", "20%").json["run_id"]
+        assert run("--cache", "60experts", "--json", policy="lru cache=20%").json["overrides"] == {"cache": "20%"}
 
     @pytest.mark.parametrize("words", ["lru scop=layer", "lru scope", "lru hww=a6000"])
     def test_wrong_ones_are_refused(self, run: Any, words: str) -> None:

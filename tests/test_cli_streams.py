@@ -149,7 +149,7 @@ class TestPlacesThatCannotBeWritten:
         ("validate", "--policy", "lru", "--hw", "a", "--hw", "b"),
         ("calibrate", "--device", "cpu", "--device", "cpu"),
         ("record", "m", "--out", "a", "--out", "b"),
-        ("reproduce", "--rows", "FM-12", "--stack", "a", "--stack", "b"),
+        ("reproduce", "--rows", "FM-12", "--engine", "a", "--engine", "b"),
         ("train", "duoserve", "--trace", "a", "--trace", "b", "--out", "c"),
         ("train", "emoe", "--trace", "a", "--trace", "b", "--out", "c"),
         ("traces", "synth", "a", "--seed", 1, "--seed", 2),

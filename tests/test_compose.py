@@ -172,6 +172,6 @@ class TestFromLogToWait:
         assert "exists" in error()
         assert (
             "is the trace itself"
-            in moesim(capsys, "traces", "compose", source, "-o", source, "--force", "--arrivals", log).error
+            in moesim(capsys, "traces", "compose", source, "-o", source, "--overwrite", "--arrivals", log).error
         )
         assert json.loads(moesim(capsys, "traces", "show", out, "--json").out)["labels"] == ["synthetic", "spliced"]

@@ -23,9 +23,9 @@ from untaught import UNTAUGHT
 from sim.base.errors import DoesNotFit
 from sim.machine.events.bill import TERMS
 from sim.machine.events.clock import Pending
+from sim.options import RunSpec
 from sim.policy.registry import policies
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 
 GPU_BY_H2D, H2D_BY_GPU, *_ = TERMS
 

@@ -28,7 +28,7 @@ def contended(policy, tmp_path, rows, room, terms: dict[str, float], **world: An
         made = setup(policy, trace, room, **world)
         given = {name: figure(terms.get(name, 0.0)) for name in (*TERMS, *WAYS)}
         made.hw = msgspec.structs.replace(made.hw, contention=Contention(**given))
-        made.spec = msgspec.structs.replace(made.spec, engine="simpy")
+        made.spec = msgspec.structs.replace(made.spec, sim_simulator="simpy")
         return execute_easy(made)
 
 

@@ -123,7 +123,7 @@ class TestFacts:
     def test_contradictions_are_refused(self, tmp_path):
         path = SAMPLES["jsonl"][0](tmp_path)
         assert "--n-experts, got 8" in refused(tmp_path, path, Options(n_experts=8))
-        with pytest.raises(BadInput, match="--store-frac, got 1"):
+        with pytest.raises(BadInput, match="--train-frac, got 1"):
             Options(store_frac=1.0)
         with pytest.raises(BadInput, match="--top-k, got 0"):
             Options(top_k=0)
@@ -257,13 +257,13 @@ class TestCommand:
         path, out = SAMPLES["jsonl"][0](tmp_path), put(tmp_path / "t.safetensors", b"mine")
         code, _, err = self.run(capsys, path, "-o", out)
         assert code == 2
-        assert "replace it with --force" in err
+        assert "replace it with --overwrite" in err
         assert out.read_bytes() == b"mine"
-        code, _, err = self.run(capsys, put(tmp_path / "bad.jsonl", b"{"), "-o", out, "--force", "--from", "jsonl")
+        code, _, err = self.run(capsys, put(tmp_path / "bad.jsonl", b"{"), "-o", out, "--overwrite", "--from", "jsonl")
         assert code == 2
         assert out.read_bytes() == b"mine"  # a failed conversion leaves what was there
-        assert self.run(capsys, path, "-o", path, "--force")[0] == 2
-        assert self.run(capsys, path, "-o", out, "--force", "--store-frac", "0.5", "--task", "chat")[0] == 0
+        assert self.run(capsys, path, "-o", path, "--overwrite")[0] == 2
+        assert self.run(capsys, path, "-o", out, "--overwrite", "--train-frac", "0.5", "--task", "chat")[0] == 0
 
 
 class TestPage:

@@ -231,7 +231,7 @@ def test_policies_that_need_what_such_a_trace_lacks_say_so(tmp_path, capsys, mon
     assert "next_scores_1" in err
     code, _, err = run("fiddler")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--store-frac" in err
+    assert "--train-frac" in err
 
 
 def test_what_no_such_log_tells_is_asked_for(tmp_path, capsys, monkeypatch):

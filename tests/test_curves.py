@@ -15,12 +15,12 @@ from calibrate.in_situ_file import Samples
 from calibrate.in_situ_fit import curve, link, typical
 from sim.base.errors import BadInput
 from sim.machine.cost import Cost
+from sim.options import RunSpec
 from sim.profiles.curves import Curve, Curves
 from sim.profiles.hardware import Ranges, load_hardware
 from sim.results.provenance import Attribution
 from sim.results.uncertainty import plus_minus
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 
 
 def made(at, seconds, iqr=0.0, n=10):

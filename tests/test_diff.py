@@ -17,10 +17,10 @@ from tiny_traces import ALL
 
 import moesim as face
 from sim.cli.verbs import VERBS
+from sim.options import RunSpec
 from sim.results.by_layer import WAITS_S
 from sim.results.tables import SCHEMAS
 from sim.setup.naming import OPTIONS
-from sim.setup.spec import RunSpec
 from sim.studies.diff.diff import Diff
 from sim.studies.diff.inputs import ASKED, TOLD
 from sim.studies.diff.named import both
@@ -147,7 +147,7 @@ def test_a_faster_link_changes_no_decision_and_copies_alone(diff: Any, run: Any)
 
 
 def test_equal_runs_are_said_to_be_equal_and_exit_code_tells(diff: Any, run: Any) -> None:
-    a, b, other = run("a"), run("b"), run("c", "--cache-frac", 0.15)
+    a, b, other = run("a"), run("b"), run("c", "--cache", "15%")
     said = diff(a, b, "--exit-code")
     assert (said.code, said.out.splitlines()[0]) == (
         0,
@@ -263,16 +263,16 @@ def test_means_are_over_the_requests_that_both_served(diff: Any, run: Any) -> No
 
 
 def test_words_are_over_the_other_run(trace: Path, run: Any) -> None:
-    a = run("a", "--cache-frac", 0.2, "--set", "scope=layer")
+    a = run("a", "--cache", "20%", "--set", "scope=layer")
     spec = both(str(a), "lfu", {})[1].spec
     assert spec is not None
     assert (spec.policy, spec.cache_frac, spec.set) == ("lfu", 0.2, {})  # another policy's scope is not lfu's
-    spec = both(str(a), "experts=40", {})[1].spec
+    spec = both(str(a), "cache=40experts", {})[1].spec
     assert spec is not None
     assert (spec.policy, spec.cache_frac, spec.experts, spec.set) == ("lru", None, 40, {"scope": "layer"})
     spec = both("hw.h2d.latency_s=1e-3 vram_bytes=20GB", str(a), {})[0].spec
     assert spec is not None
-    assert (spec.vram_bytes, spec.set) == (20_000_000_000, {"scope": "layer", "hw.h2d.latency_s": 1e-3})
+    assert (spec.vram, spec.set) == (20_000_000_000, {"scope": "layer", "hw.h2d.latency_s": 1e-3})
     first, second = both("moepic split=uniform requests=1", "lru", {"hw": "rtx3090", "set": {"hw.h2d.latency_s": 0.1}})
     assert first.spec is not None
     assert second.spec is not None
@@ -314,13 +314,13 @@ def test_every_field_of_a_run_is_compared() -> None:
 
 def test_one_at_a_time_is_what_each_run_gives(diff: Any, trace: Path) -> None:
     a = f"lru hw=rtx3090 trace={trace} requests=1"
-    found = diff(a, "lfu hw=a6000 cache_frac=0.15 hw.h2d.latency_s=1e-3", "--one-at-a-time", "--json").json
+    found = diff(a, "lfu hw=a6000 cache=15% hw.h2d.latency_s=1e-3", "--one-at-a-time", "--json").json
     rows = {one["input"]: one for one in found["one_at_a_time"]}
     assert list(rows) == ["policy", "hw", "budget", "hw.h2d.latency_s"]
     changes: dict[str, dict[str, Any]] = {
         "policy": {"policy": "lfu"},
         "hw": {"hw": "a6000"},
-        "budget": {"cache_frac": 0.15},
+        "budget": {"cache": "15%"},
         "hw.h2d.latency_s": {"set": {"hw.h2d.latency_s": 1e-3}},
     }
     for name, change in changes.items():
@@ -330,7 +330,7 @@ def test_one_at_a_time_is_what_each_run_gives(diff: Any, trace: Path) -> None:
 
 def test_an_input_that_cannot_run_alone_says_why(diff: Any, trace: Path) -> None:
     a = f"lru hw=a100-80g-sxm trace={trace} requests=1"
-    said = diff(a, "hw=rtx3090 precision=int4_g128 cache_frac=0.9", "--one-at-a-time", "--json").json
+    said = diff(a, "hw=rtx3090 precision=int4_g128 cache=90%", "--one-at-a-time", "--json").json
     (row,) = [one for one in said["one_at_a_time"] if one["input"] == "budget"]
     assert (row["tpot_s"] is None) == bool(row["reason"])
     (row,) = [one for one in said["one_at_a_time"] if one["input"] == "hw"]
@@ -441,7 +441,7 @@ def test_text_folds(diff: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_page_has_every_key(diff: Any, run: Any) -> None:
     page = (ROOT / "docs" / "diff.md").read_text("utf-8")
-    found: Said = diff(run("a"), "lfu cache_frac=0.15", "--one-at-a-time", "--json")
+    found: Said = diff(run("a"), "lfu cache=15%", "--one-at-a-time", "--json")
     named = set(re.findall(r"`(\w+)`", page))
     told = found.json
     keys = (

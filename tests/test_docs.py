@@ -18,6 +18,7 @@ import moesim as moesim_face
 from sim import run as sim_run
 from sim.engine.counts import CLASSES
 from sim.engine.engine import LANES, MAX_DECISIONS
+from sim.options import HITS, RunSpec
 from sim.policy.api import HOOKS, TRAITS, Policy
 from sim.policy.decisions import Decision, Serve
 from sim.policy.order import Rank
@@ -28,7 +29,6 @@ from sim.profiles import geometry as model_bytes
 from sim.profiles import hardware, models, stack, stored
 from sim.results.provenance import SPREAD
 from sim.results.tables import SCHEMAS
-from sim.setup.spec import HIT_DEFINITIONS, RunSpec
 from sim.workload.iterations import PHASES
 from tools import paste
 from traces.format.catalogue import DEFAULT, bundled_traces
@@ -162,7 +162,7 @@ class TestOutputPage:
         assert sorted(names_in(self.page, f"### {table}")) == sorted(SCHEMAS[table].names)
 
     def test_classes_and_definitions(self) -> None:
-        for name in (*CLASSES, *HIT_DEFINITIONS):
+        for name in (*CLASSES, *HITS):
             assert f"\n| {name} | " in self.page, name
 
 
@@ -299,7 +299,9 @@ def test_a_cache_per_layer_deals_out_what_does_not_divide() -> None:
     scope: dict[str, Any] = {"__name__": "example"}
     exec(text, scope)
     for experts in (75, 96):
-        setup = sim_run.prepare(RunSpec(policy="lru", hw="a6000", requests=1, experts=experts), scope["PerLayer"])
+        setup = sim_run.prepare(
+            RunSpec(policy="lru", hw="a6000", requests=1, cache=f"{experts}experts"), scope["PerLayer"]
+        )
         engines: list[Any] = []
         outcome = sim_run.execute(setup, begun=engines.append)
         setup.close()

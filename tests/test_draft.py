@@ -25,10 +25,10 @@ from policies.lru import Lru
 from sim.base.errors import BadInput
 from sim.cli.run import command as simulate
 from sim.cli.sweep import command as sweep
+from sim.options import RunSpec
 from sim.real.requirements import check
 from sim.run import Outcome, execute, prepare, record, timed
 from sim.setup.drafting import Drafter
-from sim.setup.spec import RunSpec
 from sim.studies.sweep.values import of_text
 from sim.workload.batching import Batching
 from sim.workload.draft_options import MOST_COUNT_BYTES, Draft, each_of, parse_draft, read_accepted
@@ -38,7 +38,7 @@ from sim.workload.kv_memory import KvMemory, KvPool
 from sim.workload.schedulers.fcfs import FirstCome
 from traces.format.reader import Trace
 
-FIELDS: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 2, "cache_frac": 0.2}
+FIELDS: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 2, "cache": "20%"}
 
 
 def run(progress: Any = None, **spec: Any) -> Outcome:
@@ -194,7 +194,7 @@ def test_pages_of_rejected_drafts_are_given_back() -> None:
 @pytest.mark.parametrize("preempt", ["recompute", "swap"])
 def test_pre_empted_requests_with_drafts_put_out_everything(preempt: str) -> None:
     told: list[tuple[int, int]] = []
-    pool: dict[str, Any] = {"kv_memory_bytes": 30_000_000, "preempt": preempt}
+    pool: dict[str, Any] = {"kv_memory": 30_000_000, "preempt": preempt}
     draft = "k=3,acceptance=0.6"
     outcome = run(lambda put_out, total: told.append((put_out, total)), batch=3, requests=4, draft=draft, **pool)
     assert outcome.result.kv.preemptions > 0
@@ -262,7 +262,7 @@ def test_no_one_is_faster_than_the_bound_in_any_batch() -> None:
         batch = drawn.choice([1, 2, 3])
         cost = drawn.choice(["", ",draft_s=0.002", ",model=olmoe-1b-7b"])
         more: dict[str, Any] = drawn.choice(
-            [{}, {}, {"batching": "static"}, {"prefill_chunk": batch * (k + 1) + drawn.choice([0, 5, 30])}]
+            [{}, {}, {"batch_static": True}, {"prefill_chunk": batch * (k + 1) + drawn.choice([0, 5, 30])}]
         )
         gpus = 1 if cost.startswith(",model") else drawn.choice([1, 1, 2])
         share = f"acceptance={drawn.choice([0, 0.3, 0.7, 0.95, 1])},rejected={drawn.choice(['next', 'elsewhere'])}"
@@ -270,12 +270,12 @@ def test_no_one_is_faster_than_the_bound_in_any_batch() -> None:
             policy=drawn.choice(["lru", "perfect_prefetch", "fiddler", "belady", "moe_speq", "moe_cache"]),
             trace=drawn.choice(["mixtral-8x7b-small", "qwen1.5-moe-chat"]),
             arrivals="none",
-            cache_frac=None,
+            cache=None,
             requests=drawn.choice([1, 2, 3]),
             seed=seed,
             batch=batch,
             gpus=gpus,
-            kv_memory_bytes=drawn.choice([None, None, 60_000_000]),
+            kv_memory=drawn.choice([None, None, 60_000_000]),
             draft=f"k={k},{share}{cost}",
             **more,
         ).result
@@ -356,7 +356,7 @@ def test_a_step_attends_and_puts_out_k_plus_1_rows() -> None:
 def test_a_draft_model_takes_time_and_room() -> None:
     """Its weights and keys leave the expert budget; drafting takes what its passes take, as told."""
     without, found = (
-        run(cache_frac=None, policy="on_demand", draft=f"k=3,acceptance=0.7{more}").result
+        run(cache=None, policy="on_demand", draft=f"k=3,acceptance=0.7{more}").result
         for more in ("", ",model=olmoe-1b-7b")
     )
     n_bytes = found.draft.draft_bytes

@@ -13,8 +13,8 @@ from tiny_traces import from_rows, tiny_trace
 import moesim
 from sim.base.errors import BadInput
 from sim.cli.verbs import moesim as command
+from sim.options import RunSpec
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.workload.drawn_levels import DRAWABLE, GATES, DrawnTrace, to_draw
 from traces.format.reader import Trace
 from traces.format.writer import Layout

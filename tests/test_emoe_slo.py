@@ -12,9 +12,9 @@ from easy_numbers import setup as easy_setup
 
 import moesim
 from policies.lru import Lru
+from sim.options import RunSpec
 from sim.run import execute, prepare
 from sim.setup.request_estimates import profiled
-from sim.setup.spec import RunSpec
 from sim.workload.batching import Batching
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.known_requests import Profiled
@@ -251,9 +251,7 @@ def test_more_requests_keep_their_slo_than_under_fcfs() -> None:
     }
     kept = {}
     for name in ("fcfs", "emoe_slo"):
-        result = moesim.simulate(
-            "gpu_only", "a100-40g-pcie", gpus=4, trace="mixtral-8x7b-chat", scheduler=name, unstable=True, **load
-        )
+        result = moesim.simulate("gpu_only", "a100-40g-pcie", gpus=4, trace="mixtral-8x7b-chat", scheduler=name, **load)
         kept[name] = result.slo.attained_frac
         told = result.scheduling
     assert kept["emoe_slo"] > kept["fcfs"] + 0.05

@@ -23,6 +23,7 @@ from tiny_traces import from_rows
 from policies.lru import Lru
 from sim.base.errors import BadInput
 from sim.cli.run_request import RunRequest
+from sim.options import RunSpec
 from sim.profiles.hardware import Hardware, hardware_names, load_hardware
 from sim.profiles.power import COUNTED, CpuPower, DrivePower, GpuPower
 from sim.results.energy import Spent, parts
@@ -30,7 +31,6 @@ from sim.results.expectations import judged, parsed
 from sim.results.figure import better, show_figure
 from sim.results.text import render, verdict
 from sim.run import prepare
-from sim.setup.spec import RunSpec
 from sim.setup.third_tier import ThirdTier
 from sim.studies.plan.goal import goals_of, readings
 from traces.format.reader import Trace
@@ -40,7 +40,7 @@ BOTH = pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
 POWERED = ["rtx3090", "rtx4090", "rtx4090-5955wx", "rtx5090", "a100-80g-sxm", "h100-sxm", "h200-sxm"]
 WORLDS: list[dict[str, Any]] = [
     *({}, {"gpus": 2}, {"replicas": 2, "arrivals": "poisson:0.1"}),
-    {"nvme": "gen4x4", "host_memory_bytes": 60 * 10**9},
+    {"drive": "gen4x4", "ram": 60 * 10**9},
 ]
 
 
@@ -86,7 +86,7 @@ def test_a_token_of_two_experts_by_hand(tmp_path: Path, engine: str) -> None:
         made.hw = powered(made.hw)
         made.tier = ThirdTier("easy", depth=2, block_bytes=EXPERT_BYTES)
         made.host_bytes = 2 * EXPERT_BYTES
-        made.spec = replace(made.spec, engine=engine, energy="machine")
+        made.spec = replace(made.spec, engine=engine, sim_energy="machine")
         seen = easy_numbers.execute_easy(made)
     assert seen.end_s == 21
     found = seen.result.energy
@@ -161,7 +161,7 @@ def test_more_work_takes_more_joules_and_waiting_is_the_least(
 
 @pytest.mark.parametrize(
     "world",
-    [{}, {"gpus": 2}, {"replicas": 2, "arrivals": "poisson:0.1"}, {"nvme": "gen4x4", "host_memory_bytes": 60 * 10**9}],
+    [{}, {"gpus": 2}, {"replicas": 2, "arrivals": "poisson:0.1"}, {"drive": "gen4x4", "ram": 60 * 10**9}],
 )
 def test_a_run_draws_what_its_lanes_draw(tiny: Path, world: dict[str, Any]) -> None:
     outcome = run(tiny, "llama_cpp_lru", hw="rtx3090", energy="machine", **world)
@@ -245,7 +245,9 @@ def test_watts_tell_runs_apart_that_count_them_and_no_others(tmp_path: Path) -> 
 
 
 def test_energy_changes_nothing_else(tiny: Path) -> None:
-    without, asked = (run(tiny, "lru", hw="rtx3090", **rest).result.to_dict() for rest in ({}, {"energy": "machine"}))
+    without, asked = (
+        run(tiny, "lru", hw="rtx3090", **rest).result.to_dict() for rest in ({}, {"sim_energy": "machine"})
+    )
     assert "energy" not in without
     of_itself = ("energy", "run_id", "name", "wall_s")
     assert {k: v for k, v in asked.items() if k not in of_itself} == {
@@ -289,17 +291,20 @@ def test_profiles_show_watts(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"energy": "board"}, "--energy, got 'board': whose joules?"),
-        ({"set": {"hw.gpu.power.waiting_w": 90}}, "without --energy: watts decide nothing else; add --energy gpu"),
+        ({"sim_energy": "board"}, "--set sim.energy, got 'board': whose joules?"),
         (
-            {"energy": "gpu", "set": {"hw.gpu.power.waiting_w": 400}},
+            {"set": {"hw.gpu.power.waiting_w": 90}},
+            "without --set sim.energy: watts decide nothing else; add --set sim.energy=gpu",
+        ),
+        (
+            {"sim_energy": "gpu", "set": {"hw.gpu.power.waiting_w": 400}},
             "memory_bound_w, got 334: less than waiting_w, 400",
         ),
         (
-            {"hw": "rtx3060", "energy": "gpu", "set": {"hw.gpu.power.waiting_w": 60}},
+            {"hw": "rtx3060", "sim_energy": "gpu", "set": {"hw.gpu.power.waiting_w": 60}},
             "missing required field `memory_bound_w`; give all of waiting_w, memory_bound_w, compute_bound_w",
         ),
-        ({"energy": "gpu", "set": {"hw.gpu.power.waiting_w": -1}}, "from 0 to 10,000; the unit is watts"),
+        ({"sim_energy": "gpu", "set": {"hw.gpu.power.waiting_w": -1}}, "from 0 to 10,000; the unit is watts"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, Any], text: str) -> None:
@@ -309,8 +314,8 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], text: str) -> None:
 
 
 def test_a_real_run_measures_no_watts() -> None:
-    with pytest.raises(BadInput, match="--energy, got 'gpu' with --real"):
-        with_fields(RunRequest(given={"energy": "gpu"}), real=True).check()
+    with pytest.raises(BadInput, match="--set sim.energy, got 'gpu' with --real"):
+        with_fields(RunRequest(given={"sim_energy": "gpu"}), real=True).check()
 
 
 def test_joules_are_a_figure_like_others(tiny: Path) -> None:
@@ -325,7 +330,7 @@ def test_joules_are_a_figure_like_others(tiny: Path) -> None:
     shown = render(result)
     assert "of the GPU per output token, prefill included" in shown
     assert "gpu.power.waiting_w = 130 W (measured) [clubp2]" in shown
-    with pytest.raises(BadInput, match="nobody counts joules; add --energy gpu"):
+    with pytest.raises(BadInput, match="nobody counts joules; add --set sim.energy=gpu"):
         readings(goals_of(["energy.energy_j <= 1"]), run(tiny, "lru", hw="rtx3090").result)
 
 
@@ -334,15 +339,15 @@ def test_joules_are_a_figure_like_others(tiny: Path) -> None:
 
 def test_the_first_line_has_the_joules_that_were_asked_for(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--hw", "rtx3090", "--model", "mixtral-8x7b", "--trace", tiny)
-    first = simulated(capsys, "--policy", "lru", *where, "--energy", "gpu").out.splitlines()[0]
+    first = simulated(capsys, "--policy", "lru", *where, "--set", "sim.energy=gpu").out.splitlines()[0]
     assert re.search(r"tokens/s decoding\), \d+ J of the GPU per output token, bound by", first)
     policies = ("--policy", "lru", "--policy", "lfu")
-    first = moesim(capsys, "compare", *policies, *where, "--energy", "gpu").out.splitlines()[0]
+    first = moesim(capsys, "compare", *policies, *where, "--set", "sim.energy=gpu").out.splitlines()[0]
     assert re.search(r"; least energy per token under (lru|lfu): \d+ J$", first)
-    links = ("--link", "pcie3x16,pcie5x16")
-    first = moesim(capsys, "sweep", *policies, *where, *links, "--energy", "gpu").out.splitlines()[0]
+    links = ("--pcie", "gen3x16,pcie5x16")
+    first = moesim(capsys, "sweep", *policies, *where, *links, "--set", "sim.energy=gpu").out.splitlines()[0]
     assert re.search(r"; least energy per token: [\d.]+ J, (lru|lfu) \(link pcie5x16\)$", first)
-    first = moesim(capsys, "sweep", "--policy", "lru", *where, "--energy", "gpu,machine").out.splitlines()[0]
+    first = moesim(capsys, "sweep", "--policy", "lru", *where, "--set", "sim.energy=gpu,machine").out.splitlines()[0]
     assert "energy per token" not in first, "boards and machines are not held against each other"
 
 
@@ -360,7 +365,7 @@ def test_it_is_said_whose_joules_these_are(tiny: Path, world: dict[str, Any], en
 
 
 def test_a_table_says_why_it_has_no_joules(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ("--model", "mixtral-8x7b", "--trace", tiny, "--precision", "int4_g128", "--energy", "gpu")
+    where = ("--model", "mixtral-8x7b", "--trace", tiny, "--precision", "int4_g128", "--set", "sim.energy=gpu")
     why = "energy not known: rtx3060 has no hw.gpu.power; give its watts in a profile of yours"
     policies = ("--policy", "lru", "--policy", "lfu")
     assert why in moesim(capsys, "compare", *policies, "--hw", "rtx3060", *where).out
@@ -370,10 +375,10 @@ def test_a_table_says_why_it_has_no_joules(tiny: Path, capsys: pytest.CaptureFix
 
 def test_a_plan_passes_over_machines_without_watts(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--policy", "lru", "--model", "mixtral-8x7b", "--trace", tiny, "--precision", "int4_g128")
-    asked = (*where, "--goal", "energy.joules_per_token <= 100", "--energy", "gpu")
+    asked = (*where, "--goal", "energy.joules_per_token <= 100", "--set", "sim.energy=gpu")
     found = moesim(capsys, "plan", "--hw", "rtx3060,rtx3090", *asked, "--json").json
     assert found["best"]["hw"] == "rtx3090"
     (other,) = (one for one in found["candidates"] if one["hw"] == "rtx3060")
-    assert (other["state"], other["reason"].partition(":")[0]) == ("not_run", "--energy, got gpu")
+    assert (other["state"], other["reason"].partition(":")[0]) == ("not_run", "--set sim.energy, got gpu")
     assert "has no hw.gpu.power; give its watts" in moesim(capsys, "plan", "--hw", "rtx3060", *asked).error
-    assert "add --energy gpu" in moesim(capsys, "plan", "--hw", "rtx3060", *asked[:-2]).error
+    assert "add --set sim.energy=gpu" in moesim(capsys, "plan", "--hw", "rtx3060", *asked[:-2]).error

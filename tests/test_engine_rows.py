@@ -78,11 +78,11 @@ class TestData:
         """No experiment changes a stack, but for the graphs that a row or its build has off (C1, M18) or the kernels
         that it launched (I6, I10), and pageable memory where that is the default of what is compared
         (docs/reproduce.md, Baselines)."""
-        named = {"no graphs": ["stack.resident.graphs=false"], "Accelerate": ["stack.pinned=false"]}
-        built = {"freetoken-c1": ["stack.graphs=false"], "llama-m18": ["stack.graphs=false"]}
-        built["imp-serial"] = ["stack.kernels.expert=41"]
+        named = {"no graphs": ["engine.resident.graphs=false"], "Accelerate": ["engine.pinned=false"]}
+        built = {"freetoken-c1": ["engine.graphs=false"], "llama-m18": ["engine.graphs=false"]}
+        built["imp-serial"] = ["engine.kernels.expert=41"]
         for name, kernels in KERNELS_OF_MAY.items():
-            built[name] = [f"stack.resident.kernels.{part}={n}" for part, n in kernels.items()]
+            built[name] = [f"engine.resident.kernels.{part}={n}" for part, n in kernels.items()]
         for one in MINE.values():
             for system, text in EXPERIMENTS[one.experiment].systems.items() if one.experiment else ():
                 changed = [word for word in text.split() if word.startswith("stack.")]

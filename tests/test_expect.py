@@ -105,7 +105,9 @@ def test_only_figures_can_be_expected(key: str, way_out: str) -> None:
 
 
 def test_a_figure_that_has_to_be_asked_for_says_how() -> None:
-    with pytest.raises(BadInput, match=r"'energy\.joules_per_token': the run was not asked for it; add --energy gpu"):
+    with pytest.raises(
+        BadInput, match=r"'energy\.joules_per_token': the run was not asked for it; add --set sim.energy=gpu"
+    ):
         verdict("energy.joules_per_token <= 100")
     (only,) = judged(parsed(("energy.mean_w <= 100",)), {**RESULT, "energy": {"mean_w": 90.0}})
     assert only.held

@@ -479,8 +479,8 @@ def test_lent_lengths_keep_the_tasks_of_the_source():
 
 def test_what_has_to_be_drawn_first_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     from sim.cli.spec_options import tell_drawing
+    from sim.options import RunSpec
     from sim.setup.prepare import to_draw
-    from sim.setup.spec import RunSpec
     from traces.synth.drawn import drawn_path
 
     monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "moesim" / "drawn")
@@ -500,12 +500,12 @@ def test_what_has_to_be_drawn_first_is_told(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_fits_no_request_is_refused_before_anything_is_drawn(tmp_path, monkeypatch):
     """Mixtral-8x22B's dense parts alone are more than 4 GB; its experts are more than a host of 64 GB holds."""
+    from sim.options import RunSpec
     from sim.setup.prepare import prepare, to_draw
-    from sim.setup.spec import RunSpec
 
     monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "moesim" / "drawn")
     asked = {"policy": "lru", "hw": "a6000", "model": "mixtral-8x22b", "requests": 1}
-    small = RunSpec(**asked, vram_bytes=4 * 10**9)
+    small = RunSpec(**asked, vram=4 * 10**9)
     hosted = RunSpec(**asked, set={"hw.cpu.memory_bytes": "64GB"})
     for spec, says in ((small, "dense parts need"), (hosted, "of host memory")):
         for ask in (prepare, to_draw):
@@ -514,7 +514,7 @@ def test_what_fits_no_request_is_refused_before_anything_is_drawn(tmp_path, monk
             assert "before the trace mixtral-8x7b-small@56x8k2 is drawn" in str(refused.value)
             assert refused.value.sizes
     assert list(tmp_path.iterdir()) == []
-    bound = RunSpec(**{**asked, "policy": "belady"}, vram_bytes=4 * 10**9)
+    bound = RunSpec(**{**asked, "policy": "belady"}, vram=4 * 10**9)
     assert to_draw(bound) == "mixtral-8x7b-small@56x8k2", "a bound runs even where it does not fit"
 
 

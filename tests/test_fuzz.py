@@ -57,10 +57,10 @@ MODEL: dict[str, Any] = {
 }
 BUDGETS: tuple[dict[str, Any], ...] = (
     {},
-    {"experts": 3},
-    {"experts": 6},
-    {"cache_frac": 0.5},
-    {"expert_cache_bytes": 2000},
+    {"cache": "3experts"},
+    {"cache": "6experts"},
+    {"cache": "50%"},
+    {"cache": f"{2000}B"},
 )
 
 

@@ -1,4 +1,4 @@
-"""`--dense layers`: each GPU has whole layers, experts and all, and one computes at a time.
+"""`--parallel layers`: each GPU has whole layers, experts and all, and one computes at a time.
 
 Numbers of `easy_numbers`: copy of an expert 10 s, expert 2 s, attention and head 1 s; hidden states of a token go on to
 the next GPU in 2 s, 1 s of it latency. Of three layers the first two are on GPU 0, the last one and the head on GPU 1.
@@ -27,6 +27,7 @@ from policies.belady import Belady
 from policies.lru import Lru
 from sim.base.errors import BadInput, DoesNotFit
 from sim.machine.several import homes_by_layer, stages, way_of
+from sim.options import RunSpec
 from sim.policy.pieces import Pieces
 from sim.policy.registry import policies
 from sim.profiles.hardware import Link
@@ -34,7 +35,6 @@ from sim.profiles.models import load_model
 from sim.run import execute, prepare
 from sim.setup.memory import dense_bytes_by_gpu
 from sim.setup.request_estimates import profiled
-from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
 
 ENGINES = ("arithmetic", "simpy")
@@ -44,7 +44,7 @@ def in_turn(
     policy: Any, trace: Trace, room: int | list[int], engine: str = "arithmetic", dense: str = "layers", **world: Any
 ) -> Run:
     made = setup(policy, trace, room, gpus=2, **world)
-    made.spec = msgspec.structs.replace(made.spec, engine=engine, dense=dense)
+    made.spec = msgspec.structs.replace(made.spec, engine=engine, parallel=dense)
     p2p = Link(latency_s=figure(1.0), bandwidth_bytes_per_s=figure(TOKEN_BYTES))
     made.hw = msgspec.structs.replace(made.hw, p2p=p2p)
     made.homes = homes_by_layer(made.model, made.spec.several.stages_of(made.model.n_layers))
@@ -201,17 +201,17 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(tiny_path: Path, **given: Any) -> Any:
-    spec = {"policy": "lru", "hw": "rtx3090", "gpus": 2, "dense": "layers", "trace": str(tiny_path), "split": "all"}
+    spec = {"policy": "lru", "hw": "rtx3090", "gpus": 2, "parallel": "layers", "trace": str(tiny_path), "split": "all"}
     return prepare(RunSpec(**{**spec, **given}))
 
 
 @pytest.mark.parametrize("policy", ["llama_cpp", "llama_cpp_lru", "mixtral_offloading", "static_cache", "hybrimoe"])
 def test_a_cache_per_layer_has_what_its_gpu_has_for_its_layers(policy):
     """Not half of it, as where each layer's experts lie on both."""
-    spec = {"policy": policy, "hw": "rtx3090", "cache_frac": 0.4, "requests": 1, "gpus": 2}
+    spec = {"policy": policy, "hw": "rtx3090", "cache": "40%", "requests": 1, "gpus": 2}
     rates = []
     for dense in ("gpu0", "layers"):
-        setup_ = prepare(RunSpec(**spec, dense=dense))
+        setup_ = prepare(RunSpec(**spec, parallel=dense))
         rates.append(execute(setup_).result.hit_rate)
         setup_.close()
     assert rates[1] > 0.7 * rates[0]
@@ -228,8 +228,8 @@ def test_one_gpu_has_all_layers(tiny_path):
 
 
 def test_a_plan_says_how_many_cards(capsys):
-    goal = ("--goal", "tpot_s.mean <= 22ms", "--policy", "llama_cpp", "--stack", "llama_cpp", "--precision", "q8_0")
-    options = ("--hw", "rtx3090", "--gpus", "1,2,3", "--dense", "layers", "--requests", 1, "--quick", "--json")
+    goal = ("--goal", "tpot_s.mean <= 22ms", "--policy", "llama_cpp", "--engine", "llama_cpp", "--precision", "q8_0")
+    options = ("--hw", "rtx3090", "--gpus", "1,2,3", "--parallel", "layers", "--requests", 1, "--quick", "--json")
     found = moesim(capsys, "plan", *goal, *options).json
     assert (found["best"]["hw"], found["best"]["gpus"]) == ("rtx3090", 3)  # 48 GB of experts, 24 GB a card
     assert "3 x rtx3090" in found["answer"]
@@ -239,7 +239,7 @@ def test_a_page_says_whose_time_and_memory_it_shows(capsys, tmp_path, tiny_path)
     words = ("--policy", "lru", "--hw", "rtx3090", "--gpus", 2, "--trace", tiny_path, "--split", "all")
     for dense, time, memory in (("layers", "the GPUs in turn", "the fullest GPU"), ("gpu0", "GPU 0", "GPU 0")):
         folder, page = tmp_path / dense, tmp_path / f"{dense}.html"
-        assert simulated(capsys, *words, "--dense", dense, "--out", folder).code == 0
+        assert simulated(capsys, *words, "--parallel", dense, "--out", folder).code == 0
         assert moesim(capsys, "report", folder, "--out", page).code == 0
         text = page.read_text(encoding="utf-8")
         assert f"Shares of the time of {time}." in text
@@ -250,7 +250,7 @@ def test_schedulers_expect_what_one_gpu_would_take():
     """Two GPUs in turn are no quicker at a prompt than one; experts dealt out over both would be."""
     expected = {}
     for dense in ("layers", "gpu0"):
-        found = prepare(RunSpec(policy="lru", hw="a100-80g-sxm", gpus=2, dense=dense, requests=1))
+        found = prepare(RunSpec(policy="lru", hw="a100-80g-sxm", gpus=2, parallel=dense, requests=1))
         expected[dense] = profiled(found, ("prices",))
         one = prepare(RunSpec(policy="lru", hw="a100-80g-sxm", requests=1))
         expected["one"] = profiled(one, ("prices",))
@@ -261,7 +261,14 @@ def test_schedulers_expect_what_one_gpu_would_take():
 
 def test_a_stack_says_how_its_engine_uses_several_gpus(tiny_path):
     def told(**given: Any) -> tuple[str, str]:
-        spec = {"policy": "lru", "hw": "rtx3090", "gpus": 2, "experts": 60, "trace": str(tiny_path), "split": "all"}
+        spec = {
+            "policy": "lru",
+            "hw": "rtx3090",
+            "gpus": 2,
+            "cache": "60experts",
+            "trace": str(tiny_path),
+            "split": "all",
+        }
         found = prepare(RunSpec(**{**spec, **given}))
         found.close()
         return found.several.dense, found.run_id
@@ -273,21 +280,21 @@ def test_a_stack_says_how_its_engine_uses_several_gpus(tiny_path):
     assert told(stack="llama_cpp", peer="all-to-all")[0] == "gpu0"
     assert told(stack="llama_cpp", gpus=1)[0] == "gpu0"
     with pytest.raises(BadInput, match=r"with --gpus 2 and stack llama_cpp, which splits a model by layers: pages"):
-        told(stack="llama_cpp", kv_memory_bytes=10**9)
+        told(stack="llama_cpp", kv_memory=10**9)
 
 
 def test_llama_cpp_with_room_for_all_is_gpu_only():
     """Nobody reads a router, no expert is in host memory; one layer on the CPU, and it is a hybrid again."""
 
     def result(policy: str, **settings: Any) -> Any:
-        spec = {"hw": "a100-80g-sxm", "model": "olmoe-1b-7b", "precision": "q4_k_m", "stack": "llama_cpp"}
+        spec = {"hw": "a100-80g-sxm", "model": "olmoe-1b-7b", "precision": "q4_k_m", "engine": "llama_cpp"}
         found = prepare(RunSpec(policy=policy, **spec, requests=1, set=settings))
         one = execute(found).result
         found.close()
         return one
 
     kept = result("gpu_only")
-    for settings in ({}, {"placement": "n_cpu_moe"}, {"placement": "ngl"}, {"placement": "ngl", "n_gpu_layers": 99}):
+    for settings in ({}, {"gpus_map": "n_cpu_moe"}, {"gpus_map": "ngl"}, {"placement": "ngl", "n_gpu_layers": 99}):
         fit = result("llama_cpp", **settings)
         assert fit.tpot_s.mean == kept.tpot_s.mean
         assert fit.peak_host_bytes == kept.peak_host_bytes == 0
@@ -298,7 +305,7 @@ def test_llama_cpp_with_room_for_all_is_gpu_only():
 
 def held(policy: str, *, dense: str = "layers", gpus: int = 2, **given: Any) -> Any:
     settings = given.pop("settings", {})
-    found = prepare(RunSpec(policy=policy, hw="rtx3090", gpus=gpus, dense=dense, requests=1, set=settings, **given))
+    found = prepare(RunSpec(policy=policy, hw="rtx3090", gpus=gpus, parallel=dense, requests=1, set=settings, **given))
     result = execute(found).result
     found.close()
     return result
@@ -310,12 +317,12 @@ def test_a_gpu_keeps_what_its_layers_have_room_for():
     assert every.hit_rate == 1.0
     assert every.tpot_s.mean < 1.3 * held("moe_lightning", precision="int4", dense="gpu0").tpot_s.mean
     static = {"selection": "static", "scope": "layer"}
-    assert held("random", cache_frac=0.4, settings=static).hit_rate > 0.38
+    assert held("random", cache="40%", settings=static).hit_rate > 0.38
     assert sum(held("moe_cache", settings={"pool": 256, "hw.vram_bytes": 1e12}).expert_budget_bytes) > 0
 
 
 def test_adapmoe_guesses_whichever_gpu_has_the_layer():
-    assert held("adapmoe", precision="int8", cache_frac=0.4).prefetch.issued.n > 1500  # 800 from one GPU's layers
+    assert held("adapmoe", precision="int8", cache="40%").prefetch.issued.n > 1500  # 800 from one GPU's layers
 
 
 def test_slots_asked_for_are_those_of_each_layer(tmp_path):
@@ -325,7 +332,7 @@ def test_slots_asked_for_are_those_of_each_layer(tmp_path):
         rows = [f"  {layer}: [1, 1, 1, 1, 1, 1, 1, 1]" for layer in range(16, 31)]
         text = "\n".join(["experts: [0, 0, 0, 0, 0, 0, 0, 0]", "layers:", *rows, f"  31: {last}"])
         (tmp_path / "p.yaml").write_text(text)
-        given = {"precision": "int8", "cache_frac": 0.75, "placement": str(tmp_path / "p.yaml")}
+        given = {"precision": "int8", "cache": "75%", "placement": str(tmp_path / "p.yaml")}
         rates.append(held("static_cache", dense="gpu0", settings={"slots": 4}, **given).hit_rate)
     assert rates[1] == pytest.approx(rates[0], abs=0.02)
 
@@ -340,21 +347,21 @@ def test_the_fullest_gpu_is_told():
 
 def test_a_timeline_has_the_arrows_of_one_gpu(capsys, tmp_path):
     counts = []
-    for options in ((), ("--gpus", 2, "--dense", "layers")):
+    for options in ((), ("--gpus", 2, "--parallel", "layers")):
         path = tmp_path / "t.json"
         words = (
             "--policy",
             "llama_cpp_lru",
             "--hw",
             "rtx3090",
-            "--cache-frac",
-            0.2,
+            "--cache",
+            "20%",
             "--requests",
             1,
             "--timeline",
             path,
         )
-        assert simulated(capsys, *words, "--timeline-iterations", 6, "--force", *options).code == 0
+        assert simulated(capsys, *words, "--timeline-iterations", 6, "--overwrite", *options).code == 0
         text = path.read_text(encoding="utf-8")
         counts.append([text.count(f'"{kind}"') for kind in ("copied for", "sent to the CPU", "result of the CPU")])
     for one, both in zip(*counts, strict=True):
@@ -395,12 +402,14 @@ def test_memory_lies_with_the_layers(tiny_path):
 
 def test_a_refusal_says_by_which_shares_it_fits():
     """Ten layers of 2.8 GB: all would be on the second of two GPUs that have room for seven each."""
-    spec = RunSpec(policy="llama_cpp", hw="rtx3090", gpus=2, dense="layers", stack="llama_cpp", requests=1)
+    spec = RunSpec(policy="llama_cpp", hw="rtx3090", gpus=2, parallel="layers", engine="llama_cpp", requests=1)
 
     def with_cpu_layers(n: int, dense: str = "layers") -> RunSpec:
-        return msgspec.structs.replace(spec, dense=dense, set={"placement": "n_cpu_moe", "n_cpu_moe": n})
+        return msgspec.structs.replace(spec, parallel=dense, set={"placement": "n_cpu_moe", "n_cpu_moe": n})
 
-    says = r"10 layers on the GPU, and 7 fit beside .* give the first GPU more layers \(--dense layers:27/5\), set op_"
+    says = (
+        r"10 layers on the GPU, and 7 fit beside .* give the first GPU more layers \(--parallel layers:27/5\), set op_"
+    )
     with pytest.raises(DoesNotFit, match=says):
         run_of(with_cpu_layers(22))
     assert run_of(with_cpu_layers(22, "layers:27/5")).token_hit_rates.hit == pytest.approx(10 / 32)
@@ -413,13 +422,13 @@ def run_of(spec: RunSpec) -> Any:
         return execute(ready, bounds=False).result
 
 
-@pytest.mark.parametrize("cap", [{"cache_frac": 1.0}, {"experts": 256}], ids=str)
+@pytest.mark.parametrize("cap", [{"cache": "100%"}, {"cache": "256experts"}], ids=str)
 def test_a_cap_is_dealt_out_by_what_lives_where(tiny_path, cap):
     found = made(tiny_path, set={"hw.vram_bytes": 1e12}, gpus=3, **cap)
     size = found.model.expert_bytes("bf16")
     assert found.memory.expert_bytes == tuple(found.homes.count(gpu) * size for gpu in range(3))
     found.close()
-    half = made(tiny_path, set={"hw.vram_bytes": 1e12}, gpus=3, cache_frac=0.5)
+    half = made(tiny_path, set={"hw.vram_bytes": 1e12}, gpus=3, cache="50%")
     assert sum(half.memory.expert_bytes) == 128 * size
     half.close()
 
@@ -427,21 +436,24 @@ def test_a_cap_is_dealt_out_by_what_lives_where(tiny_path, cap):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"peer": "all-to-all"}, "--peer, got 'all-to-all' with --dense layers, where experts lie with their layers"),
-        ({"dense": ""}, "--dense, got '': no such way"),
-        ({"dense": "layers:1/1/1"}, "--dense, got 3 shares with --gpus 2: one for each GPU"),
         (
-            {"dense": "layers:99/1"},
-            "--dense, got 'layers:99/1' on 2 GPUs: dealt out with the head, the layers of mixtral-8x7b leave",
+            {"gpus_dispatch": "all-to-all"},
+            "--set gpus.dispatch, got 'all-to-all' with --parallel layers, where experts lie with their layers",
         ),
-        ({"placement": "p.yaml"}, "--placement, got 'p.yaml' with --dense layers: experts lie with their layers"),
+        ({"parallel": ""}, "--parallel, got '': no such way"),
+        ({"parallel": "layers:1/1/1"}, "--parallel, got 3 shares with --gpus 2: one for each GPU"),
+        (
+            {"parallel": "layers:99/1"},
+            "--parallel, got 'layers:99/1' on 2 GPUs: dealt out with the head, the layers of mixtral-8x7b leave",
+        ),
+        ({"gpus_map": "p.yaml"}, "--set gpus.map, got 'p.yaml' with --parallel layers: experts lie with their layers"),
         (
             {"gpus": 40},
-            "--dense, got 'layers' on 40 GPUs: dealt out with the head, the layers of mixtral-8x7b leave a",
+            "--parallel, got 'layers' on 40 GPUs: dealt out with the head, the layers of mixtral-8x7b leave a",
         ),
-        ({"expert_cache_bytes": 705 * 10**6}, "one expert takes 352 MB on each of 2 GPU(s); give at least 752 MB"),
-        ({"kv_memory_bytes": 10**9}, "--kv-memory with --dense layers: pages are of one GPU's memory"),
-        ({"dense": "layer"}, "--dense, got 'layer': no such way; did you mean 'layers'?"),
+        ({"cache": f"{705 * 10**6}B"}, "one expert takes 352 MB on each of 2 GPU(s); give at least 752 MB"),
+        ({"kv_memory": 10**9}, "--kv-memory with --parallel layers: pages are of one GPU's memory"),
+        ({"parallel": "layer"}, "--parallel, got 'layer': no such way; did you mean 'layers'?"),
     ],
     ids=str,
 )
@@ -456,18 +468,18 @@ def test_a_curve_of_one_gpu_is_good_for_whole_layers():
     hw = str(Path(__file__).parent.parent / "reports" / "validation" / "cpu-backend.yaml")
     spec = {"policy": "lru", "hw": hw, "model": "cpu-small", "precision": "fp32", "gpus": 2, "requests": 1}
     with pytest.raises(BadInput, match="measured on one GPU"):
-        prepare(RunSpec(**spec, dense="tensor"))
-    found = prepare(RunSpec(**spec, dense="layers"))
+        prepare(RunSpec(**spec, parallel="tensor"))
+    found = prepare(RunSpec(**spec, parallel="layers"))
     assert execute(found).result.tpot_s.mean > 0
     found.close()
 
 
 def test_two_gpus_of_whole_layers_are_one_with_the_memory_of_both(capsys):
     """llama.cpp's default over two cards: as quick as one card that held everything would be, and a hand-over."""
-    options = ("--policy", "gpu_only", "--stack", "llama_cpp", "--hw", "rtx3090", "--requests", 1, "--json")
+    options = ("--policy", "gpu_only", "--engine", "llama_cpp", "--hw", "rtx3090", "--requests", 1, "--json")
     model = ("--model", "qwen3-30b-a3b", "--precision", "q4_k_m")
     one = simulated(capsys, *options, *model).json["tpot_s"]["mean"]
-    both = simulated(capsys, *options, *model, "--gpus", 2, "--dense", "layers").json
+    both = simulated(capsys, *options, *model, "--gpus", 2, "--parallel", "layers").json
     assert 0 < both["tpot_s"]["mean"] - one < 0.01 * one
     assert both["bound"]["above_frac"] > 0.0
     assert set(both["lane_utilisation"]) >= {"gpu", "h2d0", "h2d1"}

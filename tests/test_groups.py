@@ -19,6 +19,7 @@ from sim.base.flat import numbers
 from sim.bounds.path import Clocks, Experts
 from sim.machine.cost import Cost
 from sim.machine.price import Launch
+from sim.options import RunSpec
 from sim.policy.api import Policy
 from sim.policy.decisions import Fetch, RunGpu
 from sim.profiles.hardware import load_hardware
@@ -26,7 +27,6 @@ from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
 from sim.run import execute
 from sim.setup.prepare import prepare
-from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
 
 
@@ -175,7 +175,13 @@ def test_without_floors_and_launches_groups_change_nothing(tmp_path) -> None:
         tpot_s = []
         for stack in ("bare", "separate"):
             spec = RunSpec(
-                policy=policy, hw="h200-sxm", trace=trace, model="qwen1.5-moe-a2.7b", stack=stack, split="all", set=free
+                policy=policy,
+                hw="h200-sxm",
+                trace=trace,
+                model="qwen1.5-moe-a2.7b",
+                engine=stack,
+                split="all",
+                set=free,
             )
             tpot_s.append(execute(prepare(spec)).result.tpot_s.mean)
         assert tpot_s[0] == pytest.approx(tpot_s[1], rel=1e-9)
@@ -198,7 +204,7 @@ def test_a_resident_qwen3_30b_comes_near_the_measured_speed(tmp_path) -> None:
     per_s = {}
     for stack in ("bare", "separate"):
         spec = RunSpec(
-            policy="gpu_only", hw="rtx5090", trace=trace, model="qwen3-30b", precision="q4_k", stack=stack, split="all"
+            policy="gpu_only", hw="rtx5090", trace=trace, model="qwen3-30b", precision="q4_k", engine=stack, split="all"
         )
         per_s[stack] = 1 / execute(prepare(spec)).result.tpot_s.mean
     assert per_s["separate"] < 0.35 * 311

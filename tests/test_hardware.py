@@ -122,9 +122,9 @@ def test_within_one_memory_nothing_is_copied(capsys: pytest.CaptureFixture[str])
     assert re.search(
         r"of tables beside it needs 1\d\d GB of 130 GB, which is all of its memory; take a lower", beside.err
     )
-    swap = ("--batch", 2, "--kv-memory", "500MB", "--preempt", "swap")
+    swap = ("--batch", 2, "--kv-memory", "500MB", "--set", "kv.preempt=swap")
     assert (
-        "--preempt, got 'swap' on gb10: within one memory it frees nothing"
+        "--set kv.preempt, got 'swap' on gb10: within one memory it frees nothing"
         in simulated(capsys, "--policy", "gpu_only", "--hw", "gb10", *swap).err
     )
 
@@ -305,7 +305,7 @@ def test_set_cpu_then_refine_it() -> None:
         ({H2D: "-inf"}, r"got -inf: a figure is finite"),
         ({H2D: "8GB"}, r"got '8GB': not a number; give one in bytes per second, or e\.g\. 25GB/s"),
         ({H2D: "8 apples/s"}, r"--set hw\.h2d\.bandwidth_bytes_per_s, got '8 apples': not a size"),
-        ({"vram_bytes": "8 apples"}, r"--set hw\.vram_bytes, got '8 apples': not a size; write a number with B, kB"),
+        ({"vram": "8 apples"}, r"--set hw\.vram_bytes, got '8 apples': not a size; write a number with B, kB"),
         ({H2D: float("inf")}, r"got inf: a figure is finite"),
         ({"h2d.latency_s": 10}, r"h2d\.latency_s, got 10: from 0 to 1; did you write ms or us\? the unit is seconds"),
         ({"h2d.latency_s": -1e-6}, r"got -1e-06: from 0 to 1"),
@@ -314,7 +314,7 @@ def test_set_cpu_then_refine_it() -> None:
         ({"h2d.latency_s": {"value": "fast"}}, r"got 'fast': not a number"),
         ({"h2d.latency_s": {"value": 1e-5, "sorce": "measured"}}, r"unknown field `sorce`; did you mean 'source'\?"),
         ({"h2d.latency_s": {"value": 1e-5, "ref": "nobody"}}, r"h2d\.latency_s\.ref, got 'nobody': not a key of"),
-        ({"vram_bytes": 24}, r"vram_bytes, got 24: from 1e6 to 1e15; did you write GB\? the unit is bytes"),
+        ({"vram": 24}, r"vram_bytes, got 24: from 1e6 to 1e15; did you write GB\? the unit is bytes"),
         ({"gpu.flops_per_s.bf16": 72}, r"got 72: from 1e6 to 1e18; did you write TFLOPS\?"),
         ({"gpu.flops_per_s.bf17": 1e12}, r"no field 'bf17'; did you mean 'bf16'\?"),
         ({"contention.gpu_slowdown_by_h2d": 50}, r"got 50: from 0 to 10; it is the share of extra time"),

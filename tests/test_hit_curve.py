@@ -13,8 +13,8 @@ from grids import few_each_time
 
 import moesim as face
 from sim.base.errors import BadInput
+from sim.options import RunSpec
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.studies.hit_curve import HitCurve, Stack, hit_curve
 from sim.studies.ranked_curve import RankedStack
 from sim.workload.iterations import PREFILL
@@ -132,7 +132,16 @@ def test_a_cache_that_forgets_is_no_stack() -> None:
 
 def test_the_command_says_what_simulate_says(capsys: Any, tmp_path: Path) -> None:
     trace = mixtral_shaped(tmp_path)
-    words = ("sweep", "--hits-only", "--policy", "lru scope=global,layer", "--trace", trace, "--experts", "40,48")
+    words = (
+        "sweep",
+        "--hits-only",
+        "--policy",
+        "lru scope=global,layer",
+        "--trace",
+        trace,
+        "--cache",
+        "40experts,48experts",
+    )
     said = moesim(capsys, *words, "--out", tmp_path / "out")
     assert said.code == 0
     assert said.out.startswith("lru scope=")
@@ -141,14 +150,14 @@ def test_the_command_says_what_simulate_says(capsys: Any, tmp_path: Path) -> Non
         [scope, n] for scope in ("global", "layer") for n in (40, 48)
     ]
     for row in rows.to_dict("records"):
-        words = ("--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--experts", row["experts"])
+        words = ("--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--cache", f"{row['experts']}experts")
         alone = simulated(capsys, *words, "--set", f"scope={row['param.scope']}", "--json").json
         for column in ("hit_rate", "h2d_bytes", "trace_sha256", "expert_bytes", "version", "requests"):
             assert row[column] == alone[column]
         assert row["prefill_hit_rate"] == alone["prefill_hit_rates"]["hit"]
         assert row["demand_copies_n"] == alone["demand_copies"]["n"]
     pd.testing.assert_frame_equal(
-        face.sweep("lru scope=global,layer", trace=trace, experts=[40, 48], hits_only=True), rows
+        face.sweep("lru scope=global,layer", trace=trace, cache=["40experts", "48experts"], hits_only=True), rows
     )
 
 
@@ -173,7 +182,7 @@ def test_all_budgets_are_told_unless_some_are_asked_for(tmp_path: Path) -> None:
         (("--policy", "lru", "--hw", "a6000"), "got --hw: these hits do not depend on it"),
         (("--policy", "lru", "--vram", "8GB"), "got --vram"),
         (("--policy", "lru", "--set", "hw.h2d.latency_s=1"), "got --set hw.h2d.latency_s"),
-        (("--policy", "lru", "--cache-frac", "0,0.5"), "a share of all experts"),
+        (("--policy", "lru", "--cache", "0%,50%"), "a share of all experts"),
         (("--policy", "lru", "--dry-run"), "leave them out"),
     ],
 )

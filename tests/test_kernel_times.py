@@ -309,7 +309,7 @@ def test_cards_without_a_rate_of_their_own_take_a_share_of_the_16_bit_rate() -> 
     assert cost.roofline.flops == pytest.approx(0.95 * hw.gpu.flops_per_s["bf16"].value)
     assert cost.of_experts.flops == pytest.approx(0.2 * cost.roofline.flops)
     names = {name for name, _ in cost.figures.entries}
-    assert {"stack.quantised.dense_frac", "stack.quantised.expert_frac", "stack.kernel_times.replayed_s"} <= names
+    assert {"engine.quantised.dense_frac", "engine.quantised.expert_frac", "engine.kernel_times.replayed_s"} <= names
 
 
 def test_what_a_stack_is_on_a_gpu() -> None:
@@ -378,7 +378,7 @@ def test_a_resident_token_is_launched_once_and_read_once(tmp_path: Path, engine:
             seen = execute_easy(made)
         ends.append(seen.end_s)
         shares = {f.figure: f.share for f in seen.result.provenance.figures}
-        assert "stack.kernel_times.replayed_s" in shares
+        assert "engine.kernel_times.replayed_s" in shares
     assert ends == [32, 16]
 
 
@@ -456,7 +456,7 @@ def test_what_is_kept_neither_leaves_nor_runs_on_the_cpu(tmp_path: Path) -> None
 
 def test_a_comparison_gives_each_the_bound_of_a_run_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """Where routers are not read the bound is lower: whoever is compared beside it has another."""
-    words = ("--hw", "a100-80g-sxm", "--cache-frac", 0.9, "--stack", "llama_cpp", "--requests", 1, "--json")
+    words = ("--hw", "a100-80g-sxm", "--cache", "90%", "--engine", "llama_cpp", "--requests", 1, "--json")
     both = moesim(capsys, "compare", *words, "--policy", "static_cache", "--policy", "llama_cpp").json["runs"]
     alone = simulated(capsys, "--policy", "llama_cpp", *words).json
     found = next(run for run in both if run["policy"] == "llama_cpp")

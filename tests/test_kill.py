@@ -44,7 +44,7 @@ import sys
 from sim.cli import simulate
 for round_ in range(10_000):
     try:
-        simulate(["--policy", "lru", "--hw", "rtx3090", "--trace", {trace!r}, "--force", *{out!r}])
+        simulate(["--policy", "lru", "--hw", "rtx3090", "--trace", {trace!r}, "--overwrite", *{out!r}])
     except SystemExit as stop:
         assert not stop.code, stop.code
 """
@@ -122,7 +122,9 @@ def test_a_killed_run_with_tables_and_timeline(tmp_path: Path) -> None:
             assert len(pd.read_parquet(out / f"{name}.parquet"))
         return True
 
-    code = SIMULATE.format(trace=str(trace), out=["--out", str(out), "--spans", "--timeline", str(timeline)])
+    code = SIMULATE.format(
+        trace=str(trace), out=["--out", str(out), "--set", "out.spans=on", "--timeline", str(timeline)]
+    )
     kill_often(code, folder, 3, 0.6, whole)
     assert (
         subprocess.run(
@@ -137,12 +139,12 @@ def test_a_killed_run_with_tables_and_timeline(tmp_path: Path) -> None:
 LRU = ["--policy", "lru", "--hw", "rtx3090", "--requests", "1"]
 WRITERS = {  # a command, and what goes on with it or does it again
     "sweep": (["sweep", *LRU, "--workers", "1", "--out", "s"], ["--resume"]),
-    "run": (["run", *LRU, "--out", "r", "--spans", "--timeline", "t.json"], ["--force"]),
+    "run": (["run", *LRU, "--out", "r", "--set", "out.spans=on", "--timeline", "t.json"], ["--overwrite"]),
     "hits": (["sweep", *LRU[:2], *LRU[4:], "--workers", "1", "--hits-only", "--out", "s"], []),
     "ways": (["plan", *LRU[2:], "--workers", "1", "--quick", "--out", "p"], ["--resume"]),
     "check": (["check", "b.json", "--update", "--junit", "j.xml", "--markdown", "m.md"], []),
     "saturate": (["saturate", *LRU[:4], "--requests", "3", "--workers", "1", "--out", "s.json"], []),
-    "synth": (["traces", "synth", "--requests", "2", "-o", "t.safetensors"], ["--force"]),
+    "synth": (["traces", "synth", "--requests", "2", "-o", "t.safetensors"], ["--overwrite"]),
 }
 
 
@@ -263,7 +265,7 @@ class TestSweep:
         left = self.leave(run, ".old", gone)
         with sinks.new_folder(left / "run", force=False) as folder:
             (folder / "result.json").write_text(OLD)
-        with pytest.raises(BadInput, match="it holds a run; add --force"), sinks.new_folder(run, force=False):
+        with pytest.raises(BadInput, match="it holds a run; add --overwrite"), sinks.new_folder(run, force=False):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
         assert (run / "result.json").read_text() == OLD

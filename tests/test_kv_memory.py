@@ -21,9 +21,9 @@ from untaught import UNTAUGHT
 import moesim
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput, DoesNotFit
+from sim.options import RunSpec
 from sim.results.attainment import parts
 from sim.run import Outcome, execute, prepare
-from sim.setup.spec import RunSpec
 from sim.studies.sweep.work import bound_terms
 from sim.workload import schedulers
 from sim.workload.batching import Batching
@@ -127,7 +127,7 @@ def server(folder: Path, pool: KvPool | None, batch: int = 3, engine: str | None
         made = easy_setup(GpuOnly(), trace, 2, batch=batch)
         made.kv = pool
         preempt = "swap" if pool is not None and pool.swaps else "recompute"
-        made.spec = RunSpec(hw="easy", policy="gpu_only", batch=batch, engine=engine, preempt=preempt, **spec)
+        made.spec = RunSpec(hw="easy", policy="gpu_only", batch=batch, engine=engine, kv_preempt=preempt, **spec)
         return execute(made, bounds=False)
 
 
@@ -286,7 +286,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spec_of(tiny: Path, policy: str = "lru", **rest: Any) -> RunSpec:
     """Four requests of 12 tokens; pages of 2 tokens of a model with 131,072 bytes per token, 14 of them."""
-    pool = {"kv_memory_bytes": 14 * 2 * 131_072, "kv_page": 2, "batch": 3}
+    pool = {"kv_memory": 14 * 2 * 131_072, "kv_page": 2, "batch": 3}
     rest["set"] = UNTAUGHT.get(policy, {}) | rest.get("set", {})
     named = {"policy": policy, "hw": "rtx3090", "trace": str(tiny), "model": "mixtral-8x7b", "split": "all"}
     return RunSpec(**named | pool | rest)
@@ -301,7 +301,7 @@ def result_of(spec: RunSpec, bounds: bool = True) -> dict[str, Any]:
 
 @pytest.mark.parametrize("preempt", PREEMPTIONS)
 @pytest.mark.parametrize(
-    ("policy", "how"), [("lru", {}), ("fiddler", {}), ("lru", {"prefill_chunk": 4}), ("lru", {"batching": "static"})]
+    ("policy", "how"), [("lru", {}), ("fiddler", {}), ("lru", {"prefill_chunk": 4}), ("lru", {"batch_static": True})]
 )
 def test_simpy_says_the_same(tiny: Path, policy: str, how: dict[str, Any], preempt: str) -> None:
     """Copies of experts and of pages share the links; `fiddler` sends activations down the way that pages go."""
@@ -365,11 +365,11 @@ def test_copies_of_pages_and_of_experts_take_turns(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("preempt", PREEMPTIONS)
-@pytest.mark.parametrize("how", [{}, {"prefill_chunk": 3}, {"batching": "static"}])
+@pytest.mark.parametrize("how", [{}, {"prefill_chunk": 3}, {"batch_static": True}])
 def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], preempt: str) -> None:
     """Nobody makes room for itself: every figure but those of memory."""
     with_pool = result_of(spec_of(tiny, batch=1, preempt=preempt, experts=60, **how))
-    without = result_of(spec_of(tiny, batch=1, kv_memory_bytes=None, kv_page=16, experts=60, **how))
+    without = result_of(spec_of(tiny, batch=1, kv_memory=None, kv_page=16, experts=60, **how))
     assert with_pool["kv"]["preemptions"] == 0
     assert "kv" not in without
     for name in ("run_id", "name", "memory", "peak_vram_bytes", "kv"):
@@ -380,9 +380,9 @@ def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], pre
 
 @pytest.mark.parametrize("preempt", PREEMPTIONS)
 def test_a_pool_for_all_changes_nothing(tiny: Path, preempt: str) -> None:
-    ample = spec_of(tiny, kv_memory_bytes=100 * 2 * 131_072, experts=60, preempt=preempt)
+    ample = spec_of(tiny, kv_memory=100 * 2 * 131_072, experts=60, preempt=preempt)
     with_pool = result_of(ample)
-    without = result_of(spec_of(tiny, kv_memory_bytes=None, kv_page=16, experts=60))
+    without = result_of(spec_of(tiny, kv_memory=None, kv_page=16, experts=60))
     assert with_pool["kv"]["peak_pages"] < 100
     assert [with_pool[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "bound")] == [
         without[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "bound")
@@ -407,7 +407,7 @@ def test_who_knows_the_future_knows_who_makes_room(tiny: Path, how: dict[str, An
 
 def test_tables_and_text(tiny: Path) -> None:
     options = {"trace": str(tiny), "model": "mixtral-8x7b", "split": "all", "batch": 3, "kv_page": 2}
-    result = moesim.simulate("lru", "rtx3090", **options, kv_memory_bytes="3670016", preempt="swap")
+    result = moesim.simulate("lru", "rtx3090", **options, kv_memory="3670016", kv_preempt="swap")
     assert result.requests["preemptions_n"].sum() == result.kv.preemptions > 0
     assert result.kv.kv_swap_out_bytes == result.kv.kv_swap_in_bytes == result.d2h_bytes
     assert "pre-empted     1 time, 1 request in all; " in str(result)
@@ -424,8 +424,8 @@ def test_tables_and_text(tiny: Path) -> None:
 def test_bounds_are_kept_by_what_decides_them() -> None:
     """Two pools of one run in a sweep compose other iterations, and have bounds of their own."""
     terms = []
-    for fields in ({}, {"kv_memory_bytes": 60_000_000}, {"kv_memory_bytes": 61_000_000}):
-        made = prepare(RunSpec(policy="lru", hw="rtx3090", requests=6, batch=4, experts=40, **fields))
+    for fields in ({}, {"kv_memory": 60_000_000}, {"kv_memory": 61_000_000}):
+        made = prepare(RunSpec(policy="lru", hw="rtx3090", requests=6, batch=4, cache="40experts", **fields))
         made.close()
         terms.append(bound_terms(made))
     assert terms[0] != terms[1] != terms[2]
@@ -434,9 +434,9 @@ def test_bounds_are_kept_by_what_decides_them() -> None:
 
 def test_what_makes_a_run() -> None:
     """Pages decide its numbers where there are some."""
-    plain, pool = {"policy": "lru", "hw": "rtx3090"}, {"kv_memory_bytes": 10**9}
+    plain, pool = {"policy": "lru", "hw": "rtx3090"}, {"kv_memory": 10**9}
     ids = []
-    for fields in (plain, {**plain, **pool}, {**plain, **pool, "kv_page": 8}, {**plain, **pool, "preempt": "swap"}):
+    for fields in (plain, {**plain, **pool}, {**plain, **pool, "kv_page": 8}, {**plain, **pool, "kv_preempt": "swap"}):
         made = prepare(RunSpec(**fields, requests=2, batch=2))
         made.close()
         ids.append(made.run_id)
@@ -449,10 +449,13 @@ def test_what_makes_a_run() -> None:
         (["--kv-memory", "1MB"], "--kv-memory, got 1.00 MB: one page of 16 tokens takes 2.10 MB; give more"),
         (["--kv-memory", "5MB"], "--kv-memory, got 5.00 MB (2 pages of 16 tokens): request "),
         (["--kv-memory", "2"], "--kv-memory, got '2': that is 2 bytes; did you mean 2GB?"),
-        (["--kv-page", "32"], "--kv-page, got 32 without a pool, where nobody is refused; add --kv-memory"),
-        (["--preempt", "swap"], "--preempt, got 'swap' without a pool"),
-        (["--kv-memory", "1GB", "--kv-page", "0"], "--kv-page, got 0: at least 1 token"),
-        (["--kv-memory", "1GB", "--preempt", "swop"], "--preempt, got 'swop': no such way; did you mean 'swap'"),
+        (["--set", "kv.page=32"], "--set kv.page, got 32 without a pool, where nobody is refused; add --kv-memory"),
+        (["--set", "kv.preempt=swap"], "--set kv.preempt, got 'swap' without a pool"),
+        (["--kv-memory", "1GB", "--set", "kv.page=0"], "--set kv.page, got 0: at least 1 token"),
+        (
+            ["--kv-memory", "1GB", "--set", "kv.preempt=swop"],
+            "--set kv.preempt, got 'swop': no such way; did you mean 'swap'",
+        ),
         (["--kv-memory", "30GB"], "dense parts and --kv-memory need"),
     ],
 )
@@ -468,16 +471,16 @@ def test_bad_pools(options: list[str], said: str) -> None:
 def test_the_least_pool_named_is_one_that_is_enough() -> None:
     fields: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 2, "batch": 2}
     with pytest.raises(BadInput, match="give at least") as error:
-        prepare(RunSpec(**fields, kv_memory_bytes=5_000_000))
+        prepare(RunSpec(**fields, kv_memory=5_000_000))
     least = int(str(error.value).rsplit(" ", 1)[1].removesuffix("MB"))
-    prepare(RunSpec(**fields, kv_memory_bytes=least * 10**6)).close()
+    prepare(RunSpec(**fields, kv_memory=least * 10**6)).close()
     with pytest.raises(BadInput):
-        prepare(RunSpec(**fields, kv_memory_bytes=(least - 2) * 10**6))
+        prepare(RunSpec(**fields, kv_memory=(least - 2) * 10**6))
 
 
 def test_host_memory_takes_what_is_swapped() -> None:
-    fields: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 2, "batch": 2, "kv_memory_bytes": 10**9}
+    fields: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 2, "batch": 2, "kv_memory": 10**9}
     small = {"hw.cpu.memory_bytes": 90_200_000_000}
     prepare(RunSpec(**fields, set=small)).close()
-    with pytest.raises(DoesNotFit, match=r"--preempt, got 'swap': up to .* may go to host memory"):
-        prepare(RunSpec(**fields, preempt="swap", set=small))
+    with pytest.raises(DoesNotFit, match=r"--set kv.preempt, got 'swap': up to .* may go to host memory"):
+        prepare(RunSpec(**fields, kv_preempt="swap", set=small))

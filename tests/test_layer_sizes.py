@@ -20,7 +20,7 @@ from sim.results.layer_sizes import sizes_by_layer
 from sim.results.schema import SizesByLayer
 from sim.results.text import render
 
-MACHINE: dict[str, Any] = {"hw": "rtx4090-5955wx", "stack": "llama_cpp", "model": "qwen1.5-moe-a2.7b", "requests": 1}
+MACHINE: dict[str, Any] = {"hw": "rtx4090-5955wx", "engine": "llama_cpp", "model": "qwen1.5-moe-a2.7b", "requests": 1}
 
 
 def row(phase: str, layer: int, **counts: int) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_by_hand() -> None:
 
 def test_a_run_says_what_the_mean_leaves_out() -> None:
     """llama.cpp's layers: what the CPU reads is of the last ones."""
-    result = moesim.simulate(policy="llama_cpp", precision="q4_k_m", cache_frac=0.5, **MACHINE)
+    result = moesim.simulate(policy="llama_cpp", precision="q4_k_m", cache="50%", **MACHINE)
     sizes = load_model(MACHINE["model"]).expert_bytes_by_layer("q4_k_m")
     n = [one["cpu_n"] for one in result.by_layer if one["phase"] == "decode"]
     found = result.sizes_by_layer
@@ -75,17 +75,17 @@ def test_a_run_says_what_the_mean_leaves_out() -> None:
 
 
 def test_several_links_are_not_added_up_and_alike_layers_have_nothing_to_say() -> None:
-    two = moesim.simulate(policy="lru", precision="q4_k_m", cache_frac=0.5, gpus=2, **MACHINE)
+    two = moesim.simulate(policy="lru", precision="q4_k_m", cache="50%", gpus=2, **MACHINE)
     assert two.sizes_by_layer is not None
     assert two.sizes_by_layer.h2d_frac is not None
     assert two.sizes_by_layer.tpot_frac is None
     served = moesim.simulate(
-        policy="lru", precision="q4_k_m", cache_frac=0.5, replicas=2, arrivals="closed:2", **{**MACHINE, "requests": 2}
+        policy="lru", precision="q4_k_m", cache="50%", replicas=2, arrivals="closed:2", **{**MACHINE, "requests": 2}
     )
     assert served.sizes_by_layer is not None
     assert served.sizes_by_layer.tpot_frac is not None
     for precision in ("q4_k", "gguf-q8_0"):  # one block type, and a file that mixes types but not by layer
-        alike = moesim.simulate(policy="lru", precision=precision, cache_frac=0.5, **MACHINE)
+        alike = moesim.simulate(policy="lru", precision=precision, cache="50%", **MACHINE)
         assert alike.sizes_by_layer is None
         assert "sizes_by_layer" not in alike.to_dict()
         assert "layers differ" not in render(alike)
@@ -137,14 +137,14 @@ class Sized:
         pytest.param("lru", {}, 0.5, marks=pytest.mark.thorough),
         pytest.param("lru", {"scope": "layer"}, 0.5, marks=pytest.mark.thorough),
         pytest.param("moe_cache", {}, 0.2, marks=pytest.mark.thorough),
-        pytest.param("llama_cpp", {"placement": "n_cpu_moe"}, 0.2, marks=pytest.mark.thorough),
+        pytest.param("llama_cpp", {"gpus_map": "n_cpu_moe"}, 0.2, marks=pytest.mark.thorough),
     ],
 )
 def test_replays_with_true_sizes_agree(
     policy: str, settings: dict[str, str], cache_frac: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies and kernels priced by the size of their layer, rooms of the mean: the TPOT moves by what was foretold."""
-    spec: dict[str, Any] = {"policy": policy, "precision": "q4_k_m", "cache_frac": cache_frac, "set": settings}
+    spec: dict[str, Any] = {"policy": policy, "precision": "q4_k_m", "cache": cache_frac, "set": settings}
     taken = moesim.simulate(**spec, **MACHINE)
     assert taken.sizes_by_layer is not None
     sizes, mean = load_model(MACHINE["model"]).expert_bytes_by_layer("q4_k_m"), taken.expert_bytes
@@ -173,7 +173,7 @@ def test_replays_with_true_sizes_agree(
         "copy",
         lambda self, piece, *args: copied(self, sized_piece(piece), *args),
     )
-    true = moesim.simulate(**spec, **MACHINE, engine="simpy")
+    true = moesim.simulate(**spec, **MACHINE, sim_simulator="simpy")
     assert taken.tpot_s.mean and true.tpot_s.mean
     moved = true.tpot_s.mean / taken.tpot_s.mean - 1
     assert true.hit_rate == taken.hit_rate

@@ -11,11 +11,11 @@ import pytest
 
 from sim.base.errors import BadInput
 from sim.machine.copy_prices import CopyPrices
+from sim.options import RunSpec
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
 from sim.setup.prepare import prepare
-from sim.setup.spec import RunSpec
 from tools.validation.llama_bench import PRECISIONS, SHOWN, cut, drawn, lines, measured, seconds, simulated_s
 
 HW, STACK = load_hardware("h200-sxm"), load_stack("llama_cpp")
@@ -122,7 +122,7 @@ def test_a_layer_on_the_cpu_costs_what_was_measured(tmp_path: Path) -> None:
 
 
 def copies_of(policy: str, settings: dict[str, Any], **more: Any) -> tuple[CopyPrices, Any]:
-    setup = prepare(RunSpec(policy=policy, hw="rtx3090", stack="llama_cpp", requests=1, set=settings, **more))
+    setup = prepare(RunSpec(policy=policy, hw="rtx3090", engine="llama_cpp", requests=1, set=settings, **more))
     return setup.cost().copies, setup
 
 
@@ -131,9 +131,9 @@ def copies_of(policy: str, settings: dict[str, Any], **more: Any) -> tuple[CopyP
     [
         ("llama_cpp", {}, "h2d_pageable", "h2d"),
         ("static_cache", {"slots": 1}, "h2d_pageable", "h2d"),
-        ("llama_cpp", {"stack.pinned": True}, "h2d", "h2d"),
-        ("llama_cpp", {"stack.pinned": False}, "h2d_pageable", "h2d_pageable"),
-        ("llama_cpp", {"stack.maps_weights": False}, "h2d", "h2d"),
+        ("llama_cpp", {"engine.pinned": True}, "h2d", "h2d"),
+        ("llama_cpp", {"engine.pinned": False}, "h2d_pageable", "h2d_pageable"),
+        ("llama_cpp", {"engine.maps_weights": False}, "h2d", "h2d"),
         ("moe_cache", {}, "h2d", "h2d"),
         ("lru", {}, "h2d", "h2d"),
     ],
@@ -159,8 +159,8 @@ def test_hidden_states_have_a_share_of_host_memory_that_is_split() -> None:
 @pytest.mark.parametrize(
     ("policy", "settings", "said"),
     [
-        ("lru", {"stack.maps_weights": True}, "stack.maps_weights, got true: lru copies through buffers of its own"),
-        ("llama_cpp", {"stack.maps_weights": True, "stack.pinned": True}, "got it with stack.pinned"),
+        ("lru", {"engine.maps_weights": True}, "engine.maps_weights, got true: lru copies through buffers of its own"),
+        ("llama_cpp", {"engine.maps_weights": True, "engine.pinned": True}, "got it with engine.pinned"),
     ],
 )
 def test_what_would_be_of_no_effect_is_refused(policy: str, settings: dict[str, Any], said: str) -> None:

@@ -25,13 +25,13 @@ from sim.base.files import to_struct
 from sim.base.lanes import H2D
 from sim.conformance.scheduling import Foretold
 from sim.engine.run_loop import RequestTimes, Spent
+from sim.options import RunSpec
 from sim.results.attainment import interval, parts
 from sim.results.load import Moments, taken_while_some_wait
 from sim.results.schema import SloAttainment
 from sim.results.uncertainty import ttfts_s
 from sim.run import Outcome, execute, prepare
 from sim.setup.setup import Setup
-from sim.setup.spec import RunSpec
 from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
@@ -186,7 +186,7 @@ def test_overload_is_refused_by_name(tmp_path: Path) -> None:
     assert result.service_s.p50 == pytest.approx(result.service_s.mean)
     said = f"unstable queue: arrives {found.arrivals_per_s:.3g}/s, serves {found.capacity_per_s:.3g}/s"
     assert [label for label in result.labels if label.startswith(said)]
-    shown = server.run(f"poisson:{1.5 / took_s!r}", 200, unstable=True).result
+    shown = server.run(f"poisson:{1.5 / took_s!r}", 200).result
     assert shown.ttft_s.p50 > 0
     assert server.run(f"poisson:{0.7 / took_s!r}", 200).result.load.stable
 
@@ -348,7 +348,7 @@ def test_what_a_request_waited_for_sums_to_its_time() -> None:
     """Of a run with copies, batches and arrivals."""
     from sim.results.attainment import parts
 
-    setup = prepare(RunSpec(policy="lru", hw="rtx3090", cache_frac=0.2, arrivals="poisson:0.02", requests=6, batch=2))
+    setup = prepare(RunSpec(policy="lru", hw="rtx3090", cache="20%", arrivals="poisson:0.02", requests=6, batch=2))
     with setup.trace:
         outcome = execute(setup, bounds=False)
     served: list[RequestTimes] = outcome.report.requests
@@ -426,8 +426,8 @@ def test_requests_are_drawn_where_there_are_not_as_many() -> None:
         (["--arrivals", "closed:0"], "--arrivals, got 'closed:0': a number of clients"),
         (["--arrivals", "closed:" + "9" * 5000], ": a number of clients, such as closed:8; correct it"),
         (["--batch", str(10**30)], f"--batch, got {10**30}: at most 1000000000; lower it"),
-        (["--arrivals", "closed:2", "--rate-scale", "2"], "a closed loop has no rate"),
-        (["--rate-scale", "2"], "--rate-scale, got 2 without a rate"),
+        (["--arrivals", "closed:2", "--set", "arrivals.scale=2"], "a closed loop has no rate"),
+        (["--set", "arrivals.scale=2"], "--set arrivals.scale, got 2 without a rate"),
         (["--arrivals", "poisson:x"], "--arrivals, got rate 'x'"),
         (["--arrivals", "poisson:"], "--arrivals, got rate '': a number from 1e-9 to 1e9"),
         (["--arrivals", "nowhere.csv"], "nowhere.csv"),
@@ -473,7 +473,7 @@ def test_points_of_a_sweep_have_the_bounds_of_their_own_loads() -> None:
     assert len(set(frame["bound_ttft_s"])) == 4
     assert list(frame["rank_best"]) == [1] * 4  # other loads are other questions: nothing is ranked between them
     for row in frame.to_dict("records"):
-        alone = moesim.simulate("lru", "rtx3090", **load, rate_scale=row["rate_scale"], seed=row["seed"])
+        alone = moesim.simulate("lru", "rtx3090", **load, arrivals_scale=row["rate_scale"], seed=row["seed"])
         assert row["bound_ttft_s"] == alone.bound.ttft_s
 
 

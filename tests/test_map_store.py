@@ -11,9 +11,9 @@ import pytest
 from policies.fine_moe import map_track
 from policies.fine_moe.map_store import MapStore, Trajectory, as_embedding, as_embeddings, as_map
 from policies.fine_moe.map_track import MapTrack
+from sim.options import RunSpec
 from sim.policy import Outlook, Rank, StoreSplit, keep, recalled
 from sim.run import assemble, prepare, training_split
-from sim.setup.spec import RunSpec
 from traces.format.catalogue import DEFAULT, bundled_traces
 
 BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the bundled traces are not in this checkout")

@@ -9,16 +9,16 @@ import pytest
 from easy_numbers import EXPERT_BYTES, hardware, model
 
 from sim.base.errors import BadInput, DoesNotFit
+from sim.base.kinds import RAM_SIZE, SIZE, capacity_of
 from sim.base.quantities import Quantity
 from sim.cli.spec_options import spec_options
+from sim.options import RunSpec, spec_of
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
 from sim.results.text import memory_lines
 from sim.run import execute, prepare
 from sim.setup.memory import RESERVE_BYTES, BudgetRule, Demand, activation_bytes, check_host, host_need, plan
 from sim.setup.naming import show
-from sim.setup.spec import RunSpec
-from sim.studies.simulate import plain
 from sim.studies.sweep.values import of_text
 
 MODEL = model(3, 4, 2)  # 12 experts
@@ -38,17 +38,21 @@ def divide(extra_bytes: int, rule: BudgetRule | None = None, gpus: int = 1, hypo
     return plan(MODEL, gpu(extra_bytes), "bf16", DEMAND, rule or BudgetRule(), gpus, hypothetical, whole)
 
 
+def cap(text: str) -> BudgetRule:
+    return BudgetRule(cache=capacity_of(text))
+
+
 def test_what_is_left_goes_to_experts_up_to_all_of_them():
     assert divide(1000).expert_bytes == (1000,)
     assert divide(10**9).expert_bytes == (12 * EXPERT_BYTES,)
 
 
 def test_caps():
-    assert divide(10**9, BudgetRule(n_experts=5)).expert_bytes == (5 * EXPERT_BYTES,)
-    assert divide(10**9, BudgetRule(n_experts=5), gpus=2).expert_bytes == (3 * EXPERT_BYTES, 2 * EXPERT_BYTES)
-    assert divide(10**9, BudgetRule(cache_frac=0.5)).expert_bytes == (6 * EXPERT_BYTES,)
-    assert divide(10**9, BudgetRule(expert_cache_bytes=1000)).expert_bytes == (1000,)
-    assert divide(10**9, BudgetRule(expert_cache_bytes=1000), gpus=2).expert_bytes == (500, 500)
+    assert divide(10**9, cap("5experts")).expert_bytes == (5 * EXPERT_BYTES,)
+    assert divide(10**9, cap("5experts"), gpus=2).expert_bytes == (3 * EXPERT_BYTES, 2 * EXPERT_BYTES)
+    assert divide(10**9, cap("50%")).expert_bytes == (6 * EXPERT_BYTES,)
+    assert divide(10**9, cap("1000B")).expert_bytes == (1000,)
+    assert divide(10**9, cap("1000B"), gpus=2).expert_bytes == (500, 500)
 
 
 def test_kv_of_the_longest_requests_counts():
@@ -62,12 +66,8 @@ def test_kv_of_the_longest_requests_counts():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (BudgetRule(n_experts=13), "the model has 12 experts; give 1 to 12"),
-        (BudgetRule(n_experts=0), "give 1 to 12"),
-        (BudgetRule(cache_frac=0.0), r"a share of all experts in \(0, 1\]"),
-        (BudgetRule(cache_frac=1.5), r"in \(0, 1\]"),
-        (BudgetRule(expert_cache_bytes=100), "one expert takes 160 B"),
-        (BudgetRule(expert_cache_bytes=1000, n_experts=2), "one cap at a time"),
+        (cap("13experts"), "the model has 12 experts; give 1 to 12"),
+        (cap("100B"), "one expert takes 160 B"),
         (BudgetRule(vram_bytes=10**15), "--vram, got 1000 TB: easy has"),
     ],
 )
@@ -82,7 +82,7 @@ def test_refusals_carry_the_table():
     lines = memory_lines(refused.value.sizes)
     assert lines[1] == f"  {'KV cache, 10 tokens':<34}{'120 B':>12}"
     assert [line[2:36].rstrip() for line in lines[::2]] == ["dense weights", "activations, 4 tokens", "VRAM"]
-    with pytest.raises(DoesNotFit, match=r"--experts 9 \(1.44 kB on GPU 0\): easy has 1.00 kB left"):
+    with pytest.raises(DoesNotFit, match=r"--cache 9experts \(1.44 kB on GPU 0\): easy has 1.00 kB left"):
         divide(1000, BudgetRule(n_experts=9))
 
 
@@ -123,12 +123,12 @@ def test_ram_is_written_as_it_is_sold(word):
     """128 GB of RAM hold 137e9 bytes, in the profile, the option, a grid and Python alike; VRAM stays decimal."""
     held = 128 * 2**30
     assert load_hardware("rtx3090", {"cpu.memory_bytes": word}).cpu.memory_bytes.value == held > 137e9
-    assert of_text(word, "host_memory_bytes", "--host-memory") == [held]
-    assert plain("host_memory_bytes", word) == held
-    assert simulate_options(["--host-memory", word])["host_memory_bytes"] == held
-    assert show("host_memory_bytes", held) == "128GiB"
-    assert of_text("24GB", "vram_bytes", "--vram") == [24 * 10**9]
-    assert load_hardware("rtx3090", {"vram_bytes": "24GB"}).vram_bytes.value == 24e9
+    assert of_text(word, RAM_SIZE, "--ram") == [held]
+    assert spec_of({"policy": "lru", "hw": "rtx3090", "ram": word}).ram == held
+    assert simulate_options(["--ram", word])["ram"] == held
+    assert show("ram", held) == "128GiB"
+    assert of_text("24GB", SIZE, "--vram") == [24 * 10**9]
+    assert load_hardware("rtx3090", {"vram": "24GB"}).vram_bytes.value == 24e9
 
 
 def simulate_options(words: list[str]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def simulate_options(words: list[str]) -> dict[str, Any]:
 
 # -- what lies on GPUs for good -------------------------------------------------------------------------------------
 
-ENGINE: dict[str, Any] = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "stack": "llama_cpp"}
+ENGINE: dict[str, Any] = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "engine": "llama_cpp"}
 
 
 def replayed(**fields: Any) -> Any:
@@ -151,23 +151,23 @@ def replayed(**fields: Any) -> Any:
 
 
 def test_without_a_mapped_file_layers_on_the_gpu_need_no_host_memory():
-    mapped, pinned = replayed(), replayed(set={"stack.pinned": True})
+    mapped, pinned = replayed(), replayed(set={"engine.pinned": True})
     on_gpu_bytes = pinned.policy_stats["layers_on_gpu"] * pinned.shape.experts * pinned.expert_bytes
     assert on_gpu_bytes > 0
     assert pinned.peak_host_bytes == mapped.peak_host_bytes - on_gpu_bytes
     # The least that holds it is enough, and a byte less is refused with what would do.
     least = pinned.peak_host_bytes
-    assert replayed(set={"stack.pinned": True}, host_memory_bytes=least).tpot_s == pinned.tpot_s
+    assert replayed(set={"engine.pinned": True}, ram=least).tpot_s == pinned.tpot_s
     with pytest.raises(DoesNotFit, match=r"that stay off the GPU need .*; take more RAM"):
-        replayed(set={"stack.pinned": True}, host_memory_bytes=least - 1)
-    with pytest.raises(DoesNotFit, match=r"take more RAM .*, --set stack.pinned=true \(llama.cpp's --no-mmap"):
-        replayed(host_memory_bytes=least)
-    with pytest.raises(DoesNotFit, match=r"take more RAM .*; stack.pinned=true alone is not enough"):
-        replayed(host_memory_bytes=least - 1)
+        replayed(set={"engine.pinned": True}, ram=least - 1)
+    with pytest.raises(DoesNotFit, match=r"take more RAM .*, --set engine.pinned=true \(llama.cpp's --no-mmap"):
+        replayed(ram=least)
+    with pytest.raises(DoesNotFit, match=r"take more RAM .*; engine.pinned=true alone is not enough"):
+        replayed(ram=least - 1)
 
 
 def test_a_cache_that_lets_experts_go_keeps_all_of_them_in_host_memory():
-    made = prepare(RunSpec(**ENGINE | {"policy": "lru", "stack": "bare"}))
+    made = prepare(RunSpec(**ENGINE | {"policy": "lru", "engine": "bare"}))
     made.close()
     assert made.in_host_bytes(()) == host_need(made.model, "bf16")
 

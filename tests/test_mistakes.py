@@ -13,6 +13,7 @@ from cli_help import mixtral_shaped, simulated
 
 from sim.base.errors import BadInput, IllegalDecision
 from sim.engine import engine
+from sim.options import RunSpec
 from sim.policy.api import Assignment, Policy
 from sim.policy.decisions import (
     Evict,
@@ -34,7 +35,6 @@ from sim.policy.outlook import Outlook
 from sim.policy.pieces import Piece, Pieces
 from sim.policy.wishes import Wishes
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
 from sim.workload.schedulers.fcfs import FirstCome
@@ -66,7 +66,7 @@ def run(trace: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def executed(kind: type[Policy], trace: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
     monkeypatch.setattr("sim.setup.prepare.find", lambda _: kind)
-    setup = prepare(RunSpec(policy="mine", hw="rtx3090", trace=str(trace), experts=40, **more))
+    setup = prepare(RunSpec(policy="mine", hw="rtx3090", trace=str(trace), cache="40experts", **more))
     try:
         return execute(setup, bounds=False)
     finally:

@@ -19,12 +19,12 @@ from policies.lru import Lru
 from sim.base.errors import BadInput, DoesNotFit
 from sim.machine.drive_prices import DrivePrices
 from sim.machine.figures import Figures
+from sim.options import RunSpec
 from sim.policy.api import Policy
 from sim.policy.decisions import Prefetch, RunCpu, Serve
 from sim.policy.registry import policies
 from sim.profiles.drives import DRIVES, Drive
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.setup.third_tier import ThirdTier
 from traces.format.reader import Trace
 
@@ -163,7 +163,7 @@ def test_host_memory_has_a_policy_of_its_own(tmp_path):
     rows = [[[0]], [[1]], [[0]], [[1]], [[0]], [[2]], [[1]], [[0]]]
     reads = {}
     for policy in ("lru", "lfu", "fifo"):
-        seen = run(Lru(), tmp_path, rows, room=1, host=2, lengths=[(1, 8)], ram_policy=policy)
+        seen = run(Lru(), tmp_path, rows, room=1, host=2, lengths=[(1, 8)], drive_evict=policy)
         reads[policy] = seen.result.host_memory.reads
     # lru: 0 1 . . . 2(1 leaves) 1(0 leaves) 0(2 leaves); lfu: 0 1 . . . 2(1 leaves) 1(2 leaves) .
     # fifo: 0 1 . . . 2(0 leaves) . 0(1 leaves)
@@ -180,7 +180,7 @@ def test_warm_host_memory_holds_the_end_of_the_file(tmp_path):
 def test_a_warm_cache_of_any_policy_lets_what_the_load_left_leave(ram_policy, tmp_path):
     # Of 4 experts the load left 2 and 3. Each of 0 and 1 takes the place of one, and neither passes by.
     rows = [[[0]], [[1]]]
-    host = run(Lru(), tmp_path, rows, 1, 2, [(1, 2)], start="warm", ram_policy=ram_policy).result.host_memory
+    host = run(Lru(), tmp_path, rows, 1, 2, [(1, 2)], start="warm", drive_evict=ram_policy).result.host_memory
     assert (host.reads, host.evicted, host.passed) == (2, 2, 0)
 
 
@@ -235,7 +235,7 @@ def test_a_drive_as_fast_as_ram_changes_nothing(tmp_path):
 @pytest.mark.parametrize("seed", [129, 180])
 def test_a_cache_of_host_memory_knows_what_was_read_ahead_of_its_use(seed, tmp_path):
     """`random` draws among those it knows; in these worlds one that was read for a prefetch leaves unused."""
-    seen = random_worlds.run(tiered_worlds.tiered(seed, tmp_path, ram_policy="random"), random_worlds.by_engine)
+    seen = random_worlds.run(tiered_worlds.tiered(seed, tmp_path, drive_evict="random"), random_worlds.by_engine)
     assert not seen.crash
 
 
@@ -298,7 +298,7 @@ def conserves(of: Any, seen: random_worlds.Seen) -> None:
 
 @pytest.mark.parametrize("seed", range(0, 40, 4))
 def test_with_room_for_all_no_expert_is_read_twice(seed, tmp_path):
-    of = tiered_worlds.tiered(seed, tmp_path, ram_policy="lru")
+    of = tiered_worlds.tiered(seed, tmp_path, drive_evict="lru")
     model, spec = of.facts["model"], of.facts["spec"]
     of.host_bytes = 40 * model.n_moe_layers * model.n_experts * model.expert_bytes(spec.precision)
     seen = random_worlds.run(of, random_worlds.by_engine)
@@ -367,22 +367,25 @@ def refused(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"nvme": "gen9x4"}, "--nvme, got 'gen9x4': no such drive"),
+        ({"drive": "gen9x4"}, "--drive, got 'gen9x4': no such drive"),
         ({"nvme": f"gen4x4:depth={'9' * 5000}"}, "a whole number from 1 to 65536"),
-        ({"nvme": "gen4x4", "ram_policy": ""}, "--ram-policy: policy, got ''"),
-        ({"nvme": "gen4x4", "ram_policy": "./nowhere.py"}, "--ram-policy: policy, got './nowhere.py'"),
-        ({"nvme": "gen4"}, "no such drive; did you mean 'gen4x4'"),
-        ({"nvme": "own"}, "has no block `drive`; name one, e.g. gen4x4"),
-        ({"nvme": "gen4x4:deep=3"}, "--nvme, got 'deep=3': no such term"),
-        ({"nvme": "gen4x4:depth=0"}, "--nvme depth, got '0': a whole number from 1"),
-        ({"nvme": "gen4x4:depth=1:depth=2"}, "--nvme, got depth twice"),
-        ({"nvme": "gen4x4:block=1"}, "at least 512 bytes"),
-        ({"nvme": "gen4x4:reads=mmap"}, "--nvme reads, got 'mmap': no such way"),
-        ({"ram_policy": "lru"}, "--ram-policy, got 'lru' without a drive"),
-        ({"nvme": "gen4x4", "ram_policy": "belady"}, "--ram-policy, got 'belady': oracle is more than keeping experts"),
-        ({"nvme": "gen4x4", "ram_policy": "fiddler"}, "--ram-policy, got 'fiddler'"),
-        ({"nvme": "gen4x4", "ram_policy": "lruu"}, "lruu"),
-        ({"nvme": "gen4x4:reads=buffered", "ram_policy": "lfu"}, "the page cache is the kernel's"),
+        ({"drive": "gen4x4", "drive_evict": ""}, "--set drive.evict: policy, got ''"),
+        ({"drive": "gen4x4", "drive_evict": "./nowhere.py"}, "--set drive.evict: policy, got './nowhere.py'"),
+        ({"drive": "gen4"}, "no such drive; did you mean 'gen4x4'"),
+        ({"drive": "own"}, "has no block `drive`; name one, e.g. gen4x4"),
+        ({"drive": "gen4x4:deep=3"}, "--drive, got 'deep=3': no such term"),
+        ({"drive": "gen4x4:depth=0"}, "--drive depth, got '0': a whole number from 1"),
+        ({"drive": "gen4x4:depth=1:depth=2"}, "--drive, got depth twice"),
+        ({"drive": "gen4x4:block=1"}, "at least 512 bytes"),
+        ({"drive": "gen4x4:reads=mmap"}, "--drive reads, got 'mmap': no such way"),
+        ({"drive_evict": "lru"}, "--set drive.evict, got 'lru' without a drive"),
+        (
+            {"drive": "gen4x4", "drive_evict": "belady"},
+            "--set drive.evict, got 'belady': oracle is more than keeping experts",
+        ),
+        ({"drive": "gen4x4", "drive_evict": "fiddler"}, "--set drive.evict, got 'fiddler'"),
+        ({"drive": "gen4x4", "drive_evict": "lruu"}, "lruu"),
+        ({"drive": "gen4x4:reads=buffered", "drive_evict": "lfu"}, "the page cache is the kernel's"),
         ({"set": {"hw.drive.latency_s": 0.1}}, "--set hw.drive"),
     ],
 )
@@ -392,12 +395,12 @@ def test_what_cannot_be_is_refused_in_a_line(fields, told):
 
 def test_host_memory_alone_is_a_size_that_experts_have_to_fit():
     # Rounded up to whole GiB: 90.2e9 bytes are 84.0.
-    with pytest.raises(DoesNotFit, match=r"gives 40.0 GB \(37.3 GiB\); take more RAM \(--host-memory 84GiB\), a lower"):
-        prepare(RunSpec(**ASKED, host_memory_bytes=40 * 10**9))
+    with pytest.raises(DoesNotFit, match=r"gives 40.0 GB \(37.3 GiB\); take more RAM \(--ram 84GiB\), a lower"):
+        prepare(RunSpec(**ASKED, ram=40 * 10**9))
 
 
 def test_a_model_that_does_not_fit_host_memory_is_answered():
-    made = prepare(RunSpec(**ASKED, host_memory_bytes=40 * 10**9, nvme="gen4x4:depth=8:block=2MiB"))
+    made = prepare(RunSpec(**ASKED, ram=40 * 10**9, drive="gen4x4:depth=8:block=2MiB"))
     try:
         result = execute(made).result
     finally:
@@ -413,7 +416,7 @@ def test_a_model_that_does_not_fit_host_memory_is_answered():
 def test_buffered_reads_are_slower_and_pageable():
     ids, tpot_s = set(), {}
     for reads in ("direct", "buffered"):
-        made = prepare(RunSpec(**ASKED, host_memory_bytes=10**11, nvme=f"gen4x4:reads={reads}:start=warm"))
+        made = prepare(RunSpec(**ASKED, ram=10**11, drive=f"gen4x4:reads={reads}:start=warm"))
         assert made.stack.pinned == (reads == "direct")
         tpot_s[reads] = execute(made).result.tpot_s.mean
         ids.add(made.run_id)
@@ -425,18 +428,24 @@ def test_buffered_reads_are_slower_and_pageable():
 @pytest.mark.parametrize(
     ("settings", "drive", "reads", "start", "since"),
     [
-        ({"stack": "llama_cpp"}, "gen4x4", "buffered", "warm", "since stack llama_cpp maps its file"),
-        ({"stack": "bare"}, "gen4x4", "direct", "cold", "since stack bare maps no file"),
-        ({"stack": "ktransformers"}, "gen4x4:start=warm", "direct", "warm", "reads=direct by default, since stack"),
-        ({"stack": "llama_cpp"}, "gen4x4:reads=direct", "direct", "cold", "start=cold by default"),
-        ({"stack": "llama_cpp"}, "gen4x4:reads=direct:start=cold", "direct", "cold", ""),
-        ({"stack": "llama_cpp", "set": {"stack.pinned": True}}, "gen4x4", "direct", "cold", "with stack.pinned=true"),
-        ({"stack": "bare", "set": {"stack.maps_weights": True}}, "gen4x4", "buffered", "warm", "maps its file"),
+        ({"engine": "llama_cpp"}, "gen4x4", "buffered", "warm", "since stack llama_cpp maps its file"),
+        ({"engine": "bare"}, "gen4x4", "direct", "cold", "since stack bare maps no file"),
+        ({"engine": "ktransformers"}, "gen4x4:start=warm", "direct", "warm", "reads=direct by default, since stack"),
+        ({"engine": "llama_cpp"}, "gen4x4:reads=direct", "direct", "cold", "start=cold by default"),
+        ({"engine": "llama_cpp"}, "gen4x4:reads=direct:start=cold", "direct", "cold", ""),
+        (
+            {"engine": "llama_cpp", "set": {"engine.pinned": True}},
+            "gen4x4",
+            "direct",
+            "cold",
+            ("with engine.pinned=true"),
+        ),
+        ({"engine": "bare", "set": {"engine.maps_weights": True}}, "gen4x4", "buffered", "warm", "maps its file"),
     ],
 )
 def test_a_drive_is_read_as_its_engine_reads_unless_a_run_says_otherwise(settings, drive, reads, start, since):
-    fields = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "host_memory_bytes": 10**11, **settings}
-    made = prepare(RunSpec(**fields, nvme=drive))
+    fields = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "ram": 10**11, **settings}
+    made = prepare(RunSpec(**fields, drive=drive))
     made.close()
     assert (made.tier.reads, made.tier.start) == (reads, start)
     assert since in made.tier.why
@@ -449,10 +458,10 @@ def test_a_drive_is_read_as_its_engine_reads_unless_a_run_says_otherwise(setting
 
 
 def test_a_default_and_the_terms_that_it_stands_for_are_one_run():
-    fields = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "host_memory_bytes": 10**11, "stack": "llama_cpp"}
+    fields = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "ram": 10**11, "engine": "llama_cpp"}
     ids = []
     for terms in ("", ":reads=buffered:start=warm", ":reads=direct:start=cold"):
-        made = prepare(RunSpec(**fields, nvme=f"gen4x4{terms}"))
+        made = prepare(RunSpec(**fields, drive=f"gen4x4{terms}"))
         made.close()
         ids.append(made.run_id)
     assert ids[0] == ids[1] != ids[2]
@@ -460,8 +469,8 @@ def test_a_default_and_the_terms_that_it_stands_for_are_one_run():
 
 def test_runs_without_a_drive_are_known_as_they_were():
     plain = prepare(RunSpec(**ASKED))
-    spelt = prepare(RunSpec(**ASKED, host_memory_bytes=None, nvme=None, ram_policy=None))
-    above = prepare(RunSpec(**ASKED, nvme="gen4x4"))
+    spelt = prepare(RunSpec(**ASKED, ram=None, drive=None, drive_evict=None))
+    above = prepare(RunSpec(**ASKED, drive="gen4x4"))
     assert plain.run_id == spelt.run_id != above.run_id
     for made in (plain, spelt, above):
         made.close()
@@ -474,7 +483,7 @@ def results(**fields: Any) -> list[dict[str, Any]]:
     """Of both engines, without contention: the same but for what names an engine and the last digits of waits."""
     found, own = [], ("by_layer", "engine", "wall_s", "run_id")
     for engine in ("arithmetic", "simpy"):
-        made = prepare(RunSpec(**ASKED | {"contention": "off", "engine": engine} | fields))
+        made = prepare(RunSpec(**ASKED | {"sim_contention": False, "engine": engine} | fields))
         try:
             told = execute(made, bounds=False, by_layer=False).result.to_dict()
         finally:
@@ -486,7 +495,7 @@ def results(**fields: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.thorough
 def test_each_replica_reads_a_drive_of_its_own():
-    above = {"host_memory_bytes": 40 * 10**9, "nvme": "gen4x4"}
+    above = {"ram": 40 * 10**9, "drive": "gen4x4"}
     alone = results(**above)[0]["host_memory"]
     both = results(**above, requests=2, replicas=2, arrivals="closed:2")[0]
     # Two clients, two machines, and each gets one of the requests: cold host memories, each as large as was asked for.
@@ -499,9 +508,9 @@ def test_each_replica_reads_a_drive_of_its_own():
 
 @pytest.mark.thorough
 def test_pages_that_are_swapped_out_lie_beside_experts():
-    swaps = {"nvme": "gen4x4", "kv_memory_bytes": 30 * 10**6, "preempt": "swap", "batch": 4, "requests": 4}
-    told = results(**swaps, host_memory_bytes=40 * 10**9)[0]
+    swaps = {"drive": "gen4x4", "kv_memory": 30 * 10**6, "kv_preempt": "swap", "batch": 4, "requests": 4}
+    told = results(**swaps, ram=40 * 10**9)[0]
     assert told["kv"]["peak_swapped_bytes"] > 0
     assert told["host_memory"]["reads"] > 0
-    with pytest.raises(DoesNotFit, match="less --host-memory for experts"):
+    with pytest.raises(DoesNotFit, match="less --ram for experts"):
         prepare(RunSpec(**ASKED | swaps, set={"hw.cpu.memory_bytes": 40 * 10**9}))

@@ -59,7 +59,7 @@ def test_a_read_and_a_copy_share_host_memory_by_hand(
         made.hw = msgspec.structs.replace(made.hw, drive=drive, cpu=cpu, contention=Contention())
         made.tier = ThirdTier("easy", 4, EXPERT_BYTES)
         made.host_bytes = 4 * EXPERT_BYTES
-        made.spec = msgspec.structs.replace(made.spec, engine=engine, contention="on")
+        made.spec = msgspec.structs.replace(made.spec, engine=engine, sim_contention=True)
         seen = easy_numbers.execute_easy(made)
     assert seen.lane("nvme")[2][2] == pytest.approx(read_s)
     ends_s = [end_s for _, _, end_s in seen.lane("h2d")]
@@ -79,7 +79,7 @@ def crowded(seed: int, folder: Path, engine: str | None) -> Any:
     rate = asked * rng.choice((0.3, 0.7, 0.95)) if math.isfinite(asked) else 1e3
     cpu = msgspec.structs.replace(hw.cpu, total_bandwidth_bytes_per_s=figure(rate))
     hw = msgspec.structs.replace(hw, cpu=cpu, contention=Contention())
-    spec = msgspec.structs.replace(of.facts["spec"], contention="on", engine=engine)
+    spec = msgspec.structs.replace(of.facts["spec"], sim_contention=True, engine=engine)
     of.facts |= {"hw": hw, "spec": spec}
     return of
 

@@ -9,13 +9,13 @@ import pytest
 
 from sim.base.errors import BadInput
 from sim.base.quantities import USER_REF
+from sim.options import RunSpec
 from sim.profiles.hardware import Hardware, load_hardware
 from sim.profiles.labels import ONLY_SHOWN
 from sim.profiles.models import Model
 from sim.profiles.overrides import Overrides, apply, parse_set
 from sim.profiles.stack import Stack
 from sim.run import prepare
-from sim.setup.spec import RunSpec
 
 
 def test_keys_find_their_group() -> None:
@@ -23,7 +23,7 @@ def test_keys_find_their_group() -> None:
         [
             "hw.h2d.bandwidth_bytes_per_s=5e10",
             "model.top_k=2",
-            "stack.per_layer_s=1e-3",
+            "engine.per_layer_s=1e-3",
             "distance=3",
             "fine_moe.distance=4",
             "fine_moe.store.size=9",
@@ -126,7 +126,7 @@ def test_figures_in_bytes_take_the_units_of_sizes(path: str, text: str, n: int) 
     [
         (
             "hw.gpu.link.generation=5",
-            "set hw.h2d.bandwidth_bytes_per_s (and hw.d2h.bandwidth_bytes_per_s), or name a link: --link pcie5x16",
+            "set hw.h2d.bandwidth_bytes_per_s (and hw.d2h.bandwidth_bytes_per_s), or name a link: --pcie gen5x16",
         ),
         ("hw.gpu.link.theoretical_bytes_per_s=6e10", "set hw.h2d.bandwidth_bytes_per_s"),
         ("hw.gpu.n_sms=1", "set hw.gpu.flops_per_s.bf16"),
@@ -135,7 +135,7 @@ def test_figures_in_bytes_take_the_units_of_sizes(path: str, text: str, n: int) 
         ("hw.cpu.name=x", "set hw.cpu=ID"),
         ("hw.name=x", "what was set is in every result"),
         ("hw.id=x", "a file of your own"),
-        ("stack.note=x", "file of your own"),
+        ("engine.note=x", "file of your own"),
         ("model.published.total_params=1e9", "sizes follow from the geometry"),
         ("model.activation=relu", "model.matrices_per_expert"),
     ],

@@ -1,4 +1,4 @@
-"""`--link`: words for what copies reach over a link, in every command that takes a machine."""
+"""`--pcie`: words for what copies reach over a link, in every command that takes a machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_theory_by_hand() -> None:
     for path in bundled(GPUS, ".yaml").values():
         hw = load_hardware(path)
         if hw.one_memory:
-            with pytest.raises(BadInput, match=r"--link, got 'pcie5x16' on gb10: CPU and GPU have one memory there"):
+            with pytest.raises(BadInput, match=r"--pcie, got 'pcie5x16' on gb10: CPU and GPU have one memory there"):
                 load_hardware(path, link="pcie5x16")
             continue
         bus = hw.gpu.link
@@ -102,29 +102,29 @@ def test_a_figure_that_was_set_wins() -> None:
 
 @pytest.mark.parametrize("word", ["pcie7x16", "pcie5x3", "pcie9x9", "5x16x", "nvlink", ""])
 def test_other_words_are_refused(word: str) -> None:
-    with pytest.raises(BadInput, match=r"^--link, got .*: no such link; .*`moesim hw --links` lists them"):
+    with pytest.raises(BadInput, match=r"^--pcie, got .*: no such link; .*`moesim hw --links` lists them"):
         load_hardware("rtx3090", link=word)
 
 
 def test_every_command_takes_it(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
-    args = ("--hw", "rtx3090", "--trace", trace, "--link", "pcie5x16")
+    args = ("--hw", "rtx3090", "--trace", trace, "--pcie", "gen5x16")
     result = simulated(capsys, "--policy", "lru", *args, "--json", "--out", tmp_path / "a").json
     figures: dict[str, Any] = {figure["figure"]: figure for figure in result["provenance"]["figures"]}
     assert figures["h2d.bandwidth_bytes_per_s"]["value"] == 5.5e10
     assert figures["h2d.bandwidth_bytes_per_s"]["source"] == "assumed"
-    assert result["overrides"] == {"link": "pcie5x16"}
+    assert result["overrides"] == {"pcie": "gen5x16"}
     assert "rtx3090 with link=pcie5x16 " in result["name"]
     assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["link"] == "pcie5x16"
     again = simulated(capsys, "--config", tmp_path / "a" / "config.yaml", "--json")
     assert again.err == ""
     assert {**again.json, "wall_s": 0} == {**result, "wall_s": 0}
-    other = simulated(capsys, "--config", tmp_path / "a" / "config.yaml", "--link", "pcie4x8", "--json")
+    other = simulated(capsys, "--config", tmp_path / "a" / "config.yaml", "--pcie", "gen4x8", "--json")
     assert other.err == ""
     assert other.json["tpot_s"]["mean"] > 3 * result["tpot_s"]["mean"]
     row = moesim(capsys, "compare", "--policy", "lru", *args, "--json").json["runs"][0]
     assert (row["tpot_s"], row["bound"]) == (result["tpot_s"], result["bound"])
     plain = simulated(capsys, "--policy", "lru", *args[:4], "--json").json
-    own = simulated(capsys, "--policy", "lru", *args[:4], "--link", "pcie4x16", "--json").json
+    own = simulated(capsys, "--policy", "lru", *args[:4], "--pcie", "gen4x16", "--json").json
     assert own["run_id"] == plain["run_id"] != result["run_id"]
     page = moesim(capsys, "hw", "rtx3090", *args[-2:]).out
     assert page.startswith("GeForce RTX 3090 (rtx3090): 55.0 GB/s host to device")
@@ -135,4 +135,4 @@ def test_the_list_of_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in out.splitlines() if line.startswith("pcie")] == list(LINKS)
     assert "pcie3x4 to pcie6x16" in simulated(capsys, "--help").out
     assert "give it alone" in moesim(capsys, "hw", "rtx3090", "--links").error
-    assert "without a profile" in moesim(capsys, "hw", "--link", "pcie5x16").error
+    assert "without a profile" in moesim(capsys, "hw", "--pcie", "gen5x16").error

@@ -15,8 +15,8 @@ from grids import few_each_time
 import moesim as face
 from sim.base.errors import BadInput
 from sim.base.units import show_seconds
+from sim.options import RunSpec
 from sim.profiles.hardware import load_hardware
-from sim.setup.spec import RunSpec
 from sim.studies.plan import ways
 from sim.studies.plan.candidate import machine_of, nominal_gib
 from sim.studies.plan.goal import Reading, goals_of
@@ -57,7 +57,7 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def brute(trace: Path) -> list[Row]:
     """Every point of the grid, by `moesim sweep`, in the order in which a plan climbs."""
-    table = face.sweep(POLICIES, CARDS, trace=trace, experts=BUDGETS, workers=1)
+    table = face.sweep(POLICIES, CARDS, trace=trace, cache=[f"{n}experts" for n in BUDGETS], workers=1)
     rows: list[Row] = table.to_dict("records")
     assert set(table["status"]) == {"ok"}
 
@@ -70,7 +70,15 @@ def brute(trace: Path) -> list[Row]:
 
 def agrees(goal_s: float, rows: list[Row], policies: tuple[str, ...], trace: Path, ran: list[RunSpec]) -> float:
     """Hold a plan to all points; what share of their replays it made. One of few requests counts by its share."""
-    frame = face.plan(f"tpot_s.mean <= {goal_s}", policies, CARDS, trace=trace, experts=BUDGETS, workers=1, quick=True)
+    frame = face.plan(
+        f"tpot_s.mean <= {goal_s}",
+        policies,
+        CARDS,
+        trace=trace,
+        cache=[f"{n}experts" for n in BUDGETS],
+        workers=1,
+        quick=True,
+    )
     reaching = [row for row in rows if row["tpot_mean_s"] <= goal_s]
     best = frame.attrs["plan"]["best"]
     if reaching:
@@ -200,11 +208,14 @@ class TestOrder:
         (("--goal", "tpot_s.mean <= fast"), "--goal, got 'fast'"),
         (("--goal", "tpot_s.p99 <= 1h"), "it takes 100 requests, and 20 are replayed"),
         (("--goal", "tpot_s.mean <= 1h", "--batch", "1,2"), "--batch, got 2 values"),
-        (("--goal", "tpot_s.mean <= 1h", "--set", "stack.per_layer_s=0,1e-6"), "--set stack.per_layer_s, got 2 values"),
+        (
+            ("--goal", "tpot_s.mean <= 1h", "--set", "engine.per_layer_s=0,1e-6"),
+            "--set engine.per_layer_s, got 2 values",
+        ),
         (("--goal", "tpot_s.mean <= 1h", "--policy", "belady"), "a bound, no system"),
         (("--goal", "tpot_s.mean <= 1h", "--policy", "lruu"), "did you mean 'lru'?"),
         (("--goal", "tpot_s.mean <= 1h", "--hw", "rtx3091"), "rtx3091"),
-        (("--goal", "tpot_s.mean <= 1h", "--experts", "999"), "--experts, got 999"),
+        (("--goal", "tpot_s.mean <= 1h", "--cache", "999experts"), "--cache, got 999"),
     ],
 )
 def test_what_has_to_be_mended(capsys: Any, trace: Path, words: tuple[str, ...], message: str) -> None:
@@ -261,7 +272,7 @@ def test_what_would_have_to_be_true_is(trace: Path) -> None:
         assert (tpot_s(**run | {"set": link}) <= goal_s) is meets
         room = {"experts": int(share * told["vram"]["need"]), "set": {"hw.vram_bytes": 1e12}}
         assert (tpot_s(**run | room) <= goal_s) is meets
-    with_room = face.simulate(**run, experts=told["vram"]["need"], set={"hw.vram_bytes": 1e12})
+    with_room = face.simulate(**run, cache=told["vram"]["need"], set={"hw.vram_bytes": 1e12})
     assert told["hit_rate"]["need"] == with_room.hit_rate > told["hit_rate"]["now"]
     assert tpot_s(**run | {"precision": told["precision"]["need"]}) <= goal_s < tpot_s(**run)
 
@@ -288,24 +299,24 @@ def test_the_least_memory_is_the_least_that_reaches_the_goal(capsys: Any, trace:
     found = moesim(capsys, *words).json
     (one,) = found["machines"]
     sizes = range(one["experts"] - 6, one["experts"] + 1)
-    table = face.sweep(["lfu", "lcp"], "rtx3090", trace=trace, experts=list(sizes), workers=1)
+    table = face.sweep(["lfu", "lcp"], "rtx3090", trace=trace, cache=f"{list(sizes)}experts", workers=1)
     meets = table[table["tpot_mean_s"] <= 0.8]
     assert set(meets["cap_experts"]) == {one["experts"]}
     assert one["policy"] in set(meets["label"])
     assert one["peak_vram_bytes"] == one["vram_bytes"] == meets["peak_vram_bytes"].iloc[0]
     assert one["experts_by_the_bound"] <= one["experts"]
     assert found["answer"].startswith(f"least memory for tpot_s.mean <= 800 ms: {one['peak_vram_bytes'] / 1e9:.1f} GB")
-    assert "it looks for the cap itself" in moesim(capsys, *words, "--experts", 3).error
+    assert "it looks for the cap itself" in moesim(capsys, *words, "--cache", "3experts").error
 
 
 def test_the_vram_named_for_a_room_gives_that_room(trace: Path) -> None:
     """Also under a policy that leaves some of it empty, as `fiddler` leaves an expert's for what passes through."""
     words: dict[str, Any] = {"policy": "fiddler", "hw": "rtx3090", "trace": trace}
-    run = face.simulate(**words, experts=5)
+    run = face.simulate(**words, cache="5experts")
     needed = run.memory.needed_bytes
     assert needed > run.peak_vram_bytes
     for vram_bytes, room in ((needed, 5), (needed - 1, 4)):
-        there = face.simulate(**words, vram_bytes=vram_bytes)
+        there = face.simulate(**words, vram=vram_bytes)
         assert there.expert_budget_bytes[0] // there.expert_bytes == room
 
 
@@ -482,7 +493,17 @@ def test_bounds_hold_under_load_and_a_queue_that_grows_reaches_no_goal(goal: str
 class TestTheFolder:
     """A killed plan does not work out again what it has recorded, and answers what an undisturbed one answers."""
 
-    words = ("plan", "--goal", "tpot_s.mean <= 300ms", "--policy", "lru", "--policy", "fiddler", "--experts", "28,40")
+    words = (
+        "plan",
+        "--goal",
+        "tpot_s.mean <= 300ms",
+        "--policy",
+        "lru",
+        "--policy",
+        "fiddler",
+        "--cache",
+        "28experts,40experts",
+    )
 
     def asked(self, trace: Path, *words: object) -> tuple[object, ...]:
         return (*self.words, "--trace", trace, "--hw", "rtx3090,a6000", "--workers", 1, "--json", *words)
@@ -506,7 +527,7 @@ class TestTheFolder:
     def test_a_damaged_record_is_none(self, capsys: Any, trace: Path, tmp_path: Path, ran: list[RunSpec]) -> None:
         """One that is JSON still, too: a digit that changed would be an answer, a name that is gone a traceback."""
         out = tmp_path / "out"
-        words = ("plan", "--goal", "tpot_s.mean <= 1h", "--every", "--policy", "lru", "--experts", "28,40")
+        words = ("plan", "--goal", "tpot_s.mean <= 1h", "--every", "--policy", "lru", "--cache", "28experts,40experts")
         words = (*words, "--hw", "rtx3090,a6000", "--trace", trace, "--workers", 1, "--json", "--out", out)
         whole = moesim(capsys, *words).json
         kept = {path: path.read_text() for kind in ("points", "limits", "remedies") for path in (out / kind).iterdir()}
@@ -559,13 +580,13 @@ def test_links_share_a_recording(trace: Path, ran: list[RunSpec], monkeypatch: p
 
         monkeypatch.setattr(shared_recording, name, counted)
     monkeypatch.setattr(shared_recording, "_KEPT", {})
-    frame = face.plan("tpot_s.mean <= 700ms", "lru", "rtx3090", trace=trace, experts=40, workers=1)
+    frame = face.plan("tpot_s.mean <= 700ms", "lru", "rtx3090", trace=trace, cache="40experts", workers=1)
     assert frame.attrs["plan"]["remedies"]["rtx3090"][0]["what"] == "bandwidth"
     assert calls["timed"] >= 5
 
 
 def test_where_no_way_can_be_replayed_the_reason_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ("--hw", "rtx3060", "--trace", mixtral_shaped(tmp_path), "--nvme", "gen3x4", "--workers", 1)
+    where = ("--hw", "rtx3060", "--trace", mixtral_shaped(tmp_path), "--drive", "gen3x4", "--workers", 1)
     assert "at least 32 whole experts" in moesim(capsys, "plan", "--policy", "promoe", *where).error
 
 

@@ -109,8 +109,8 @@ def test_up_to_which_rate(trace: Path, capsys: pytest.CaptureFixture[str]) -> No
     load: dict[str, Any] = {"trace": trace, "arrivals": "poisson:0.03", "requests": 20, "slo": SLO}
     found = face.plan("slo_attainment >= 0.7", "lfu", "rtx3090", workers=1, replicas=1, **load)
     told = found.attrs["plan"]["up_to_rate"]
-    reaching = face.simulate("lfu", "rtx3090", rate_scale=told["times"], **load)
-    losing = face.simulate("lfu", "rtx3090", rate_scale=told["lost_at"], **load)
+    reaching = face.simulate("lfu", "rtx3090", arrivals_scale=told["times"], **load)
+    losing = face.simulate("lfu", "rtx3090", arrivals_scale=told["lost_at"], **load)
     assert reaching.load.stable
     assert reaching.slo.attained_frac >= 0.7
     assert reaching.load.arrivals_per_s == told["per_s"]

@@ -31,7 +31,7 @@ def test_each_host_memory_and_drive_has_a_bound_of_its_own(brute: list[dict[str,
     least = {(row["host_memory_bytes"], row["nvme"]): row["bound_tpot_s"] for row in brute}
     assert {row["bound_tpot_s"] for row in brute} == set(least.values())
     assert least[30e9, "gen3x4"] > max(least[60e9, "gen3x4"], least[30e9, "gen5x4"])
-    alone = face.simulate("lfu", "rtx3090", host_memory_bytes=30 * 10**9, nvme="gen3x4", trace=fixed["trace"])
+    alone = face.simulate("lfu", "rtx3090", ram=30 * 10**9, drive="gen3x4", trace=fixed["trace"])
     assert alone.bound.tpot_s == least[30e9, "gen3x4"]
 
 
@@ -74,7 +74,7 @@ def test_the_smallest_host_memory_and_drive_that_reach_a_goal(
 
 
 def test_what_a_faster_drive_or_more_host_memory_would_do(capsys: Any, fixed: dict[str, Any]) -> None:
-    words = ("--hw", "rtx3090", "--policy", "lfu", "--nvme", "gen4x4", "--host-memory", "40GB", "--trace")
+    words = ("--hw", "rtx3090", "--policy", "lfu", "--drive", "gen4x4", "--ram", "40GB", "--trace")
     goal = ("--goal", "tpot_s.mean <= 1s", "--workers", "1")
     status, out, _ = moesim(capsys, "plan", *words, fixed["trace"], "--model", "mixtral-8x7b", *goal)
     assert status == 1
@@ -94,9 +94,9 @@ def test_other_questions_are_asked_of_one_host_memory(words: tuple[str, ...], ca
             "rtx3090",
             "--policy",
             "lfu",
-            "--nvme",
+            "--drive",
             "gen4x4",
-            "--host-memory",
+            "--ram",
             "30GB,40GB",
             *words,
         )

@@ -13,10 +13,10 @@ from tiny_traces import from_rows
 
 from policies.moe_speq import MoeSpeq
 from policies.sp_moe import SpMoe
+from sim.options import RunSpec
 from sim.policy.api import Policy
 from sim.run import execute, prepare
 from sim.setup.drafting import Drafter
-from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
 
 ROWS = [[[0], [0]], [[1], [1]], [[2], [2]]]  # a prompt of one token, and two to decode, in two layers

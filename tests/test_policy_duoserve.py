@@ -38,9 +38,9 @@ from policies.duoserve.predictor import (
 )
 from sim.base.errors import BadInput, DoesNotFit
 from sim.cli import moesim
+from sim.options import RunSpec
 from sim.profiles.models import load_model
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.workload.learn_split import StoreSplit
 from traces.format.catalogue import DEFAULT, bundled_traces
 from traces.format.reader import Trace
@@ -576,7 +576,7 @@ def test_training_needs_a_store_split(tmp_path):
     done = CliRunner().invoke(moesim, ["train", "duoserve", "--trace", str(path), "--out", str(tmp_path / "o")])
     assert isinstance(done.exception, BadInput)
     assert "split 'store' has no requests" in str(done.exception)
-    assert "--store-frac" in str(done.exception)
+    assert "--train-frac" in str(done.exception)
     assert not (tmp_path / "o").exists()
     done = CliRunner().invoke(moesim, ["train", "duoserve", "--trace", str(path), "--out", "o", "--widths", "0"])
     assert done.exit_code == 2

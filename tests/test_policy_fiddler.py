@@ -112,7 +112,7 @@ def test_popularity_by_hand(tmp_path):
 
 
 def test_without_a_store_split_there_is_no_popularity(tmp_path):
-    with pytest.raises(BadInput, match=r"split 'store' has no requests: fiddler places.*--store-frac 0\.7"):
+    with pytest.raises(BadInput, match=r"split 'store' has no requests: fiddler places.*--train-frac 0\.7"):
         replay(Fiddler(), from_rows(tmp_path / "t", [[[0]]], 2), 2)
 
 

@@ -21,13 +21,13 @@ from sim.base import own_file
 from sim.base.errors import BadInput, IllegalDecision
 from sim.cli.policy_api import helpers, reference
 from sim.conformance.suite import FAIL, PASS, SKIP, conform
+from sim.options import RunSpec
 from sim.policy import policy_file
 from sim.policy.api import Policy
 from sim.policy.decisions import Decision
 from sim.policy.registry import find
 from sim.policy.view import Prices, View
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.workload.gate import Gate
 from sim.workload.iterations import Iteration
 
@@ -96,7 +96,7 @@ def result(capsys: pytest.CaptureFixture[Any], *words: object) -> dict[str, Any]
 
 def test_a_file_is_a_policy_like_any_other(capsys, tmp_path, mine):
     trace = mixtral_shaped(tmp_path)
-    world = ("--hw", "rtx3090", "--trace", trace, "--requests", 1, "--experts", 60)
+    world = ("--hw", "rtx3090", "--trace", trace, "--requests", 1, "--cache", "60experts")
     own = result(capsys, "--policy", f"{mine}:Mine", *world)
     installed = result(capsys, "--policy", "lru", "--set", "scope=global", *world)
     assert own["policy"] == "mine"
@@ -115,7 +115,7 @@ def test_a_file_is_a_policy_like_any_other(capsys, tmp_path, mine):
 
 def test_equal_ids_mean_equal_code(capsys, tmp_path, mine):
     trace = mixtral_shaped(tmp_path)
-    world = ("--hw", "rtx3090", "--trace", trace, "--requests", 1, "--experts", 60)
+    world = ("--hw", "rtx3090", "--trace", trace, "--requests", 1, "--cache", "60experts")
     first = result(capsys, "--policy", f"{mine}:Mine", *world)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -138,8 +138,8 @@ def test_a_saved_configuration_finds_it_from_anywhere(capsys, tmp_path, monkeypa
         trace,
         "--requests",
         1,
-        "--experts",
-        60,
+        "--cache",
+        "60experts",
         "--set",
         "rank=2",
         "--out",
@@ -171,8 +171,8 @@ def test_compare_takes_files_in_processes_of_its_own(capsys, tmp_path, mine):
         trace,
         "--requests",
         1,
-        "--experts",
-        60,
+        "--cache",
+        "60experts",
         "--workers",
         2,
         "--json",
@@ -368,9 +368,9 @@ def test_an_inherited_order_does_not_silence_a_victim(tmp_path):
 def test_a_hook_that_does_not_return_is_named(tmp_path, monkeypatch, capfd):
     import _thread
 
+    from sim.options import RunSpec
     from sim.policy import watchdog
     from sim.run import execute, prepare
-    from sim.setup.spec import RunSpec
 
     path = tmp_path / "loop.py"
     path.write_text(

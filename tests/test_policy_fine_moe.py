@@ -11,8 +11,8 @@ from policies.fine_moe.map_track import MapTrack
 from policies.fine_moe.policy import FineMoe
 from policies.fine_moe.tracks import CountTrack, GateTrack
 from sim.base.errors import BadInput
+from sim.options import RunSpec
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.workload.gate import Arrays
 from traces.format.reader import Trace
 from traces.format.requests import Request

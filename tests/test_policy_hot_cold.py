@@ -26,9 +26,9 @@ from policies.moe_cache import MoeCache
 from policies.static_cache import StaticCache
 from reports.reproduce.inputs import Drawn, synthesise
 from sim.base.errors import BadInput, DoesNotFit
+from sim.options import RunSpec
 from sim.policy.api import Policy
 from sim.run import Setup, execute, prepare
-from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
 from traces.stats import counts
 
@@ -149,7 +149,7 @@ def test_a_layer_without_misses_still_pays_the_host_for_the_cpus_part(tmp_path):
     assert seen.lane("gpu")[-2:] == [("expert 0.0", 28, 30), ("head", 30, 31)]
     shares = {f.figure: f.share for f in seen.result.provenance.figures}
     assert not any(name.startswith("predictor") for name in shares)  # the stack's seconds, with or without misses
-    assert shares["stack.hybrid_layer_s"] == pytest.approx(6 / 31)  # 3 s are hidden behind the upload
+    assert shares["engine.hybrid_layer_s"] == pytest.approx(6 / 31)  # 3 s are hidden behind the upload
 
 
 @pytest.mark.parametrize("slots", [0, 2])
@@ -236,9 +236,9 @@ def test_static_cache_pays_a_worker_thread_in_each_layer_where_both_chains_run_a
             seen = execute_easy(replace(made, stack=msgspec.structs.replace(made.stack, overlap_layer_s=figure(3.0))))
         hosts[overlap] = [(begun_s, end_s) for what, begun_s, end_s in seen.lane("host") if what == "predict"]
         shares = {f.figure: f.share for f in seen.result.provenance.figures}
-        assert ("stack.overlap_layer_s" in shares) is overlap
+        assert ("engine.overlap_layer_s" in shares) is overlap
     assert hosts == {True: [(1, 4), (8, 11)], False: []}
-    assert shares.keys().isdisjoint({"stack.hybrid_layer_s"})
+    assert shares.keys().isdisjoint({"engine.hybrid_layer_s"})
 
 
 def test_overlapping_is_worth_what_one_fork_measured(tmp_path):
@@ -250,7 +250,7 @@ def test_overlapping_is_worth_what_one_fork_measured(tmp_path):
         spec = RunSpec(
             policy="static_cache",
             hw="rtx3060",
-            stack="llama_cpp",
+            engine="llama_cpp",
             model="qwen3.6-35b-a3b",
             precision="q4_k_m",
             trace=str(drawn),

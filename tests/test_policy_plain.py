@@ -25,8 +25,8 @@ from policies.lfu import Lfu
 from policies.lru import Lru
 from policies.random import Random
 from sim.base.errors import BadInput
+from sim.options import RunSpec
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.workload.iterations import Iteration
 from traces.format.catalogue import open_trace
 from traces.format.reader import Trace

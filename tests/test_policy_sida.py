@@ -134,7 +134,7 @@ def test_selections_alone_take_a_surrogate(tmp_path):
     seen = replay(Sida(predictor="surrogate:1.0"), path, 3)
     assert "surrogate" in seen.result.labels
     assert seen.result.activations_changed_frac == 0
-    with pytest.raises(BadInput, match=r"split 'store' has no requests: sida learns there.*--store-frac 0\.7"):
+    with pytest.raises(BadInput, match=r"split 'store' has no requests: sida learns there.*--train-frac 0\.7"):
         replay(Sida(), path, 3)
 
 

@@ -21,7 +21,7 @@ def test_the_same_rows(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     policies = ["lru", "lfu scope=layer", "belady", "llama_cpp"]
     asked = [word for policy in policies for word in ("--policy", policy)]
     told = moesim(capsys, "compare", *asked, "--hw", "rtx3090", "--trace", trace, "--vram", "20GB", "--json").json
-    table = face.compare(policies, "rtx3090", trace=trace, vram_bytes="20GB")
+    table = face.compare(policies, "rtx3090", trace=trace, vram="20GB")
     assert list(table["as"]) == [run["as"] for run in told["runs"]]
     assert table.attrs["answer"] == told["answer"]
     assert table.attrs["realism"] == told["realism"]
@@ -44,7 +44,7 @@ def test_a_class_and_what_cannot_run(trace: Path, tmp_path: Path) -> None:
 
     alone = face.compare(Lru, "rtx3090", trace=trace, requests=1)
     assert alone["tpot_s.mean"][0] == face.simulate(Lru, "rtx3090", trace=trace, requests=1).tpot_s.mean
-    few = face.compare(["lru scope=global", "all"], "rtx3090", trace=trace, requests=1, gpus=2, experts=40)
+    few = face.compare(["lru scope=global", "all"], "rtx3090", trace=trace, requests=1, gpus=2, cache="40experts")
     assert "duoserve" in few.attrs["not_run"]
     assert set(few["as"]).isdisjoint(few.attrs["not_run"])
 

@@ -20,10 +20,10 @@ from tiny_traces import ALL
 
 import moesim
 from sim.base.errors import BadInput, CheckFailed, DoesNotFit
+from sim.options import RunSpec
 from sim.policy.decisions import Decision
 from sim.results.record import Result
 from sim.results.tables import SCHEMAS, TABLES
-from sim.setup.spec import RunSpec
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"numpy", "pandas", "plotly", "torch", "pyarrow", "rich", "scipy", "simpy", "msgspec", "safetensors", "yaml"}
@@ -56,7 +56,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def world(trace: Path) -> dict[str, Any]:
-    return {"hw": "rtx3090", "trace": trace, "experts": 60}
+    return {"hw": "rtx3090", "trace": trace, "cache": "60experts"}
 
 
 def words(world: dict[str, Any]) -> list[object]:
@@ -104,7 +104,7 @@ class TestAsTheCommandLine:
         assert {*moesim.Options.__annotations__, "policy", "hw"} == fields
 
     def test_set_sizes_paths_and_numbers_of_numpy(self, trace: Path, tmp_path: Path) -> None:
-        config = {"policy": "lru", "hw": "rtx3090", "trace": str(trace), "expert_cache_bytes": 12 * 10**9}
+        config = {"policy": "lru", "hw": "rtx3090", "trace": str(trace), "cache": f"{12 * 10**9}B"}
         plain = moesim.simulate(**config, set={"scope": "layer"})
         for size in ("12GB", 12e9, np.int64(12 * 10**9)):
             options: Any = {"trace": trace, "expert_cache_bytes": size, "requests": np.int64(2)}
@@ -137,7 +137,7 @@ def covers(record: Any, facts: Any) -> bool:
 class TestTables:
     def test_they_are_those_of_out(self, capsys: Any, world: dict[str, Any], tmp_path: Path) -> None:
         result = moesim.simulate(policy="fine_moe", **world)
-        simulated(capsys, "--policy", "fine_moe", *words(world), "--out", tmp_path / "run", "--spans")
+        simulated(capsys, "--policy", "fine_moe", *words(world), "--out", tmp_path / "run", "--set", "out.spans=on")
         for name in set(TABLES) - {"runs"}:
             frame = getattr(result, name)
             pd.testing.assert_frame_equal(frame, pd.read_parquet(tmp_path / "run" / f"{name}.parquet"))
@@ -248,8 +248,8 @@ class TestMistakes:
             ({"policy": 7}, BadInput, r"policy, got 7: a policy is a class derived from"),
             ({"set": {"scop": "layer"}}, BadInput, r"parameter lru.scop: no such parameter; did you mean 'scope'\?"),
             ({"trace": "nowhere"}, BadInput, r"trace, got 'nowhere': no bundled trace and no file of that name"),
-            ({"expert_cache_bytes": "6 furlongs"}, BadInput, r"expert_cache_bytes, got '6 furlongs': not a size"),
-            ({"vram_bytes": "3GB"}, DoesNotFit, r"dense parts need .* of 3.00 GB"),
+            ({"cache": "6 furlongs"}, BadInput, r"expert_cache_bytes, got '6 furlongs': not a size"),
+            ({"vram": "3GB"}, DoesNotFit, r"dense parts need .* of 3.00 GB"),
         ],
     )
     def test_one_line_and_no_exit(

@@ -106,8 +106,8 @@ def test_slow_copies_down_are_waited_for(tmp_path, resident):
 @pytest.mark.parametrize("name", sorted(TAUGHT))
 def test_lossless_policies_with_bundled_predictors_too(name):
     """On the bundled trace, whose shape they were trained for, with experts and vocabulary made small."""
+    from sim.options import RunSpec
     from sim.run import prepare
-    from sim.setup.spec import RunSpec
     from traces.format.catalogue import DEFAULT, bundled_traces
 
     if DEFAULT not in bundled_traces():
@@ -122,7 +122,7 @@ def test_lossless_policies_with_bundled_predictors_too(name):
                 model="cpu-small",
                 trace=DEFAULT,
                 precision="fp32",
-                experts=experts,
+                cache=f"{experts}experts",
                 requests=1,
                 set=small,
             )
@@ -190,7 +190,7 @@ def test_a_copy_that_went_wrong_is_found(tmp_path):
 BOTH = {"shared": True, "dense": True}
 
 
-@pytest.mark.parametrize("shape", few_each_time([{"shared": True}, {"dense": True}, BOTH], [BOTH]))
+@pytest.mark.parametrize("shape", few_each_time([{"shared": True}, {"parallel": True}, BOTH], [BOTH]))
 def test_shared_experts_and_dense_layers_are_computed(tmp_path, shape):
     one = carried_out(tmp_path, "lru", ALL, **shape)
     two = carried_out(tmp_path, "lru", 5, **shape)
@@ -303,7 +303,7 @@ def test_faults_on_a_lane_reach_the_host():
     try:
         work = Work(COMPUTE, "expert", fail)
         lanes.submit(work)
-        with pytest.raises(DeviceFault, match=r"out of memory while running.*lower --experts"):
+        with pytest.raises(DeviceFault, match=r"out of memory while running.*lower --cache"):
             lanes.wait(work)
     finally:
         lanes.close()

@@ -120,8 +120,8 @@ def test_on_the_command_line_a_fault_is_one_line_and_exit_1(tmp_path, capsys, mo
         "--real",
         "--device",
         "cpu",
-        "--experts",
-        8,
+        "--cache",
+        "8experts",
         "--model",
         setup.spec.model,
         "--trace",
@@ -230,8 +230,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
         "--real",
         "--device",
         "cpu",
-        "--experts",
-        "8",
+        "--cache",
+        "8experts",
         "--json",
         "--model",
         setup.spec.model,
@@ -288,4 +288,4 @@ def test_memory_that_is_not_there_is_one_line():
     assert said.returncode == 2, said.stderr
     (line,) = said.stderr.splitlines()
     assert line.startswith("error: out of memory while "), line
-    assert "lower --experts" in line
+    assert "lower --cache" in line

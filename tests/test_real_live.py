@@ -14,12 +14,12 @@ transformers = pytest.importorskip("transformers")
 from cli_help import moesim, simulated  # noqa: E402
 
 from sim.base.errors import BadInput  # noqa: E402
+from sim.options import RunSpec  # noqa: E402
 from sim.real.devices import environment  # noqa: E402
 from sim.real.devices.open import open_lanes  # noqa: E402
 from sim.real.generate import open_checkpoint, speak, talk  # noqa: E402
 from sim.real.run import execute_real  # noqa: E402
 from sim.run import prepare  # noqa: E402
-from sim.setup.spec import RunSpec  # noqa: E402
 from traces.format.catalogue import DEFAULT, bundled_traces, default_trace  # noqa: E402
 from traces.record.load import named  # noqa: E402
 
@@ -30,7 +30,13 @@ N = 6
 
 def spec(policy, experts=96):
     return RunSpec(
-        policy=policy, hw="rtx3090", model=str(FOLDER), trace=DEFAULT, precision="fp32", requests=1, experts=experts
+        policy=policy,
+        hw="rtx3090",
+        model=str(FOLDER),
+        trace=DEFAULT,
+        precision="fp32",
+        requests=1,
+        cache=f"{experts}experts",
     )
 
 

@@ -161,14 +161,15 @@ def test_what_exists_is_not_overwritten_unasked(model, tmp_path, capsys):
     out = tmp_path / "t.safetensors"
     assert recorded(capsys, model, out, *RANDOM).code == 0
     before = out.read_bytes()
-    assert "t.safetensors: it exists; give --force" in recorded(capsys, model, out, *RANDOM).error
+    assert "t.safetensors: it exists; give --overwrite" in recorded(capsys, model, out, *RANDOM).error
     assert (
-        "holds another recording; give --force" in recorded(capsys, model, out, *RANDOM, "--seed", 3, "--resume").error
+        "holds another recording; give --overwrite"
+        in recorded(capsys, model, out, *RANDOM, "--seed", 3, "--resume").error
     )
     assert out.read_bytes() == before
-    assert recorded(capsys, model, out, *RANDOM, "--seed", 3, "--force").code == 0
+    assert recorded(capsys, model, out, *RANDOM, "--seed", 3, "--overwrite").code == 0
     assert out.read_bytes() != before
-    assert "got both" in recorded(capsys, model, out, *RANDOM, "--resume", "--force").error
+    assert "got both" in recorded(capsys, model, out, *RANDOM, "--resume", "--overwrite").error
 
 
 def test_resuming_something_else_is_refused(model, tmp_path, capsys, monkeypatch):

@@ -128,7 +128,14 @@ def test_one_run_decides_for_all_hardware_of_a_sweep(capsys: Any, tmp_path: Path
     on each; and the table is that of runs which decide for themselves."""
     trace, calls = mixtral_shaped(tmp_path), {"record": 0, "timed": 0, "execute": 0}
     words = ["sweep", "--trace", trace, "--policy", "lru", "--policy", "lfu", "--policy", "fiddler", "--workers", 1]
-    words += ["--hw", "rtx3090,a6000", "--experts", "32,48", "--set", "hw.h2d.bandwidth_bytes_per_s=1.2e10,2e10,4e10"]
+    words += [
+        "--hw",
+        "rtx3090,a6000",
+        "--cache",
+        "32experts,48experts",
+        "--set",
+        "hw.h2d.bandwidth_bytes_per_s=1.2e10,2e10,4e10",
+    ]
 
     def counting(name: str) -> Any:
         function = getattr(shared_recording, name)
@@ -161,7 +168,19 @@ def test_several_processes_record_once(capsys: Any, tmp_path: Path, monkeypatch:
     """On two of them as on one; what was recorded before a kill is not run again, and one of the others records."""
     monkeypatch.setattr(shared_recording, "_KEPT", {})  # of other tests' sweeps
     trace, out = mixtral_shaped(tmp_path), tmp_path / "two"
-    words = ["sweep", "--trace", trace, "--policy", "lru", "--policy", "fiddler", "--hw", "rtx3090", "--experts", "48"]
+    words = [
+        "sweep",
+        "--trace",
+        trace,
+        "--policy",
+        "lru",
+        "--policy",
+        "fiddler",
+        "--hw",
+        "rtx3090",
+        "--cache",
+        "48experts",
+    ]
     words += ["--set", "hw.h2d.bandwidth_bytes_per_s=1e10:6e10:1e10", "--json"]
     one = moesim(capsys, *words, "--workers", 1, "--out", tmp_path / "one").json
     two = moesim(capsys, *words, "--workers", 2, "--out", out).json
@@ -200,7 +219,7 @@ class ByClock(Scheduler):
 def test_a_scheduler_of_ones_own_may_go_by_the_clock(capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "clock.py").write_text(BY_CLOCK, encoding="utf-8")
     trace, link = mixtral_shaped(tmp_path), "hw.h2d.bandwidth_bytes_per_s"
-    words = ["--trace", trace, "--policy", "lru", "--hw", "rtx3090", "--experts", "48", "--batch", "2"]
+    words = ["--trace", trace, "--policy", "lru", "--hw", "rtx3090", "--cache", "48experts", "--batch", "2"]
     words += ["--scheduler", tmp_path / "clock.py", "--json"]
     rows = moesim(capsys, "sweep", *words, "--set", f"{link}=1e10,6e10", "--workers", 1).json["rows"]
     for row in rows:

@@ -95,7 +95,18 @@ def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[Any], tmp_path: 
     assert listed.code == 0
     assert re.search(why, listed.err)
     several = moesim(
-        capsys, "compare", "--policy", "all", "--hw", "rtx3090", "--trace", trace, "--requests", 1, "--experts", 100
+        capsys,
+        "compare",
+        "--policy",
+        "all",
+        "--hw",
+        "rtx3090",
+        "--trace",
+        trace,
+        "--requests",
+        1,
+        "--cache",
+        "100experts",
     )
     assert several.code == 0
     assert name in several.out

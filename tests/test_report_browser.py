@@ -112,8 +112,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         assert stop.value.code in (0, None)
 
     shared = ("--hw", "rtx3090", "--trace", trace)
-    do(simulate, "--policy", "fine_moe", *shared, "--experts", 60, "--spans", "--out", folder / "r")
-    axes = ("--hw", "rtx3090,a6000", "--experts", "40,50,60", "--workers", 1)
+    do(
+        simulate,
+        "--policy",
+        "fine_moe",
+        *shared,
+        "--cache",
+        "60experts",
+        "--set",
+        "out.spans=on",
+        "--out",
+        folder / "r",
+    )
+    axes = ("--hw", "rtx3090,a6000", "--cache", "40experts,50experts,60experts", "--workers", 1)
     do(main, "sweep", "--policy", "lru", "--policy", "lfu", *axes, "--trace", trace, "--out", folder / "s")
     for name in ("r", "s"):
         do(main, "report", folder / name, "-o", folder / f"{name}.html")

@@ -68,7 +68,7 @@ def test_what_are_no_rates(change: dict[str, Any], said: str, rates: Path, capsy
 
 def swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     trace = mixtral_shaped(tmp_path)
-    axes = ("--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--experts", "40,60", "--trace", trace)
+    axes = ("--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--cache", "40experts,60experts", "--trace", trace)
     assert moesim(capsys, "sweep", *axes, "--out", tmp_path / "sweep").code == 0
     return tmp_path / "sweep"
 

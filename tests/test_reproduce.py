@@ -355,7 +355,7 @@ class TestConstants:
         assert steps[0] == {"pregated-a100": 0.0, "duoserve-acc": 0.0}
         assert len(steps) <= 5
         assert found["pregated-a100"].settings("a100-80g-pcie", "switch-base-8", "fp32") == {
-            "stack.per_layer_s": found["pregated-a100"].value_s
+            "engine.per_layer_s": found["pregated-a100"].value_s
         }
         assert solve([], ROWS, figures) == ({}, {})
         of_a_range = msgspec.structs.replace(ROWS["DS-17"], published={"ACC": [1.47, 1.52]})
@@ -615,7 +615,7 @@ class TestJudge:
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Rows and experiments of this test on a tiny trace of Mixtral's shape, bundled and synthetic alike."""
     trace = mixtral_shaped(tmp_path)
-    cases = [{"model": "mixtral-8x7b", "hw": "rtx3090"}, {"model": "mixtral-8x7b", "hw": "a6000", "experts": 64}]
+    cases = [{"model": "mixtral-8x7b", "hw": "rtx3090"}, {"model": "mixtral-8x7b", "hw": "a6000", "cache": "64experts"}]
     systems = {"lru": "lru scope=layer", "on_demand": "on_demand", "sure": "random", "unable": "moepic split=7"}
     found = {"mine": Experiment(why="a test", cases=cases, systems=systems)}
     monkeypatch.setattr(table, "load_experiments", lambda: found)
@@ -647,7 +647,7 @@ class TestTable:
         result = table.reproduce([one], ("a", "b"), tmp_path / "out", 1, quiet)
         (told,) = result["rows"]
         ratios = []
-        for words in (("--hw", "rtx3090"), ("--hw", "a6000", "--experts", "64")):
+        for words in (("--hw", "rtx3090"), ("--hw", "a6000", "--cache", "64experts")):
             runs = [
                 moesim(capsys, "run", "--policy", *policy, *words, "--trace", mine, "--json").json
                 for policy in (("on_demand",), ("lru", "--set", "scope=layer"))
@@ -714,7 +714,7 @@ class TestTable:
         monkeypatch.setattr(table, "load_constants", lambda: {"mine": constant})
         slower = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
         other_stack = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet, "hf")
-        assert other_stack == {**slower, "stack": "hf"}  # a constant stands for the stack it was fitted on
+        assert other_stack == {**slower, "engine": "hf"}  # a constant stands for the stack it was fitted on
         monkeypatch.setattr(table, "load_experiments", lambda: {"mine": plain})
         faster = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
         on, plain_on = (result["rows"][0]["traces"]["b"] for result in (slower, faster))

@@ -1,4 +1,4 @@
-"""What `--out` and `--force` may replace, what is known before the work, and where finished work goes."""
+"""What `--out` and `--overwrite` may replace, what is known before the work, and where finished work goes."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def refused(said: Said) -> str:
 
 @pytest.mark.usefixtures("no_work")
 class TestNoRun:
-    """`--force` replaces what the manifest of a run lists, as it was written; names alone make none."""
+    """`--overwrite` replaces what the manifest of a run lists, as it was written; names alone make none."""
 
     def test_a_folder_that_is_called_like_a_file_of_a_run(self, simulate: Any, tmp_path: Path) -> None:
         (tmp_path / "a" / "config.yaml").mkdir(parents=True)
         (tmp_path / "a" / "config.yaml" / "thesis.tex").write_text("precious")
-        line = refused(simulate("--out", tmp_path / "a", "--force"))
+        line = refused(simulate("--out", tmp_path / "a", "--overwrite"))
         assert "it holds 'config.yaml' and no manifest.json of a run" in line
         assert (tmp_path / "a" / "config.yaml" / "thesis.tex").read_text() == "precious"
 
     def test_a_table_beside_a_result_that_anybody_could_write(self, simulate: Any, tmp_path: Path) -> None:
         (tmp_path / "result.json").write_text('{"run_id": "x"}')
         (tmp_path / "requests.parquet").write_text("mine")
-        assert "'requests.parquet' and no manifest.json of a run" in refused(simulate("--out", tmp_path, "--force"))
+        assert "'requests.parquet' and no manifest.json of a run" in refused(simulate("--out", tmp_path, "--overwrite"))
         assert (tmp_path / "requests.parquet").read_text() == "mine"
 
     @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ class TestNoRun:
     def test_a_manifest_of_something_else(self, simulate: Any, tmp_path: Path, text: str) -> None:
         (tmp_path / "manifest.json").write_text(text)
         (tmp_path / "thesis.tex").write_text("precious")
-        assert "no manifest.json of a run" in refused(simulate("--out", tmp_path, "--force"))
+        assert "no manifest.json of a run" in refused(simulate("--out", tmp_path, "--overwrite"))
         assert (tmp_path / "thesis.tex").read_text() == "precious"
 
     def kept(self, folder: Path) -> Path:
@@ -93,13 +93,13 @@ class TestNoRun:
     @pytest.mark.parametrize("name", ["requests.parquet", "config.yaml", "thesis.tex"])
     def test_what_a_run_has_not_written_beside_its_files(self, simulate: Any, tmp_path: Path, name: str) -> None:
         (self.kept(tmp_path / "a") / name).write_text("mine")
-        assert f"{name!r}, which is no part of a run" in refused(simulate("--out", tmp_path / "a", "--force"))
+        assert f"{name!r}, which is no part of a run" in refused(simulate("--out", tmp_path / "a", "--overwrite"))
         assert (tmp_path / "a" / name).read_text() == "mine"
 
     def test_a_file_that_was_changed_since(self, simulate: Any, tmp_path: Path) -> None:
         (self.kept(tmp_path / "a") / "result.json").write_text("mine")
         assert "its 'result.json' has been changed since the run" in refused(
-            simulate("--out", tmp_path / "a", "--force")
+            simulate("--out", tmp_path / "a", "--overwrite")
         )
         assert (tmp_path / "a" / "result.json").read_text() == "mine"
 
@@ -108,7 +108,7 @@ class TestNoRun:
         path = self.kept(tmp_path / "a") / "result.json"
         path.rename(tmp_path / "result.json")
         path.symlink_to(tmp_path / "result.json")
-        assert "'result.json', which is no part" in refused(simulate("--out", tmp_path / "a", "--force"))
+        assert "'result.json', which is no part" in refused(simulate("--out", tmp_path / "a", "--overwrite"))
 
 
 def test_what_comes_beside_a_run_while_it_is_replaced_stays(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ class TestKnownBefore:
 def test_a_link_to_a_folder_is_followed(simulate: Any, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "a").symlink_to(tmp_path / "disk")
-    for more in ((), ("--force", "--seed", 1)):
+    for more in ((), ("--overwrite", "--seed", 1)):
         assert simulate("--out", tmp_path / "a", *more).code == 0
         assert (tmp_path / "a").is_symlink()
         assert json.loads((tmp_path / "disk" / "result.json").read_text())["run_id"]

@@ -9,9 +9,9 @@ import pytest
 from cli_help import mixtral_shaped
 from scipy import stats
 
+from sim.options import RunSpec
 from sim.results.sampling import FEWEST, LEVEL, RESAMPLES, Sample, drawn_sums, quantiles, ranks, student
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 
 
 def drawn(n: int, seed: int = 0) -> list[float]:
@@ -106,7 +106,7 @@ def test_a_time_in_a_result_is_never_negative(monkeypatch: pytest.MonkeyPatch, t
     far = sample([0.5, 1.5])
     assert (far.interval() or (0, 0))[0] < -5
     monkeypatch.setattr("sim.results.uncertainty.samples", lambda *_: {"ttft_s": far, "tpot_s": far})
-    setup = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(trace), experts=40))
+    setup = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(trace), cache="40experts"))
     band = execute(setup, bounds=False).result.uncertainty
     setup.close()
     low, high = getattr(band.sampling, key)

@@ -12,8 +12,8 @@ from tiny_traces import from_rows
 
 from sim.base.errors import BadInput
 from sim.cli.saturate import command
+from sim.options import RunSpec
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.studies.saturate.search import STEPS, Range, _over, highest, one_draw, saturate
 from sim.studies.saturate.text import answer, curve_table, rates_table
 
@@ -107,7 +107,7 @@ def test_the_command(spec: RunSpec) -> None:
     ("options", "said"),
     [
         (["--arrivals", "poisson:1"], "the rate is what is looked for"),
-        (["--energy", "gpu"], "--energy, got 'gpu': rates are looked for"),
+        (["--set", "sim.energy=gpu"], "--set sim.energy, got 'gpu': rates are looked for"),
         (["--attain", "2"], "--attain, got 2: a share"),
         (["--requests", "1"], "--requests, got 1: too few for most of them to wait; give 3 or more"),
         (["--requests", "0"], "--requests, got 0"),

@@ -12,8 +12,8 @@ import pytest
 from tiny_traces import tiny_trace
 
 from sim.base.errors import BadInput, IllegalDecision
+from sim.options import RunSpec
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo

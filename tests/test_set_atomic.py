@@ -13,9 +13,9 @@ from tiny_traces import from_rows
 
 from policies.lfu import Lfu
 from policies.lru import Lru
+from sim.options import RunSpec
 from sim.run import execute
 from sim.setup.prepare import prepare
-from sim.setup.spec import RunSpec
 
 N_LAYERS, N_EXPERTS, TOP_K, SLOTS, BATCH = 24, 60, 4, 26, 4
 
@@ -68,7 +68,7 @@ def watched(kind: type, trace: str) -> tuple[dict, list[tuple[int, list[int]]]]:
             model="qwen1.5-moe-a2.7b",
             split="all",
             batch=BATCH,
-            experts=SLOTS * N_LAYERS,
+            cache=f"{SLOTS * N_LAYERS}experts",
             set={"scope": "layer"},
         )
     )

@@ -27,12 +27,12 @@ from sim.base.errors import BadInput
 from sim.machine.copy_prices import rates
 from sim.machine.cost import Cost, key_share
 from sim.machine.several import Several
+from sim.options import RunSpec
 from sim.policy.decisions import Predict, Prefetch
 from sim.profiles.hardware import Link, load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 from traces.format.reader import Trace
 
 ENGINES = ("arithmetic", "simpy")
@@ -63,7 +63,7 @@ def by_hand(tmp_path: Path, rows: Any, there: Any, engine: str, gpus: int = 3, *
         return shared_out(Placed(there), trace, 2, gpus, engine, ways)
 
 
-ALL_TO_ALL = {"peer": "all-to-all"}
+ALL_TO_ALL = {"gpus_dispatch": "all-to-all"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -142,7 +142,7 @@ def from_host(
     """Host memory gives as much as this many links take."""
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, 2 * gpus)) as trace:
         made = setup(policy, trace, room, gpus=gpus)
-        made.spec = msgspec.structs.replace(made.spec, host_links=way)
+        made.spec = msgspec.structs.replace(made.spec, gpus_host_bandwidth=way)
         cpu = msgspec.structs.replace(made.hw.cpu, copies_bandwidth_bytes_per_s=figure(links * EXPERT_BYTES / 10))
         made.hw = msgspec.structs.replace(made.hw, cpu=cpu)
         return execute_easy(made)
@@ -240,7 +240,7 @@ def test_requests_are_dealt_out_and_stay_where_they_are(tmp_path, engine):
     rows = [[[0, 2]], [[0, 2]], [[0, 2]], [[1, 3]]]  # all of GPU 0's experts, but for the last: of GPU 1's, from GPU 1
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, 4, [(1, 2), (1, 2)])) as trace:
         policy = Placed([(0, 0), (0, 1), (0, 2), (0, 3)])
-        seen = shared_out(policy, trace, 2, 2, engine, {"dense": "data"}, batch=2)
+        seen = shared_out(policy, trace, 2, 2, engine, {"parallel": "data"}, batch=2)
     # First: nothing crosses, only the latency; 0..1, 1..2, experts 2..6, 6..7, head 7..8. Second, on GPU 1: two pairs
     # cross: 8..9, 9..12, experts 12..16, 16..19, head 19..20. Then both: 20..21, 21..22, 22..26, 26..27, 27..28.
     attended = {gpu: [row for row in seen.lane(gpu) if row[0] in ("attention 0", "head")] for gpu in ("gpu0", "gpu1")}
@@ -275,7 +275,7 @@ def test_memory_of_each_way(tiny_path):
     parts, rooms = {}, {}
     for way in ("gpu0", "tensor", "data"):
         made = prepare(
-            RunSpec(policy="lru", hw="rtx3090", gpus=4, batch=2, trace=str(tiny_path), split="all", dense=way)
+            RunSpec(policy="lru", hw="rtx3090", gpus=4, batch=2, trace=str(tiny_path), split="all", parallel=way)
         )
         parts[way], rooms[way] = made.memory.parts, made.memory.expert_bytes
         model = made.model
@@ -295,7 +295,7 @@ def test_memory_of_each_way(tiny_path):
 
 def placed(tmp_path: Path, text: str, tiny_path: Path, **rest: Any) -> Any:
     (tmp_path / "placement.yaml").write_text(text)
-    made = {"policy": "lru", "gpus": 3, "placement": str(tmp_path / "placement.yaml"), **rest}
+    made = {"policy": "lru", "gpus": 3, "gpus_map": str(tmp_path / "placement.yaml"), **rest}
     return prepare(RunSpec(hw="rtx3090", trace=str(tiny_path), split="all", **made))
 
 
@@ -362,12 +362,12 @@ def test_json_names_layers_too(tmp_path, tiny_path):
 
 def test_a_placement_by_the_rule_is_the_rule_but_says_so(tmp_path, tiny_path):
     results = []
-    for given in ({"placement": None}, {}):
+    for given in ({"gpus_map": None}, {}):
         made = placed(tmp_path, '{"experts": [0, 1, 0, 1, 0, 1, 0, 1]}', tiny_path, gpus=2, **given)
         result = execute(made).result.to_dict()
         results.append({key: value for key, value in result.items() if key not in ("run_id", "wall_s", "name")})
         made.close()
-    assert results[1].pop("labels") == [*results[0].pop("labels"), "several GPUs work together by --placement FILE"]
+    assert results[1].pop("labels") == [*results[0].pop("labels"), "several GPUs work together by --set gpus.map=FILE"]
     assert results[0] == results[1]
 
 
@@ -447,7 +447,7 @@ def test_as_many_bytes_cross_as_tokens_of_experts_elsewhere_have(tmp_path):
         assert sum(span[5] for span in seen.spans if span[0] == port) == n_pairs * TOKEN_BYTES > 0
 
 
-@pytest.mark.parametrize("ways", (*several_worlds.WAYS, {"host_links": "shared"}), ids=str)
+@pytest.mark.parametrize("ways", (*several_worlds.WAYS, {"gpus_host_bandwidth": "shared"}), ids=str)
 @pytest.mark.parametrize("gpus", [2, 3])
 def test_bounds_stay_bounds(tmp_path, ways, gpus):
     for seed in range(4):
@@ -465,9 +465,9 @@ def test_bounds_stay_bounds(tmp_path, ways, gpus):
     ("ways", "bound_s"),
     [
         ({}, 1 + (3 * 2 + 2) + 1),  # attention; three experts on GPU 1 and one result back (of three); the head
-        ({"peer": "all-to-all"}, 1 + (3 * 2 + 2) + 1),
-        ({"dense": "tensor"}, (1 + 3) + (3 * 2 + 3) + (1 + 2)),  # each with its collective, as above
-        ({"dense": "data"}, (1 + 4) + (3 * 2 + 4) + 1),  # three pairs there, three back
+        ({"gpus_dispatch": "all-to-all"}, 1 + (3 * 2 + 2) + 1),
+        ({"parallel": "tensor"}, (1 + 3) + (3 * 2 + 3) + (1 + 2)),  # each with its collective, as above
+        ({"parallel": "data"}, (1 + 4) + (3 * 2 + 4) + 1),  # three pairs there, three back
     ],
     ids=str,
 )
@@ -481,7 +481,7 @@ def test_a_bound_by_hand_where_nothing_is_missing(tmp_path, ways, bound_s):
 @pytest.mark.parametrize("gpus", [2, 8])
 @pytest.mark.parametrize("dense", ["gpu0", "tensor"])
 def test_the_bound_is_near_where_everything_is_resident(capsys, gpus, dense):
-    options = ("--gpus", gpus, "--dense", dense, "--requests", 1, "--json")
+    options = ("--gpus", gpus, "--parallel", dense, "--requests", 1, "--json")
     found = simulated(capsys, "--policy", "gpu_only", "--hw", "a100-80g-sxm", *options).json["bound"]
     assert 0.0 < found["above_frac"] < 0.03
 
@@ -516,17 +516,30 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"peer": "all"}, "--peer, got 'all': no such way; known: all-to-all, per-expert"),
-        ({"host_links": "half"}, "--host-links, got 'half': no such way; known: apart, shared, split"),
+        ({"gpus_dispatch": "all"}, "--set gpus.dispatch, got 'all': no such way; known: all-to-all, per-expert"),
         (
-            {"host_links": "shared", "engine": "arithmetic", "set": {"hw.cpu.copies_bandwidth_bytes_per_s": 3e10}},
+            {"gpus_host_bandwidth": "half"},
+            "--set gpus.host_bandwidth, got 'half': no such way; known: apart, shared, split",
+        ),
+        (
+            {
+                "gpus_host_bandwidth": "shared",
+                "sim_simulator": "core",
+                "set": {"hw.cpu.copies_bandwidth_bytes_per_s": 3e10},
+            },
             "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and 2 links ask for more",
         ),
-        ({"dense": "data", "gpus": 1}, "--dense, got 'data' with one GPU: there is no other to share with"),
-        ({"dense": "tensor", "gpus": 3}, "--dense, got 'tensor' on 3 GPUs: mixtral-8x7b has 32 heads"),
-        ({"dense": "data", "peer": "all-to-all"}, "--peer, got 'all-to-all' with --dense data, which has collectives"),
-        ({"dense": "data", "kv_memory_bytes": 10**9}, "--kv-memory with --dense data: pages are of one GPU's memory"),
-        ({"peer": "all-to-all", "gpus": 1}, "--peer, got 'all-to-all' with one GPU: there is no other to share with"),
+        ({"parallel": "data", "gpus": 1}, "--parallel, got 'data' with one GPU: there is no other to share with"),
+        ({"parallel": "tensor", "gpus": 3}, "--parallel, got 'tensor' on 3 GPUs: mixtral-8x7b has 32 heads"),
+        (
+            {"parallel": "data", "gpus_dispatch": "all-to-all"},
+            "--set gpus.dispatch, got 'all-to-all' with --parallel data, which has collectives",
+        ),
+        ({"parallel": "data", "kv_memory": 10**9}, "--kv-memory with --parallel data: pages are of one GPU's memory"),
+        (
+            {"gpus_dispatch": "all-to-all", "gpus": 1},
+            "--set gpus.dispatch, got 'all-to-all' with one GPU: there is no other to share with",
+        ),
     ],
     ids=str,
 )
@@ -537,7 +550,19 @@ def test_what_makes_no_sense_is_refused_in_a_line(tiny_path, given, said):
 
 
 def test_a_real_run_refuses_what_is_simulated_only(capsys, tiny_path):
-    words = ("--policy", "lru", "--hw", "rtx3090", "--trace", tiny_path, "--gpus", 2, "--peer", "all-to-all", "--real")
+    words = (
+        "--policy",
+        "lru",
+        "--hw",
+        "rtx3090",
+        "--trace",
+        tiny_path,
+        "--gpus",
+        2,
+        "--set",
+        "gpus.dispatch=all-to-all",
+        "--real",
+    )
     said = simulated(capsys, *words)
     assert said.code == 2
-    assert "--real, got --peer all-to-all: simulated only; leave it out" in said.err
+    assert "--real, got --set gpus.dispatch=all-to-all: simulated only; leave it out" in said.err

@@ -23,10 +23,10 @@ from sim.machine.events.flow import Flow, Rest
 from sim.machine.lanes import OWED
 from sim.machine.price import Launch, Operation, Price
 from sim.machine.shared_memory import GpuMemory, HostMemory
+from sim.options import RunSpec
 from sim.policy.registry import policies
 from sim.results.text import render
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ def test_a_line_says_what_was_added_where_it_is_much(tiny: Path) -> None:
 def test_static_and_dynamic_shares_add_about_the_same(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The table of docs/contention.md for every policy: what sharing adds, by the arithmetic engine and by SimPy."""
     times = []
-    for asked in ({"contention": "off"}, {}, {"engine": "simpy"}):
+    for asked in ({"sim_contention": False}, {}, {"sim_simulator": "simpy"}):
         try:
             made = prepare(RunSpec(policy=policy, hw="rtx4090", requests=1, **asked))
         except (DoesNotFit, BadInput) as refusal:

@@ -18,10 +18,10 @@ from tiny_traces import ALL, tiny_trace
 from untaught import UNTAUGHT
 
 from sim.base.errors import BadInput, MoesimError
+from sim.options import RunSpec
 from sim.policy.registry import policies
 from sim.results.by_layer import WAITS_S
 from sim.run import assemble, execute, prepare
-from sim.setup.spec import RunSpec
 
 N_QUICK, N_THOROUGH, SLICES = 96, 4000, 8
 ACTIVE = {"hw.contention.h2d_slowdown_by_gpu": 0.1}
@@ -96,7 +96,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def result_of(tiny: Path, engine: str | None, policy: str, **rest: Any) -> Any:
     """All of a result but how long it took; or what it says of a run that cannot be."""
     rest["set"] = UNTAUGHT.get(policy, {}) | rest.get("set", {})
-    rest |= {"hw": "rtx3090", "trace": str(tiny), "model": "mixtral-8x7b", "split": "all", "contention": "off"}
+    rest |= {"hw": "rtx3090", "trace": str(tiny), "model": "mixtral-8x7b", "split": "all", "sim_contention": False}
     spec = RunSpec(policy=policy, engine=engine, **rest)
     try:
         made = prepare(spec)
@@ -108,7 +108,7 @@ def result_of(tiny: Path, engine: str | None, policy: str, **rest: Any) -> Any:
     return result
 
 
-WORLDS = [{"gpus": 2, "batch": 2}, {"experts": 40, "set": {"hw.host.launch_s": 1e-3}}]
+WORLDS = [{"gpus": 2, "batch": 2}, {"cache": "40experts", "set": {"hw.host.launch_s": 1e-3}}]
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=str)
@@ -145,10 +145,10 @@ def test_which_one_replays(tiny: Path) -> None:
 def test_from_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rest = ("--policy", "lru", "--hw", "rtx3090", "--trace", str(tiny), "--split", "all", "--json")
     active = ("--set", "hw.contention.h2d_slowdown_by_gpu=0.1")
-    plain, simpy, slowed = (simulated(capsys, *rest, *more).json for more in ((), ("--engine", "simpy"), active))
+    plain, simpy, slowed = (simulated(capsys, *rest, *more).json for more in ((), ("--simpy"), active))
     assert [result["engine"] for result in (plain, simpy, slowed)] == ["arithmetic", "simpy", "simpy"]
     assert len({plain["run_id"], simpy["run_id"], slowed["run_id"]}) == 3, "where things share memory, engines differ"
-    alone = [simulated(capsys, *rest, "--contention", "off", *more).json for more in ((), ("--engine", "simpy"))]
+    alone = [simulated(capsys, *rest, "--set", "sim.contention=off", *more).json for more in ((), ("--simpy"))]
     assert alone[0]["run_id"] == alone[1]["run_id"] != plain["run_id"], "an engine decides no number"
     assert alone[0]["tpot_s"] == alone[1]["tpot_s"] != slowed["tpot_s"]
 

@@ -41,7 +41,7 @@ def read(folder: Path) -> dict[str, pd.DataFrame]:
         ("fine_moe",),
         ("on_demand",),
         ("lfu", "--batch", 3),
-        ("lru", "--gpus", 2, "--experts", 64),
+        ("lru", "--gpus", 2, "--cache", "64experts"),
         ("gpu_only",),
         ("promoe",),
     ],
@@ -49,7 +49,7 @@ def read(folder: Path) -> dict[str, pd.DataFrame]:
 )
 def test_kept_tables_give_the_folded_metrics(run: Any, tmp_path: Path, args: tuple[object, ...]) -> None:
     policy, *options = args
-    result = run(*options, "--out", tmp_path / "a", "--spans", "--json", policy=policy).json
+    result = run(*options, "--out", tmp_path / "a", "--set", "out.spans=on", "--json", policy=policy).json
     kept = read(tmp_path / "a")
     spans, requests, decisions, iterations = (kept[name] for name in ("spans", "requests", "decisions", "iterations"))
     near = {"rel": 1e-9, "abs": 1e-15}
@@ -87,7 +87,7 @@ def test_kept_tables_give_the_folded_metrics(run: Any, tmp_path: Path, args: tup
 
 
 def test_tables_are_tidy_and_share_one_id(run: Any, tmp_path: Path) -> None:
-    result = run("--out", tmp_path / "a", "--spans", "--json", policy="fine_moe").json
+    result = run("--out", tmp_path / "a", "--set", "out.spans=on", "--json", policy="fine_moe").json
     kept = read(tmp_path / "a")
     for name, frame in kept.items():
         assert list(frame.columns) == SCHEMAS[name].names
@@ -105,7 +105,13 @@ def test_tables_are_tidy_and_share_one_id(run: Any, tmp_path: Path) -> None:
 
 
 def test_the_id_tells_inputs_apart_and_nothing_else(run: Any, tmp_path: Path) -> None:
-    changes = ((), ("--seed", 1), ("--experts", 40), ("--set", "scope=global"), ("--set", "hw.h2d.latency_s=1e-6"))
+    changes = (
+        (),
+        ("--seed", 1),
+        ("--cache", "40experts"),
+        ("--set", "scope=global"),
+        ("--set", "hw.h2d.latency_s=1e-6"),
+    )
     ids = {run(*args, "--json").json["run_id"] for args in changes}
     assert len(ids) == 5
     plain = run("--json").json["run_id"]
@@ -117,7 +123,7 @@ OVERRIDES = (
     "--set",
     "hw.h2d.bandwidth_bytes_per_s=5e10",
     "--set",
-    "stack.per_layer_s=1e-4",
+    "engine.per_layer_s=1e-4",
     "--vram",
     "20GB",
     "--set",
@@ -132,13 +138,13 @@ def test_what_was_set_is_in_everything_that_is_kept(run: Any, tmp_path: Path) ->
     expected = {
         "vram_bytes": 20_000_000_000,
         "hw.h2d.bandwidth_bytes_per_s": 5e10,
-        "stack.per_layer_s": 1e-4,
+        "engine.per_layer_s": 1e-4,
         "model.norm_bias": True,
         "scope": "layer",
     }
     assert result["overrides"] == expected
     name = (
-        "lru scope=layer on rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, stack.per_layer_s=0.0001 "
+        "lru scope=layer on rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, engine.per_layer_s=0.0001 "
         "(mixtral-8x7b bf16 with norm_bias=true, mix)"
     )
     assert result["name"] == name
@@ -154,7 +160,7 @@ def simulated_again(run: Any, tmp_path: Path) -> Any:
 
 def test_what_was_set_stands_in_the_first_line_and_the_header(run: Any) -> None:
     lines = run(*OVERRIDES).out.splitlines()
-    machine = "rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, stack.per_layer_s=0.0001"
+    machine = "rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, engine.per_layer_s=0.0001"
     assert lines[0].startswith(f"lru scope=layer on {machine} (mixtral-8x7b bf16 with norm_bias=true): ")
     assert f"hardware       {machine}, stack bare" in lines
 
@@ -168,14 +174,14 @@ def test_names_differ_where_figures_do(run: Any) -> None:
         ("--requests", 2),
         ("--split", "all"),
         ("--batch", 2),
-        ("--experts", 40),
+        ("--cache", "40experts"),
         ("--gpus", 2),
-        ("--stack", "hf"),
+        ("--engine", "hf"),
         ("--precision", "int8"),
-        ("--hit-definition", "room"),
-        ("--cache-frac", "0.2"),
-        ("--link", "pcie5x16"),
-        ("--expert-cache", "20GB"),
+        ("--set", "sim.hit=slot"),
+        ("--cache", "20%"),
+        ("--pcie", "gen5x16"),
+        ("--cache", "20GB"),
         ("--vram", "20GB"),
         ("--set", "scope=layer"),
     ]
@@ -214,28 +220,28 @@ class TestFolder:
     def test_an_earlier_run_is_kept_unless_forced(self, run: Any, tmp_path: Path) -> None:
         out = tmp_path / "a"
         first = run("--out", out, "--json").json
-        assert "--force" in run("--out", out, "--seed", 1).error
+        assert "--overwrite" in run("--out", out, "--seed", 1).error
         assert json.loads((out / "result.json").read_text()) == first
-        second = run("--out", out, "--seed", 1, "--force", "--json").json
+        second = run("--out", out, "--seed", 1, "--overwrite", "--json").json
         assert json.loads((out / "result.json").read_text()) == second
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
     def test_a_folder_of_something_else_is_never_replaced(self, run: Any, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / "thesis.tex").write_text("precious")
-        assert "thesis.tex" in run("--out", tmp_path / "a", "--force").error
+        assert "thesis.tex" in run("--out", tmp_path / "a", "--overwrite").error
         assert (tmp_path / "a" / "thesis.tex").read_text() == "precious"
 
     def test_an_empty_folder_is_used(self, run: Any, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
-        assert run("--out", tmp_path / "a", "--spans").code == 0
+        assert run("--out", tmp_path / "a", "--set", "out.spans=on").code == 0
         assert {path.name for path in (tmp_path / "a").iterdir()} == sinks.FILES
 
     def test_spans_are_kept_on_request_only(self, run: Any, tmp_path: Path) -> None:
         """They take far more room than all else: 1,200 requests would fill a disk that nobody offered."""
-        with_spans = run("--out", tmp_path / "a", "--spans", "--json").json
+        with_spans = run("--out", tmp_path / "a", "--set", "out.spans=on", "--json").json
         said = run("--out", tmp_path / "b")
-        assert "; --spans adds what every lane did)" in said.out
+        assert "; --set out.spans=on adds what every lane did)" in said.out
         assert {path.name for path in (tmp_path / "b").iterdir()} == sinks.FILES - {"spans.parquet"}
         less = json.loads((tmp_path / "b" / "result.json").read_text())
         assert {**less, "wall_s": 0} == {**with_spans, "wall_s": 0}
@@ -243,9 +249,9 @@ class TestFolder:
             one, other = (tmp_path / folder / f"{table}.parquet" for folder in "ab")
             assert one.read_bytes() == other.read_bytes()
         assert "with_spans" not in (tmp_path / "b" / "config.yaml").read_text()
-        assert run("--out", tmp_path / "a", "--force").code == 0
+        assert run("--out", tmp_path / "a", "--overwrite").code == 0
         assert not (tmp_path / "a" / "spans.parquet").exists()
-        assert "add --out DIR" in run("--spans").error
+        assert "add --out DIR" in run("--set", "out.spans=on").error
 
     def test_a_file_is_refused(self, run: Any, tmp_path: Path) -> None:
         (tmp_path / "a").write_text("")
@@ -276,14 +282,14 @@ class TestTimeline:
     def test_one_that_is_there_is_kept_unless_told(self, run: Any, tmp_path: Path) -> None:
         path = tmp_path / "t.json"
         path.write_text("mine", encoding="utf-8")
-        assert "it exists; replace it with --force, or name another file" in run("--timeline", path).error
+        assert "it exists; replace it with --overwrite, or name another file" in run("--timeline", path).error
         assert path.read_text(encoding="utf-8") == "mine"
-        run("--timeline", path, "--force")
+        run("--timeline", path, "--overwrite")
         assert json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
 
     def test_it_covers_as_many_iterations_as_asked(self, run: Any, tmp_path: Path) -> None:
         def shown(n: int) -> tuple[list[str], float]:
-            run("--timeline", tmp_path / "t.json", "--force", "--timeline-iterations", n)
+            run("--timeline", tmp_path / "t.json", "--overwrite", "--timeline-iterations", n)
             events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
             names = [event["name"] for event in events if event.get("cat") in ("prefill", "decode")]
             return names, max(event["ts"] for event in events if event["ph"] == "X")
@@ -294,7 +300,16 @@ class TestTimeline:
         assert last < shown(10_000)[1]
 
     def test_both_at_once_agree(self, run: Any, tmp_path: Path) -> None:
-        run("--out", tmp_path / "a", "--spans", "--timeline", tmp_path / "t.json", "--timeline-iterations", 10_000)
+        run(
+            "--out",
+            tmp_path / "a",
+            "--set",
+            "out.spans=on",
+            "--timeline",
+            tmp_path / "t.json",
+            "--timeline-iterations",
+            10_000,
+        )
         events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
         spans = pd.read_parquet(tmp_path / "a" / "spans.parquet")
         drawn = [event for event in events if event["ph"] == "X" and event["cat"] not in ("prefill", "decode")]

@@ -22,7 +22,7 @@ from sim.profiles.stack import calls_of, load_stack
 from traces.format.reader import Trace
 
 ENGINES = ("arithmetic", "simpy")
-SET = ("stack.hybrid_layer_s=7e-4", "stack.copy_calls=3", "stack.cpu_region=layer")
+SET = ("engine.hybrid_layer_s=7e-4", "engine.copy_calls=3", "engine.cpu_region=layer")
 
 
 class OnCpu(Placed):
@@ -51,7 +51,7 @@ def test_a_layer_that_the_cpu_shares_is_charged_once(tmp_path: Path, engine: str
     assert seen.lane("cpu") == [("expert 0.0", 5, 10), ("expert 0.1", 10, 15)]
     assert seen.end_s == 17  # results are up at 16, then the head; 14 without the host's three
     shares = {f.figure: f.share for f in seen.result.provenance.figures}
-    assert shares["stack.hybrid_layer_s"] == pytest.approx(3 / 17)
+    assert shares["engine.hybrid_layer_s"] == pytest.approx(3 / 17)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -149,8 +149,8 @@ def test_engines_agree_with_a_stack_that_has_all(
         mixtral_shaped(tmp_path),
         "--model",
         "mixtral-8x7b",
-        "--experts",
-        60,
+        "--cache",
+        "60experts",
         "--contention",
         "off",
     ]

@@ -48,7 +48,7 @@ def table(folder: Path) -> pd.DataFrame:
 
 def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Path) -> None:
     """Brute force: each point once more as a command of its own, figure by figure, its bound included."""
-    grid = {"hw": ("rtx3090", "a6000"), "experts": (32, 48), "batch": (1, 2)}
+    grid = {"hw": ("rtx3090", "a6000"), "cache": f"{(32, 48)}experts", "batch": (1, 2)}
     link = "hw.h2d.bandwidth_bytes_per_s"
     words: list[object] = ["sweep", "--trace", trace, "--policy", "lru", "--policy", "lcp rho=0.5,0.9"]
     words += ["--policy", "fiddler", "--set", f"{link}=1.2e10,2.4e10"]
@@ -60,7 +60,18 @@ def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Pat
     for row in rows.sample(10, random_state=3).to_dict("records"):
         name, *own = row["label"].split()
         budget = round(row["cap_experts"])
-        words = ["--policy", name, "--trace", trace, "--hw", row["hw"], "--experts", budget, "--batch", row["batch"]]
+        words = [
+            "--policy",
+            name,
+            "--trace",
+            trace,
+            "--hw",
+            row["hw"],
+            "--cache",
+            f"{budget}experts",
+            "--batch",
+            row["batch"],
+        ]
         words += [word for pair in (*own, f"{link}={row[link]}") for word in ("--set", pair)]
         alone = simulated(capsys, *words, "--json").json
         for column in ("run_id", "hit_rate", "h2d_bytes", "trace_sha256", "version", "simulated_s", "peak_vram_bytes"):
@@ -86,10 +97,10 @@ def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tm
         "rtx3090",
         "--seed",
         "1:2",
-        "--cache-frac",
-        0.15,
+        "--cache",
+        "15%",
     )
-    words = (*words, "--vram", "20GB,22GB", "--set", "stack.per_layer_s=5e-6", "--link", "pcie4x16,pcie5x16")
+    words = (*words, "--vram", "20GB,22GB", "--set", "engine.per_layer_s=5e-6", "--pcie", "gen4x16,pcie5x16")
     assert moesim(capsys, "sweep", "--trace", trace, *words, "--out", tmp_path / "out").code == 0
     rows = table(tmp_path / "out")
     assert {name for name, _, _ in RUN_COLUMNS} - set(rows) == {"wall_s", "params_json", "overrides_json"}
@@ -97,7 +108,7 @@ def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tm
     assert set(rows["cap_vram_bytes"]) == {20 * 10**9, 22 * 10**9}
     assert set(rows["link"]) == {"pcie4x16", "pcie5x16"}
     assert set(rows["cache_frac"]) == {0.15}
-    assert set(rows["stack.per_layer_s"]) == {5e-6}
+    assert set(rows["engine.per_layer_s"]) == {5e-6}
     assert set(rows["param.scope"]) == {"layer", "global"}
     for column in ("hw_sha256", "model_sha256", "stack_sha256", "trace_sha256"):
         assert rows[column].str.fullmatch("[0-9a-f]{64}").all()
@@ -109,7 +120,7 @@ def test_the_page_has_every_column_and_a_grid_that_works(capsys: Any, trace: Pat
     grid = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert grid is not None
     (tmp_path / "grid.yaml").write_text(grid[1], encoding="utf-8")
-    words = ("--grid", tmp_path / "grid.yaml", "--trace", trace, "--experts", "40", "--out", tmp_path / "out")
+    words = ("--grid", tmp_path / "grid.yaml", "--trace", trace, "--cache", "40experts", "--out", tmp_path / "out")
     assert moesim(capsys, "sweep", *words).code == 0
     rows = table(tmp_path / "out")
     assert len(rows) == 5 * 2 * 2 + 1
@@ -119,7 +130,7 @@ def test_the_page_has_every_column_and_a_grid_that_works(capsys: Any, trace: Pat
 
 
 def test_one_bound_is_beside_all_points_of_a_workload(capsys: Any, trace: Path, tmp_path: Path) -> None:
-    words = ("sweep", "--policy", "lru", "--policy", "fiddler", "--trace", trace, "--experts", "32,48")
+    words = ("sweep", "--policy", "lru", "--policy", "fiddler", "--trace", trace, "--cache", "32experts,48experts")
     said = moesim(capsys, *words, "--hw", "rtx3090,a6000", "--out", tmp_path / "one")
     rows = table(tmp_path / "one")
     least_s = rows["bound_tpot_s"].min()
@@ -138,7 +149,7 @@ def test_one_bound_is_beside_all_points_of_a_workload(capsys: Any, trace: Path, 
 
 def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path, tmp_path: Path) -> None:
     """What looks like a card's merit may be its CPU's or its RAM's."""
-    words = ("--policy", "lru", "--trace", trace, "--experts", "32")
+    words = ("--policy", "lru", "--trace", trace, "--cache", "32experts")
     cards = ("--hw", "rtx3090,a6000")
     said = moesim(capsys, "sweep", *words, *cards, "--out", tmp_path / "out")
     line = "unlike hosts: rtx3090 with tr-pro-3955wx and 480 GiB of RAM; a6000 with xeon-8358p and 512 GiB of RAM; "
@@ -146,7 +157,7 @@ def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path,
     assert line in " ".join(said.out.split()[:90])
     assert moesim(capsys, "sweep", *words, *cards, "--json").json["hosts"] == line
     assert line in moesim(capsys, "report", tmp_path / "out", "--json").json["lines"]
-    assert face.sweep("lru", ["rtx3090", "a6000"], trace=trace, experts=32).attrs["hosts"] == line
+    assert face.sweep("lru", ["rtx3090", "a6000"], trace=trace, cache="32experts").attrs["hosts"] == line
     goal = ("--goal", "tpot_s.mean <= 1h", "--every", "--quick")
     assert moesim(capsys, "plan", *words, *cards, *goal, "--json").json["hosts"] == line
     compared = moesim(capsys, "diff", "lru hw=rtx3090", "lru hw=a6000", *words[2:]).out
@@ -154,7 +165,7 @@ def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path,
     for alike in (
         ("--set", "hw.cpu=tr-pro-3955wx"),
         ("--hw", "l4,t4"),
-        ("--hw", "rtx3090", "--link", "pcie3x16,pcie4x16"),
+        ("--hw", "rtx3090", "--pcie", "gen3x16,pcie4x16"),
     ):
         own = alike if "--hw" in alike else (*cards, *alike)
         assert moesim(capsys, "sweep", *words, *own, "--json").json["hosts"] is None
@@ -162,7 +173,16 @@ def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path,
 
 def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> None:
     """Before the run and in it: a budget beyond the card, and one below what a policy needs."""
-    words = ("--policy", "lru scope=global", "--policy", "lfu", "--hw", "rtx3090", "--experts", "16,40,200")
+    words = (
+        "--policy",
+        "lru scope=global",
+        "--policy",
+        "lfu",
+        "--hw",
+        "rtx3090",
+        "--cache",
+        "16experts,40experts,200experts",
+    )
     said = moesim(capsys, "sweep", "--trace", trace, *words, "--out", tmp_path / "out")
     assert said.code == 0
     rows = table(tmp_path / "out")
@@ -173,8 +193,12 @@ def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> N
     assert "needs at least 32 whole experts" in said.out
     assert "lower it, or take a larger GPU" in said.out
     with pytest.raises(BadInput, match="lower it, or take a larger GPU"):
-        face.sweep("lru scope=global", "rtx3090", trace=trace, experts=[200, 201])  # nothing is left to run
-    said = moesim(capsys, "sweep", "--trace", trace, *words[2:6], "--experts", "15,16")  # known as it runs alone
+        face.sweep(
+            "lru scope=global", "rtx3090", trace=trace, cache=["200experts", "201experts"]
+        )  # nothing is left to run
+    said = moesim(
+        capsys, "sweep", "--trace", trace, *words[2:6], "--cache", "15experts,16experts"
+    )  # known as it runs alone
     assert (said.code, said.out.splitlines()[0]) == (2, "nothing ran")
 
 
@@ -209,14 +233,14 @@ def test_a_policy_that_breaks_a_rule_is_a_row_and_exit_1(
 
 
 def test_the_number_of_workers_changes_no_byte(capsys: Any, trace: Path, tmp_path: Path) -> None:
-    words = ("--policy", "lru", "--policy", "random", "--hw", "rtx3090,a6000", "--seed", "0:3", "--experts", "40")
+    words = ("--policy", "lru", "--policy", "random", "--hw", "rtx3090,a6000", "--seed", "0:3", "--cache", "40experts")
     for n in (1, 2):
         assert moesim(capsys, "sweep", "--trace", trace, *words, "--workers", n, "--out", tmp_path / f"{n}").code == 0
     assert (tmp_path / "1" / "sweep.parquet").read_bytes() == (tmp_path / "2" / "sweep.parquet").read_bytes()
 
 
 class TestTheFolder:
-    WORDS = ("sweep", "--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--experts", "40")
+    WORDS = ("sweep", "--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--cache", "40experts")
 
     def test_resuming_runs_what_is_missing_and_nothing_else(
         self, capsys: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -256,7 +280,7 @@ class TestTheFolder:
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
     def test_an_input_that_changes_under_way_is_found_out(self, trace: Path) -> None:
-        from sim.setup.spec import RunSpec
+        from sim.options import RunSpec
 
         with pytest.raises(CheckFailed, match="what it is made of has changed since the sweep began"):
             point_record(RunSpec(policy="lru", hw="rtx3090", trace=str(trace)), "000000000000")
@@ -266,7 +290,7 @@ class TestTheFolder:
 class TestKills:
     def words(self, trace: Path, out: Path) -> list[str]:
         words = ["sweep", "--policy", "lru", "--policy", "random", "--policy", "lfu scope=global,layer"]
-        words += ["--hw", "rtx3090,a6000", "--experts", "16:48:16", "--seed", "0:1"]
+        words += ["--hw", "rtx3090,a6000", "--cache", "16experts:48experts:16experts", "--seed", "0:1"]
         return [*words, "--trace", str(trace), "--out", str(out), "--workers", "2", "--resume"]
 
     def killed_and_resumed(self, capsys: Any, trace: Path, tmp_path: Path, times: int, seed: int) -> None:
@@ -320,16 +344,16 @@ class TestPython:
             "lcp rho=0.5:0.9:0.2",
             "--hw",
             "rtx3090",
-            "--experts",
-            "20,40",
+            "--cache",
+            "20experts,40experts",
         )
         said = moesim(capsys, *words, "--trace", trace, "--out", tmp_path / "out")
-        frame = face.sweep(["lru", "lcp rho=0.5:0.9:0.2"], "rtx3090", trace=trace, experts=[20, 40])
+        frame = face.sweep(["lru", "lcp rho=0.5:0.9:0.2"], "rtx3090", trace=trace, cache=["20experts", "40experts"])
         pd.testing.assert_frame_equal(frame, table(tmp_path / "out"))
         assert frame.attrs["answer"] == said.out.splitlines()[0]
 
     def test_a_class_in_a_file_and_ranges_and_one_policys_parameters(self, trace: Path, tmp_path: Path) -> None:
-        frame = face.sweep("lcp", "rtx3090", trace=trace, experts="20:40:20", set={"rho": [0.5, 0.9]})
+        frame = face.sweep("lcp", "rtx3090", trace=trace, cache="20:40:20experts", set={"rho": [0.5, 0.9]})
         assert frame[["cap_experts", "param.rho"]].to_numpy().tolist() == [[20, 0.5], [20, 0.9], [40, 0.5], [40, 0.9]]
 
     def test_a_script_without_a_guard_is_run_once(self, trace: Path, tmp_path: Path) -> None:
@@ -354,8 +378,8 @@ class TestSummary:
     ) -> Any:
         from types import SimpleNamespace
 
+        from sim.options import RunSpec
         from sim.results.schema import Statistic
-        from sim.setup.spec import RunSpec
         from sim.studies.sweep.grid import Point
         from sim.studies.sweep.work import Resolved
 
@@ -372,7 +396,7 @@ class TestSummary:
             energy=None,
         )
         said.time_s = lambda _: mean
-        spec = RunSpec(policy=label, hw=hw, link=link)
+        spec = RunSpec(policy=label, hw=hw, pcie=link)
         sample = Sample(dict(enumerate(tpot)))
         point = Point(label, spec, True)
         return sweep_run.PointRow(point, Resolved(f"{label}@{hw}", spec), "ok", "", said, sample, sample)
@@ -463,7 +487,7 @@ def test_a_refused_sweep_leaves_no_trace_open(monkeypatch):
     opened = []
     init = Trace.__init__
     monkeypatch.setattr(Trace, "__init__", lambda self, path: (opened.append(self), init(self, path))[1])
-    axes = dict.fromkeys(AXES, ()) | {"hw": ("rtx3090",), "requests": ("1",), "experts": ("0,20",)}
+    axes = dict.fromkeys(AXES, ()) | {"hw": ("rtx3090",), "requests": ("1",), "cache": ("0,20",)}
     with pytest.raises(MoesimError):
         sweep(Asked(given(("lru",), axes, (), None), workers=1), lambda _: None, lambda *_: None)
     assert opened and not work._READY

@@ -65,7 +65,19 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tmp_path: Path) -> None:
     trace = mixtral_shaped(tmp_path, outputs=200)
-    words = ["sweep", "--policy", "random", "--hw", "rtx3090", "--experts", "40", "--seed", "0:19", "--trace", trace]
+    words = [
+        "sweep",
+        "--policy",
+        "random",
+        "--hw",
+        "rtx3090",
+        "--cache",
+        "40experts",
+        "--seed",
+        "0:19",
+        "--trace",
+        trace,
+    ]
     assert moesim(capsys, *words, "--out", tmp_path / "here").code == 0
     victim, _ = cluster.worker(), cluster.worker()
     there = [*words, "--out", tmp_path / "there", "--cluster", cluster.address]
@@ -88,7 +100,7 @@ def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tm
 def test_workers_share_a_recording(capsys: Any, cluster: Cluster, tmp_path: Path, monkeypatch: Any) -> None:
     """One of them runs, and what it recorded times the other points wherever these are carried out."""
     monkeypatch.setattr("sim.studies.sweep.shared_recording._KEPT", {})
-    words = ["sweep", "--policy", "lru", "--hw", "rtx3090", "--experts", "40", "--trace", mixtral_shaped(tmp_path)]
+    words = ["sweep", "--policy", "lru", "--hw", "rtx3090", "--cache", "40experts", "--trace", mixtral_shaped(tmp_path)]
     words += ["--set", "hw.h2d.bandwidth_bytes_per_s=1e10:4e10:1e10", "--json"]
     here = moesim(capsys, *words, "--out", tmp_path / "here").json
     for _ in range(2):
@@ -140,7 +152,19 @@ def test_a_port_on_which_something_else_answers(capsys: Any, monkeypatch: pytest
 def test_a_scheduler_that_is_killed_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     trace = mixtral_shaped(tmp_path, outputs=200)
     cluster.worker()
-    words = ["sweep", "--policy", "random", "--hw", "rtx3090", "--experts", "40", "--seed", "0:199", "--trace", trace]
+    words = [
+        "sweep",
+        "--policy",
+        "random",
+        "--hw",
+        "rtx3090",
+        "--cache",
+        "40experts",
+        "--seed",
+        "0:199",
+        "--trace",
+        trace,
+    ]
     there = [*words, "--out", tmp_path / "there", "--cluster", cluster.address]
     command = [sys.executable, "-m", "sim", *map(str, there)]
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as sweep:

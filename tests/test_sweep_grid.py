@@ -12,31 +12,33 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from sim.base.errors import BadInput
+from sim.base.kinds import NUMBER
+from sim.options import OPTIONS
 from sim.studies.sweep.grid import Block, given, points_of, policy_of
 from sim.studies.sweep.grid_file import read_grid
-from sim.studies.sweep.values import AXES, of_text
+from sim.studies.sweep.values import kind_of, of_text
 
 FILE = """\
 grid:
   policy: [lru, "lcp rho=0.5,0.9", {name: lfu, set: {scope: [global, layer]}}]
   hw: [rtx3090, rtx4090]
-  cache_frac: {from: 0.1, to: 0.3, step: 0.1}
+  cache: {from: 10%, to: 30%, step: 10%}
   set:
     hw.h2d.bandwidth_bytes_per_s: [2.5e10, 5.0e10]
 list:
-- {policy: belady, hw: a6000, experts: 16, seed: "1:2"}
+- {policy: belady, hw: a6000, cache: 16experts, seed: "1:2"}
 """
 
 
 @pytest.mark.parametrize(
     ("name", "text", "values"),
     [
-        ("cache_frac", "0.1:0.9:0.1", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]),
-        ("cache_frac", "0.9:0.5:-0.2,0.05", [0.9, 0.7, 0.5, 0.05]),
-        ("cache_frac", "1", [1]),
+        ("cache", "10%:90%:10%", [f"{n}0%" for n in range(1, 10)]),
+        ("arrivals.scale", "0.9:0.5:-0.2,0.05", [0.9, 0.7, 0.5, 0.05]),
+        ("arrivals.scale", "1", [1.0]),
         ("seed", "0:3", [0, 1, 2, 3]),
-        ("experts", "16:60:16", [16, 32, 48]),
-        ("vram_bytes", "8GB:12GB:2GB,16GiB", [8 * 10**9, 10**10, 12 * 10**9, 16 * 2**30]),
+        ("cache", "16experts:60experts:16experts,12GB", ["16experts", "32experts", "48experts", "12GB"]),
+        ("vram", "8GB:12GB:2GB,16GiB", [8 * 10**9, 10**10, 12 * 10**9, 16 * 2**30]),
         ("", "2.5e10,5e10", [2.5e10, 5e10]),
         ("", "1:4", [1, 2, 3, 4]),
         ("", "0.5:0.9:0.2", [0.5, 0.7, 0.9]),
@@ -46,7 +48,7 @@ list:
     ],
 )
 def test_values_of_an_axis(name: str, text: str, values: list[Any]) -> None:
-    found = of_text(text, name, "--x")
+    found = of_text(text, kind_of(OPTIONS.by_name.get(name)), "--x")
     assert found == values
     assert [type(value) for value in found] == [type(value) for value in values]
 
@@ -55,29 +57,34 @@ def test_values_of_an_axis(name: str, text: str, values: list[Any]) -> None:
 def test_a_range_holds_what_is_typed(first: int, step: int, n: int) -> None:
     """Every value of a decimal range is the float that its decimal notation stands for."""
     last = first + step * n
-    found = of_text(f"{first / 100}:{last / 100}:{step / 100}", "cache_frac", "--x")
+    found = of_text(f"{first / 100}:{last / 100}:{step / 100}", NUMBER, "--x")
     assert found == [float(f"{(first + step * i) / 100:.2f}") for i in range(n + 1)]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("cache_frac", "0.1:0.9", "a range needs a step"),
-        ("cache_frac", "0.1:0.9:0", "the step does not lead from 0.1 to 0.9"),
-        ("cache_frac", "0.9:0.1:0.1", "the step does not lead"),
-        ("cache_frac", "half", "not a number"),
+        ("arrivals.scale", "0.1:0.9", "a range needs a step"),
+        ("arrivals.scale", "0.1:0.9:0", "the step does not lead from 0.1 to 0.9"),
+        ("arrivals.scale", "0.9:0.1:0.1", "the step does not lead"),
+        ("arrivals.scale", "half", "not a number"),
+        ("cache", "half", "no room for experts"),
+        ("cache", "40", "of what"),
+        ("cache", "150%", "at most 100%"),
+        ("cache", "0experts", "at least 1"),
+        ("cache", "10%:20experts:5%", "different units"),
         ("seed", "0:1e9", "more than 100,000 values"),
         ("seed", "0:1e999999", "beyond any figure"),
         ("seed", "1.5", "not a whole number"),
         ("seed", "0:2:0.5", "not a whole number"),
-        ("vram_bytes", "8GB:16GB", "a range needs a step"),
+        ("vram", "8GB:16GB", "a range needs a step"),
         ("batch", "1,,4", "an empty value"),
         ("", "[1,2]", "a value is a number or a word|not YAML|expected"),
     ],
 )
 def test_what_is_no_value(name: str, text: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        of_text(text, name, "--x")
+        of_text(text, kind_of(OPTIONS.by_name.get(name)), "--x")
 
 
 def test_a_grid_is_the_product_and_policies_vary_fastest() -> None:
@@ -101,37 +108,26 @@ def test_a_file_holds_products_and_points(tmp_path: Path) -> None:
     (tmp_path / "g.yaml").write_text(FILE, encoding="utf-8")
     product, single = read_grid(tmp_path / "g.yaml")
     assert (len(product), len(single)) == (5 * 2 * 3 * 2, 2)
-    assert product.axes["cache_frac"] == [0.1, 0.2, 0.3]
+    assert product.axes["cache"] == ["10%", "20%", "30%"]
     points, _ = points_of([single], 100)
-    assert [(p.spec.policy, p.spec.experts, p.spec.seed) for p in points] == [("belady", 16, 1), ("belady", 16, 2)]
+    assert [(p.spec.policy, p.spec.cache, p.spec.seed) for p in points] == [
+        ("belady", "16experts", 1),
+        ("belady", "16experts", 2),
+    ]
 
 
 def test_options_stand_over_the_file() -> None:
-    file = Block(policy_of("lru"), {"hw": ["rtx3090"], "experts": [16, 32], "seed": [1]})
-    over = file.over(given(("lfu",), {"cache_frac": ("0.5",), "hw": ("a6000",)}, ()))
+    file = Block(policy_of("lru"), {"hw": ["rtx3090"], "cache": ["16experts", "32experts"], "seed": [1]})
+    over = file.over(given(("lfu",), {"cache": ("0.5",), "hw": ("a6000",)}, ()))
     assert [axis.name for axis in over.policies] == ["lfu"]
-    assert over.axes == {"hw": ["a6000"], "cache_frac": [0.5], "seed": [1]}  # one cap takes the place of another
-
-
-def test_every_field_of_a_run_is_an_axis() -> None:
-    import msgspec
-
-    from sim.cli.sweep import command
-    from sim.setup.spec import RunSpec
-    from sim.studies.sweep.grid_file import Written
-    from sim.studies.sweep.python_api import Axes
-
-    fields = {field.name for field in msgspec.structs.fields(RunSpec)} - {"slo", "unstable"}
-    assert {*AXES, "policy", "set"} == fields
-    assert {field.name for field in msgspec.structs.fields(Written)} == fields | {"slo"}  # one for all points
-    assert {*Axes.__annotations__, "hw", "policy"} == fields | {"slo"}
-    assert set(AXES) <= {param.name for param in command.params}
+    assert over.axes == {"hw": ["a6000"], "cache": ["50%"], "seed": [1]}
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("grid: {policy: lru, hw: rtx3090, cache_fraq: 0.1}", "cache_fraq.*did you mean 'cache_frac'"),
+        ("grid: {policy: lru, hw: rtx3090, cachee: 0.1}", "cachee.*did you mean 'cache'"),
+        ("grid: {policy: lru, hw: rtx3090, nvme: gen4x4}", "got 'nvme': no such name any more; write drive"),
         ("gird: {policy: lru}", "did you mean 'grid'"),
         ("grid: {policy: lru, hw: rtx3090, seed: 1:8}", "line 1: 1:8 is one number to YAML, of base 60; quote"),
         ("grid: {policy: lru, hw: rtx3090, seed: '1:8:0'}", "grid.seed.*step does not lead"),
@@ -139,16 +135,18 @@ def test_every_field_of_a_run_is_an_axis() -> None:
         ("grid: {policy: lru, hw: rtx3090, seed: [1, [2]]}", "seed"),
         ("grid: {policy: lru, hw: rtx3090, seed: []}", "grid.seed, got an empty list"),
         ("grid: {policy: lru, hw: rtx3090, batch: yes}", "not a whole number"),
-        ("grid: {policy: lru, hw: rtx3090, cache_frac: {from: 0.3, to: .nan, step: 0.1}}", "cache_frac, got 'nan'"),
+        (
+            "grid: {policy: lru, hw: rtx3090, arrivals.scale: {from: 0.3, to: .nan, step: 0.1}}",
+            "arrivals.scale, got 'nan'",
+        ),
         ("grid: {policy: lru, hw: rtx3090, seed: {from: -.inf, to: 3}}", "seed, got '-inf'"),
-        ("grid: {policy: lru, hw: rtx3090, vram_bytes: .nan}", "vram_bytes, got nan"),
+        ("grid: {policy: lru, hw: rtx3090, vram: .nan}", "vram, got nan"),
         ("grid: {policy: lru, hw: 3090}", "quote it"),
         ("grid: {policy: lru, hw: rtx3090, set: {decay: 1}}", "a policy's own parameters stand behind its name"),
         ("grid: {policy: lru}", "no hardware"),
         ("list: [{hw: rtx3090}]", "no policy"),
         ("{}", "neither `grid:` nor `list:`"),
         ("[]", "mapping"),
-        ("grid: {policy: lru, hw: rtx3090, experts: 4, cache_frac: 0.1}", "one kind of budget"),
         ("grid: &a {policy: lru, hw: *a}", "aliases are not accepted"),
         ("grid: {policy: lru, policy: lfu}", "appears twice"),
         (
@@ -179,7 +177,7 @@ def test_what_one_scanner_accepts_and_the_other_does_not(tmp_path: Path) -> None
         (("--policy", "lruu", "--hw", "rtx3090"), "did you mean 'lru'?"),
         (("--policy", "lru", "--hw", "rtx3090,rtx309"), "did you mean 'rtx3090'?"),
         (("--policy", "lru", "--hw", "rtx3090", "--set", "hw.h2d.bandwith=1,2"), "did you mean"),
-        (("--policy", "lru", "--hw", "rtx3090", "--cache-frac", "0,0.1"), "a share of all experts in (0, 1]"),
+        (("--policy", "lru", "--hw", "rtx3090", "--cache", "0%,10%"), "a share of all experts, above 0"),
         (("--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--set", "scope=layer"), "which policy's?"),
         (("--policy", "lru scope", "--hw", "rtx3090"), "not KEY=VALUES"),
         (("--policy", "lru scope=layer scope=global", "--hw", "rtx3090"), "got it twice"),
@@ -195,28 +193,28 @@ def test_options_that_are_wrong(capsys: Any, tmp_path: Path, words: tuple[str, .
 
 def test_a_dry_run_lists_points_and_runs_none(capsys: Any, tmp_path: Path) -> None:
     words = ("sweep", "--trace", mixtral_shaped(tmp_path), "--policy", "lru", "--policy", "lfu scope=layer,global")
-    words = (*words, "--hw", "rtx3090", "--experts", "40,200", "--dry-run", "--out", tmp_path / "out")
+    words = (*words, "--hw", "rtx3090", "--cache", "40experts,200experts", "--dry-run", "--out", tmp_path / "out")
     said = moesim(capsys, *words)
     assert said.code == 0
     assert said.out.startswith("6 points, 3 to run\n")
     assert said.out.count("lower it, or take a larger GPU") == 3
     assert not (tmp_path / "out").exists()
     listed = moesim(capsys, *words, "--json").json
-    assert [(one["label"], one["experts"], one["status"]) for one in listed["list"]] == [
-        (label, experts, "ok" if experts == 40 else "does_not_fit")
-        for experts in (40, 200)
+    assert [(one["label"], one["cache"], one["status"]) for one in listed["list"]] == [
+        (label, cache, "ok" if cache == "40experts" else "does_not_fit")
+        for cache in ("40experts", "200experts")
         for label in ("lru", "lfu scope=layer", "lfu scope=global")
     ]
 
 
 def test_a_bound_is_of_how_dense_parts_and_states_cross() -> None:
     """Points of one sweep that differ in these have bounds of their own."""
+    from sim.options import RunSpec
     from sim.run import prepare
-    from sim.setup.spec import RunSpec
     from sim.studies.sweep.work import bound_terms
 
     found = []
-    for fields in ({}, {"peer": "all-to-all"}, {"dense": "tensor"}, {"host_links": "split"}):
+    for fields in ({}, {"gpus_dispatch": "all-to-all"}, {"parallel": "tensor"}, {"gpus_host_bandwidth": "split"}):
         setup = prepare(RunSpec(policy="lru", hw="rtx3090", gpus=2, requests=1, **fields))
         try:
             found.append(bound_terms(setup))

@@ -496,7 +496,7 @@ def test_the_command_line(capsys, tmp_path, monkeypatch):
     assert "6x20, k=4" in out
     assert "labels synthetic, fitted-to-source, scaled-by-assumption" in out
     assert moesim(capsys, "synth", source, "-o", target)[0] == 2
-    assert "--force" in moesim(capsys, "synth", source, "-o", target)[2]
+    assert "--overwrite" in moesim(capsys, "synth", source, "-o", target)[2]
     assert moesim(capsys, "synth", source, "--shape", "6by20")[0] == 2
     assert "give one of them" in moesim(capsys, "synth", source, "--shape", "6x20,k=4", "--model", "mixtral-8x7b")[2]
     code, out, _ = moesim(capsys, "stats", source, target)

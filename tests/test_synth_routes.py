@@ -210,7 +210,7 @@ def test_a_drawn_trace_keeps_what_maps_and_histories_live_on(tmp_path, capsys):
 
     def seen(trace, policy):
         with pytest.raises(SystemExit) as stop:
-            main(["run", "--policy", policy, "--cache-frac", "0.2", "--hw", "rtx3090", "--trace", trace, "--json"])
+            main(["run", "--policy", policy, "--cache", "20%", "--hw", "rtx3090", "--trace", trace, "--json"])
         assert stop.value.code == 0
         return json.loads(capsys.readouterr().out)
 

@@ -92,12 +92,12 @@ def run(capsys: pytest.CaptureFixture[str], trace: Path) -> Any:
     [
         ("lru",),
         ("promoe",),
-        pytest.param(("promoe", "--engine", "simpy"), marks=pytest.mark.thorough),
+        pytest.param(("promoe", "--simpy"), marks=pytest.mark.thorough),
         ("moepic", "--requests", 1),
         pytest.param(("hobbit",), marks=pytest.mark.thorough),
         ("hybrimoe",),
         ("daop",),
-        ("lfu", "--gpus", 2, "--experts", 64),
+        ("lfu", "--gpus", 2, "--cache", "64experts"),
         ("on_demand", "--batch", 2),
     ],
     ids=lambda args: "-".join(map(str, args)),
@@ -235,7 +235,7 @@ def test_a_real_run_and_its_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     model, path = tiny_model(tmp_path), tmp_path / "t.json"
     routing = tiny_trace(tmp_path / "r.safetensors", n_layers=4, n_experts=4, top_k=2, n_requests=4, outputs=6)
     args = ("--policy", "lru", "--hw", "rtx3090", "--model", model, "--trace", routing, "--precision", "fp32")
-    real = ("--experts", 8, "--real", "--device", "cpu", "--timeline", path, *WHOLE, "--json")
+    real = ("--cache", "8experts", "--real", "--device", "cpu", "--timeline", path, *WHOLE, "--json")
     said = called(capsys, simulate, *args, *real)
     result = said.json
     drawn = Drawn(path)

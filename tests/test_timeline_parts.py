@@ -264,7 +264,7 @@ def test_a_part_takes_its_share_of_what_the_framework_spends_on_a_copy(tmp_path,
         seen = execute_easy(made)
     assert seen.end_s == 1 + 2 + 2 + 1
     shares = {found.figure: found.share for found in seen.result.provenance.figures}
-    assert shares == pytest.approx({"gpu.kernel_floor_s": 4 / 6, "stack.per_copy_s": 2 / 6})
+    assert shares == pytest.approx({"gpu.kernel_floor_s": 4 / 6, "engine.per_copy_s": 2 / 6})
 
 
 def test_a_policy_is_told_the_share_of_a_part(tmp_path):

@@ -317,8 +317,8 @@ def test_the_verbs(both, tmp_path, capsys):
     with Trace(both[0]) as plain:
         assert json.loads(lines[-1])["sha256"] == plain.sha256
     for args, message in (
-        (["squeeze", back, squeezed], "exists; replace it with --force"),
-        (["squeeze", back, back, "--force"], "is the trace itself"),
+        (["squeeze", back, squeezed], "exists; replace it with --overwrite"),
+        (["squeeze", back, back, "--overwrite"], "is the trace itself"),
         (["squeeze", back, str(tmp_path / "no" / "t")], "there is no folder"),
     ):
         with pytest.raises(SystemExit, match="2"):

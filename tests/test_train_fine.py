@@ -36,7 +36,7 @@ def test_one_command_makes_a_checkpoint_and_a_trace_that_validate_reads(tmp_path
     with open_trace(str(trace)) as opened:
         assert (opened.n_layers, opened.n_experts, opened.top_k) == (16, 32, 8)
     capsys.readouterr()
-    asked = ("--hw", "rtx3090", "--experts", 256, "--outputs", 4, "--policy", "importance alpha=1", "--json")
+    asked = ("--hw", "rtx3090", "--cache", "256experts", "--outputs", 4, "--policy", "importance alpha=1", "--json")
     said = moesim(capsys, "validate", "--checkpoint", run, "--trace", trace, *asked)
     assert said.code == 0, said.err
     (row,) = json.loads(said.out)["policies"]

@@ -29,8 +29,8 @@ def prompts_only(tmp_path: Path) -> Path:
         ("saturate", ["--attain", "0.5"], "--attain, got 0.5 without --slo"),
         (
             "run",
-            ["--contention", "off", "--set", "hw.contention.gpu_slowdown_by_h2d=0.5"],
-            "--set hw.contention.gpu_slowdown_by_h2d, got it with --contention off",
+            ["--set", "sim.contention=off", "--set", "hw.contention.gpu_slowdown_by_h2d=0.5"],
+            "--set hw.contention.gpu_slowdown_by_h2d, got it with --set sim.contention=off",
         ),
     ],
 )
@@ -41,10 +41,10 @@ def test_what_would_do_nothing_is_refused(capsys, trace, verb, words, told):
 
 
 def test_a_drive_that_nobody_reads_is_told(capsys, trace):
-    words = ("--hw", "h200-sxm", "--trace", trace, "--nvme", "gen4x4", "--json")
+    words = ("--hw", "h200-sxm", "--trace", trace, "--drive", "gen4x4", "--json")
     resident = simulated(capsys, "--policy", "gpu_only", *words).json
     assert "drive not used: every expert is on the GPU" in resident["labels"]
-    read = simulated(capsys, "--policy", "lru", *words, "--host-memory", "40GB").json
+    read = simulated(capsys, "--policy", "lru", *words, "--ram", "40GB").json
     assert read["peak_host_bytes"] == read["host_memory"]["peak_bytes"] <= read["host_memory"]["bytes"]
 
 
@@ -53,7 +53,7 @@ def test_without_decoding_nothing_is_called_a_tpot(capsys, trace, prompts_only):
     done = moesim(capsys, "plan", *run, "--trace", prompts_only)
     assert done.code == 2
     assert "plan without --goal, got requests of one output token" in done.error
-    swept = moesim(capsys, "sweep", *run, "--trace", prompts_only, "--cache-frac", "0.2,0.4")
+    swept = moesim(capsys, "sweep", *run, "--trace", prompts_only, "--cache", "20%,40%")
     assert "ms to the first token" in swept.out.replace("\n  ", " ")
     rows = [line for line in swept.out.splitlines() if line.startswith("0.")]
     assert rows

@@ -382,7 +382,7 @@ def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
         "mixtral-8x7b",
         "--device",
         "cpu",
-        "--expert-cache",
+        "--cache",
         "100GB",
         "--requests",
         1,

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from calibrate import duplex
+from sim.options import RunSpec
 from sim.real.order import grouped, order, told
 from sim.real.validate import Case, World, compared, judge, parts_at, summary
 from sim.results.schema import Copies, HitRates, Statistic
-from sim.setup.spec import RunSpec
 
 
 def test_slow_downs_are_worked_out_from_overlap():

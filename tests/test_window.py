@@ -11,12 +11,12 @@ from cli_help import moesim
 
 from sim.base.errors import BadInput
 from sim.machine.cost import Cost
+from sim.options import RunSpec
 from sim.profiles.geometry import Window
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import Model, load_model
 from sim.profiles.stack import load_stack
 from sim.setup.prepare import prepare
-from sim.setup.spec import RunSpec
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
 
 OSS, GEMMA = load_model("gpt-oss-20b"), load_model("gemma-4-26b-a4b")
@@ -93,7 +93,7 @@ def test_memory_has_the_window_of_each_request() -> None:
     of_layer = narrow.model.kv_bytes_per_token_per_layer()
     assert every - narrow.memory.parts.kv_cache_bytes == 2 * of_layer * sum(n - 10 for n in lengths)
     narrow.close()
-    spec = RunSpec(policy="lru", hw="rtx4090", trace="olmoe-1b-7b", batch=3, kv_memory_bytes=10**9, set=settings)
+    spec = RunSpec(policy="lru", hw="rtx4090", trace="olmoe-1b-7b", batch=3, kv_memory=10**9, set=settings)
     pool = prepare(spec)
     assert pool.memory.parts.kv_cache_bytes == 10**9  # a page has room for every layer's
     pool.close()

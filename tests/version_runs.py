@@ -15,9 +15,9 @@ from untaught import UNTAUGHT
 
 from sim.base.errors import MoesimError
 from sim.base.json import finite
+from sim.options import RunSpec
 from sim.policy.registry import policies
 from sim.run import execute, prepare
-from sim.setup.spec import RunSpec
 
 SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2))  # batch, GPUs
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import policies
 from policies.fine_moe.map_track import KEPT
+from sim.options import RunSpec
 from sim.policy import keep
 from sim.run import assemble, prepare, training_split
-from sim.setup.spec import RunSpec
 from traces.format.catalogue import bundled_traces
 
 

@@ -21,7 +21,7 @@ for row in table.to_dict("records"):
         print(f"{row['as']}: not told apart from {', '.join(row['not_told_apart'])}")
 
 # %% Does the order depend on what share of the experts has room? A row per combination.
-budgets = moesim.sweep(["lru", "lfu"], cache_frac=[0.05, 0.1, 0.2], **HERE)
+budgets = moesim.sweep(["lru", "lfu"], cache=[0.05, 0.1, 0.2], **HERE)
 for figure in ("tpot_mean_s", "hit_rate"):
     print(f"\n{figure}")
     pivot = budgets.pivot_table(figure, "cache_frac", "label").rename_axis(columns=None).reset_index()

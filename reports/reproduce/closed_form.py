@@ -62,7 +62,7 @@ def cost_of(
     Args:
         shares: what runs at once shares memory.
     """
-    own: dict[str, dict[str, object]] = {"hw": {}, "stack": {}}
+    own: dict[str, dict[str, object]] = {"hw": {}, "engine": {}}
     for key, value in (settings or {}).items():
         group, _, path = key.partition(".")
         own[group][path] = value

@@ -43,7 +43,7 @@ class Fitted:
             pinned: whether experts lie in page-locked memory; what changes is the bandwidth they are copied at.
         """
         if self.constant.form == "per_layer":
-            return {"stack.per_layer_s": self.value_s}
+            return {"engine.per_layer_s": self.value_s}
         if self.constant.form == "gpu_gb":
             return {"hw.gpu.memory_bandwidth_bytes_per_s": GB / self.value_s}
         link = "h2d" if pinned else "h2d_pageable"

@@ -189,6 +189,6 @@ def top_share(row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def link_word(row: Row, _: Settings) -> dict[str, Figure]:
-    """What `--link` says of a link, whatever the card."""
+    """What `--pcie` says of a link, whatever the card."""
     rate = bandwidth(bus_of(LINK), up=True).value / GB
     return dict.fromkeys(row.published, rate)

@@ -14,10 +14,10 @@ from reports.reproduce.constants import Fitted
 from reports.reproduce.inputs import Drawn
 from reports.reproduce.rows import Constant, Experiment, Row, TraceKind
 from sim.base.errors import BadInput
+from sim.options import RunSpec
 from sim.profiles.models import Model
 from sim.results.expectations import judged, parsed
 from sim.setup.pairing import shape_of
-from sim.setup.spec import RunSpec
 
 Steps = Callable[[str], Any]  # a title -> a context that yields progress(done, total)
 
@@ -104,7 +104,7 @@ class Runs(NamedTuple):
             return None
         settings: dict[str, float] = {}
         if constant is not None and constant.constant.hw in ("", hw):
-            pinned = "stack.pinned=false" not in experiment.systems[system].split()
+            pinned = "engine.pinned=false" not in experiment.systems[system].split()
             settings = constant.settings(hw, model, precision, pinned)
         # A constant stands for the stack it was fitted on, also beside systems that have none.
         on = "bare" if settings or experiment.constants else self.stack
@@ -236,7 +236,7 @@ def combine(
             left_out[f"{label}, {model}"] = f"no {row.relation} over nothing"
             del figures[label]
         cases.append(_scaled(row, figures) if row.relation == "ratio" else figures)
-        rooms.append(float(experiment.cases[case].get("vram_bytes") or 0))
+        rooms.append(float(experiment.cases[case].get("vram") or 0))
     labels = [*row.published, *row.beside]
     if row.relation == "memory":
         sizes = [(label, [(n, case.get(label)) for n, case in zip(rooms, cases, strict=True)]) for label in labels]

@@ -20,7 +20,8 @@ from sim import __version__
 from sim.base import digests
 from sim.base.errors import BadInput, MoesimError
 from sim.base.files import parse_yaml, replacing
-from sim.setup.spec import RunSpec
+from sim.options import RunSpec
+from sim.options import spec_of as named
 from sim.workload.load import NONE
 
 SEED = 0
@@ -30,7 +31,7 @@ DEFECT = "a defect of the program:"
 MISSES_PER_ACTIVATION = "misses_per_activation"
 PREFILL_RATE = "prefill_tokens_per_s"
 # What a system may say about its run, beside its policy's parameters.
-OF_RUN = ("batch", "prefill_chunk", "scheduler", "experts", "cache_frac", "precision", "stack", "draft", "hw")
+OF_RUN = ("batch", "prefill_chunk", "scheduler", "cache", "precision", "engine", "draft", "hw")
 Progress = Callable[[int, int], None]
 Result = dict[str, Any]
 
@@ -47,7 +48,7 @@ def spec_of(
         (fields if key in OF_RUN else settings)[key] = parse_yaml(text, f"system {system}, {key}")
     model = str(fields.pop("model"))
     own = HERE / "models" / f"{model}.yaml"
-    return msgspec.convert(
+    return named(
         {
             "policy": policy,
             "model": str(own) if own.exists() else model,
@@ -56,11 +57,10 @@ def spec_of(
             "requests": experiment.requests or None,
             "arrivals": NONE,  # whatever the trace's own are: a case names those of its paper
             "seed": SEED,
-            "stack": stack,
+            "engine": stack,
             "slo": experiment.slo,
             **fields,
-        },
-        RunSpec,
+        }
     )
 
 

@@ -27,9 +27,7 @@ def fault_of(error: BaseException, doing: str) -> BaseException:
             "memory, or take a smaller --model"
         )
     if isinstance(error, MemoryError) or any(word in lower for word in TOO_LITTLE):
-        return DeviceFault(
-            f"out of memory while {doing} ({text}): lower --experts, --cache-frac or --batch, or take --model cpu-small"
-        )
+        return DeviceFault(f"out of memory while {doing} ({text}): lower --cache or --batch, or take --model cpu-small")
     if isinstance(error, RuntimeError) and any(word in lower for word in LOST):
         return DeviceFault(
             f"the device was lost while {doing} ({text}): results so far are kept; check the driver's "

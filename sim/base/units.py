@@ -28,7 +28,7 @@ _SIZE_UNITS = {
 }
 
 
-RAM = ("host_memory_bytes", "memory_bytes")
+RAM = ("memory_bytes",)
 """Fields that hold an amount of RAM. It is sold, and shown by operating systems, in binary units under decimal names: a
 machine with `128GB` has 128 GiB. So that is what it means here, in the option and in the profile alike. Files, VRAM and
 caches stay decimal, as model cards and data sheets have them."""

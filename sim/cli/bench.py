@@ -49,10 +49,10 @@ class Row(NamedTuple):
 
 LRU = "--policy lru --set scope=global --hw rtx3090"
 LINKS = "hw.h2d.bandwidth_bytes_per_s=" + ",".join(str(10**10 + i * 10**9) for i in range(64))
-KEPT = "simulate --policy fine_moe --hw rtx3090 --requests 4 --spans --out {folder}/kept"
+KEPT = "simulate --policy fine_moe --hw rtx3090 --requests 4 --set out.spans=on --out {folder}/kept"
 LOGGED = "--arrivals {log} --requests"
 COMPOSE = f"moesim traces compose mixtral-8x7b-small -o {{folder}}/load.safetensors --lengths arrivals {LOGGED} 200"
-LOAD = f"simulate {LRU} --batch 4 --trace {{folder}}/load.safetensors --rate-scale 0.001 --json {LOGGED}"
+LOAD = f"simulate {LRU} --batch 4 --trace {{folder}}/load.safetensors --set arrivals.scale=0.001 --json {LOGGED}"
 WORK = "from sim.cli import bench_work; found = bench_work."
 NEVER_DRAWN = "import platformdirs; platformdirs.user_cache_dir = lambda *_, **__: f'{folder}/{os.getpid()}'"
 GLM = f"{NEVER_DRAWN}; from sim.cli import simulate; simulate('--policy lru --hw h200-sxm --model glm-4.6 --requests 1'"
@@ -66,8 +66,8 @@ ROWS = (
     Row("compare, two requests", "moesim compare --policy all --hw rtx3090 --requests 2", "imports", 80.0),
     Row("compare, all requests", "moesim compare --policy all --hw rtx3090", "imports", 700.0),
     Row("bound of 810,000 tokens", f"{WORK}bound(folder, 810_000, 810)", "imports", 43.0),
-    Row("one link", f"simulate {LRU} --experts 48"),
-    Row("64 links", f"moesim sweep {LRU} --experts 48 --workers 1 --set {LINKS}", "one link", 3.0),
+    Row("one link", f"simulate {LRU} --cache 48experts"),
+    Row("64 links", f"moesim sweep {LRU} --cache 48experts --workers 1 --set {LINKS}", "one link", 3.0),
     Row("a page", "moesim report {folder}/kept -o {folder}/page.html", "", 1.5e6, unit="B", first=KEPT),
     Row("bare SimPy", f"{WORK}timeouts()", unit="timeouts/s"),
     *(

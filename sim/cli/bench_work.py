@@ -53,9 +53,9 @@ def synthetic_trace(path: Path, shape: tuple[int, int, int], n_store: int, n_tes
 
 def prepared(folder: str, policy: str, n_store: int, n_test: int, requests: int = 1, **rest: Any) -> closing[Setup]:
     """A run over such a trace on an RTX 3090."""
+    from sim.options import RunSpec
     from sim.profiles.models import load_model
     from sim.run import prepare
-    from sim.setup.spec import RunSpec
 
     asked = {"model": "mixtral-8x7b", **rest}
     model, trace = load_model(asked["model"]), Path(folder) / "synthetic.safetensors"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "policies",
     multiple=True,
     metavar="'NAME KEY=VALUE ...'",
-    help="A policy, with parameters of its own, stack= or predictor= after its name; repeat it, or `all`.",
+    help="A policy, with parameters of its own, engine= or predictor= after its name; repeat it, or `all`.",
 )
 @spec_options
 @click.option(
@@ -144,7 +144,7 @@ def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named
     if not item.split():
         raise BadInput("--policy, got an empty name: name a policy, or `all`; `moesim policies` lists them")
     name, *own = split(item)
-    # Parameters of one policy are no business of the others: only shared groups pass through --set.
+    # Parameters of one policy are no business of the others: only dotted names pass through --set.
     bare = [pair for pair in settings if "." not in pair.partition("=")[0]]
     if bare:
         raise BadInput(f"--set, got {bare[0]!r}: which policy's? write it behind the name, --policy 'NAME {bare[0]}'")

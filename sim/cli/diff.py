@@ -10,7 +10,7 @@ import click
 
 from sim.cli.progress import Bar
 from sim.cli.say import say
-from sim.cli.spec_options import spec_options, tell_drawing
+from sim.cli.spec_options import spec_options, stated, tell_drawing
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
@@ -50,13 +50,9 @@ def command(
     """
     from sim.studies.diff.python_api import compared
 
-    fields = {name: value for name, value in given.items() if value is not None}
-    if "slo" in fields:
-        from sim.workload.slo import parse_slo
-
-        fields["slo"] = parse_slo(fields["slo"])
+    fields = stated(given, settings)
     with tempfile.TemporaryDirectory(prefix="moesim-") as scratch, Bar("comparing runs") as bar:
-        found = compared(a, b, fields, settings, Path(scratch), not no_replay, one_at_a_time, bar.update, tell_drawing)
+        found = compared(a, b, fields, Path(scratch), not no_replay, one_at_a_time, bar.update, tell_drawing)
     if as_json:
         from sim.base.json import to_json
 

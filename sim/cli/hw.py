@@ -15,14 +15,14 @@ from sim.base.units import RAM, show_bytes, show_count, show_flops, show_ram, sh
 from sim.cli.say import say
 from sim.profiles import find as profiles
 from sim.profiles.hardware import CPUS, GPUS, Bus, Hardware, Quantity, load_cpu, load_hardware
-from sim.profiles.overrides import parse_set
+from sim.profiles.overrides import grouped, parse_set
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", required=False, metavar="[NAME|FILE]")
 @click.option("--set", "settings", multiple=True, metavar="hw.KEY=VALUE", help="Change a figure, e.g. hw.cpu=ID.")
-@click.option("--link", metavar="WORD", help="Put the card on another link: pcie3x4 to pcie6x16.")
-@click.option("--links", is_flag=True, help="List the words of --link: what copies reach, and who measured it.")
+@click.option("--pcie", "link", metavar="WORD", help="Put the card on another link: gen3x4 to gen6x16.")
+@click.option("--links", is_flag=True, help="List the words of --pcie: what copies reach, and who measured it.")
 @click.option("--cpus", is_flag=True, help="List the CPUs that --set hw.cpu=ID puts beside a card.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
 @click.option(
@@ -40,12 +40,12 @@ def command(
     """List hardware profiles, or show one: an id, an alias, or a profile file."""
     if links or cpus:
         if (links and cpus) or name is not None or settings or link is not None or as_json or as_yaml:
-            word, what = ("--links", "the words of --link") if links else ("--cpus", "what --set hw.cpu takes")
+            word, what = ("--links", "the words of --pcie") if links else ("--cpus", "what --set hw.cpu takes")
             raise BadInput(f"{word}, got something beside it: it lists {what}; give it alone")
         say(_links() if links else _cpus(), nl=False)
         return
-    changes = parse_set(settings)
-    if changes.model or changes.stack or changes.policy or changes.policies:
+    changes = grouped(parse_set(settings))
+    if changes.model or changes.engine or changes.policy or changes.policies:
         raise BadInput("--set, got a key of something else: only hw.* belongs here; write e.g. --set hw.cpu=xeon-8358p")
     if as_yaml:
         click.echo(
@@ -54,7 +54,7 @@ def command(
         return
     if name is None:
         if link is not None:
-            raise BadInput("--link, got it without a profile: name one, e.g. moesim hw rtx3090 --link pcie5x16")
+            raise BadInput("--pcie, got it without a profile: name one, e.g. moesim hw rtx3090 --pcie gen5x16")
         if settings:
             raise BadInput("--set, got it without a profile: name one, e.g. moesim hw rtx3090 --set hw.cpu=xeon-8358p")
         found = [load_hardware(key) for key in bundled(GPUS, ".yaml")]

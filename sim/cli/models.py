@@ -14,7 +14,7 @@ from sim.cli.say import say
 from sim.profiles import find as profiles
 from sim.profiles.gguf import BLOCKS, MIXES
 from sim.profiles.models import PACKAGE, Model, load_model, model_names
-from sim.profiles.overrides import parse_set
+from sim.profiles.overrides import grouped, parse_set
 from sim.profiles.precisions import BITS_PER_PARAM, PLAIN
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 )
 def command(name: str | None, settings: tuple[str, ...], as_json: bool, as_yaml: bool) -> None:
     """List MoE models, or show one: an id, an alias, a model file, or a Hugging Face config.json."""
-    changes = parse_set(settings)
-    if changes.hw or changes.stack or changes.policy or changes.policies:
+    changes = grouped(parse_set(settings))
+    if changes.hw or changes.engine or changes.policy or changes.policies:
         raise BadInput("--set, got a key of something else: only model.* belongs here; write e.g. --set model.top_k=4")
     if as_yaml:
         click.echo(profiles.as_a_start(PACKAGE, "model", name, alone=not (settings or as_json)), nl=False)

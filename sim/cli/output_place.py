@@ -24,14 +24,18 @@ class OutputFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         place = super().convert(value, param, ctx)
-        if ctx is None or not ctx.resilient_parsing:
-            from sim.base.files import must_be_writable
+        return place if ctx is not None and ctx.resilient_parsing else self.checked(place, _name(param))
 
-            try:
-                must_be_writable(Path(os.fsdecode(place)), self.folder)
-            except BadInput as error:
-                raise BadInput(f"{_name(param)}, got {error}") from None
-        return place
+    def checked(self, place: Any, what: str) -> Path:
+        """The place that `what` names. Raises BadInput where it cannot be written."""
+        from sim.base.files import must_be_writable
+
+        path = Path(os.fsdecode(place))
+        try:
+            must_be_writable(path, self.folder)
+        except BadInput as error:
+            raise BadInput(f"{what}, got {error}") from None
+        return path
 
 
 class OutputFolder(OutputFile):

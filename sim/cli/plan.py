@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     help="Policies to choose from; default: every installed one that leaves what the model computes as it is.",
 )
 @axes
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A figure, hw.*, model.* or stack.*.")
 @click.option(
     "--prices",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -88,8 +87,7 @@ def command(
     workers: int | None,
     cluster: str | None,
     as_json: bool,
-    slo: str | None,
-    **axes: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Plan capacity: goals in, the cheapest machine and policy that reach them out.
 
@@ -102,7 +100,7 @@ def command(
     from sim.studies.sweep.point_store import Records
     from sim.studies.sweep.work import closing_ready
 
-    if not goals and measured is None and (least or len(axes["hw"]) != 1 or "," in axes["hw"][0]):
+    if not goals and measured is None and (least or len(options["hw"]) != 1 or "," in options["hw"][0]):
         raise BadInput(
             "--goal, got none: say what is to be reached, e.g. --goal 'tpot_s.mean <= 100ms'; or name one --hw, to "
             "compare what streaming, caching and its CPU give there"
@@ -111,7 +109,7 @@ def command(
         raise BadInput("--measured, got it with --goal or --least-memory: another question; ask one at a time")
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
-    asked = Asked(goals_of(goals), given(policies, axes, settings, slo), prices, every, not quick, workers)
+    asked = Asked(goals_of(goals), given(policies, options, settings), prices, every, not quick, workers)
     asked = replace(asked, pool=pool_of(workers, cluster), records=Records(out))
     asked.records.begin_plan(resume)
     found: Answered

@@ -45,7 +45,8 @@ LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For every draw.")
 @click.option(
-    "--store-frac",
+    "--train-frac",
+    "store_frac",
     type=click.FloatRange(0, 1),
     default=0.7,
     show_default=True,
@@ -67,15 +68,15 @@ LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"
 @click.option("--offline", is_flag=True, help="Use files already downloaded only.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model. Off unless you say so.")
 @click.option("--resume", is_flag=True, help="Continue where a recording was cut off.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
-def command(model: str, resume: bool, force: bool, embedding_width: str, **options: Any) -> None:
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+def command(model: str, resume: bool, overwrite: bool, embedding_width: str, **options: Any) -> None:
     """Run prompts through an MoE model and record how it routes.
 
     The model is a folder, a Hugging Face name, or a checkpoint that comes with this installation (mixtral-8x7b-small);
     weights must be safetensors. docs/record.md lists the classes.
     """
-    if resume and force:
-        raise BadInput("--resume and --force, got both: continue what was begun, or begin anew")
+    if resume and overwrite:
+        raise BadInput("--resume and --overwrite, got both: continue what was begun, or begin anew")
     width = _width(embedding_width)
     trust = {key: options.pop(key) for key in ("revision", "trust_remote_code", "offline")}
     from traces.record.load import Source, named
@@ -89,7 +90,7 @@ def command(model: str, resume: bool, force: bool, embedding_width: str, **optio
             def told(done: int, total: int, rows: int) -> None:
                 bar.update(done, total, f"recorded {done:,} of {total:,} requests, {rows:,} rows")
 
-            done = record(settings, resume, force, told)
+            done = record(settings, resume, overwrite, told)
     except OSError as error:
         raise BadInput(f"{options['out']}: {error.strerror or error}; mend that and continue with --resume") from None
     if not done.fresh:

@@ -26,7 +26,7 @@ IMAGES = (".svg", ".png")
 @click.command(
     cls=UniqueOptions,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: simulate --policy fine_moe --hw rtx3090 --requests 4 --out runs/a --spans; "
+    epilog="Example: simulate --policy fine_moe --hw rtx3090 --requests 4 --out runs/a --set out.spans=on; "
     "moesim report runs/a -o a.html. Several runs make a comparison: moesim report runs/a runs/b -o ab.html",
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")

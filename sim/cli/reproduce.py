@@ -44,7 +44,7 @@ KINDS = ("a", "b", "c")
     "these that an experiment is judged on, in half the time.",
 )
 @click.option(
-    "--stack",
+    "--engine",
     default="bare",
     show_default=True,
     metavar="NAME|FILE",

@@ -10,82 +10,68 @@ import click
 
 from sim import __version__
 from sim.base.errors import one_line
-from sim.cli.output_place import OutputFile, OutputFolder
 from sim.cli.progress import RunBar
-from sim.cli.run_request import RunRequest
+from sim.cli.run_request import ANYWHERE, RunRequest
 from sim.cli.say import say
-from sim.cli.spec_options import spec_options, specify, tell_drawing, warn_if_changed
-from sim.cli.unique_options import UniqueOptions
+from sim.cli.spec_options import run_options, specify, tell_drawing, warn_if_changed
+from sim.cli.unique_options import Grouped, UniqueOptions
+from sim.options import OUTPUT, OUTPUTS
 from sim.results.expectations import judged, of_results, parsed
-from sim.results.keep import TIMELINE_ITERATIONS, timeline_start
 
 if TYPE_CHECKING:
     from sim.results.expectations import Judged
     from sim.run import Outcome
 
+REAL = "Real runs"
+
 
 @click.command(
     cls=UniqueOptions,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: simulate --policy fine_moe --hw rtx3090 --cache-frac 0.2. Sizes take kB, MB, GB (powers of "
+    epilog="Example: simulate --policy fine_moe --hw rtx3090 --cache 20%. Sizes take kB, MB, GB (powers of "
     "1000) or KiB, MiB, GiB. Names: moesim policies, moesim hw, moesim models, moesim traces.",
 )
 @click.version_option(__version__, prog_name="moesim")
+@run_options(without=())
 @click.option(
-    "--policy",
-    metavar="'NAME|FILE.py KEY=VALUE ...'",
-    help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class]; its parameters after its name.",
-)
-@spec_options
-@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Start from a saved configuration.")
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=OutputFolder(),
-    help="Write configuration, result and tables; missing folders are made.",
-)
-@click.option(
-    "--spans", "with_spans", is_flag=True, help="With --out: write what every lane did, too; some hundred rows a token."
-)
-@click.option(
-    "--force", is_flag=True, help="Replace what --out and --timeline hold; show percentiles of an unstable queue."
-)
-@click.option(
-    "--timeline",
+    "--config",
+    cls=Grouped,
+    group=OUTPUT,
     metavar="FILE",
-    type=OutputFile(),
-    help="Write the lanes as trace events for Perfetto; missing folders are made.",
+    type=click.Path(path_type=Path),
+    help="Start from a saved configuration.",
 )
-@click.option(
-    "--timeline-from",
-    metavar="N|TIME",
-    default="0",
-    callback=lambda _ctx, _param, text: timeline_start(text),
-    help="Its first iteration, or when that is under way: 120, or 2.5s; default: 0.",
-)
-@click.option(
-    "--timeline-iterations",
-    type=click.IntRange(min=1),
-    default=TIMELINE_ITERATIONS,
-    show_default=True,
-    metavar="N",
-    help="How many iterations the timeline covers.",
-)
-@click.option("--real", is_flag=True, help="Carry it out on this machine, with the prediction for --hw beside it.")
-@click.option("--device", metavar="cpu|cuda:N", help="Where --real runs; default: a GPU if there is one, else the CPU.")
-@click.option(
-    "--checkpoint",
-    metavar="NAME|FOLDER",
-    help="With --real: weights and geometry of this model in place of random ones.",
-)
+@run_options(table=OUTPUTS)
+@click.option("--overwrite", cls=Grouped, group=OUTPUT, is_flag=True, help="Replace what --out and --timeline hold.")
 @click.option(
     "--expect",
     "expected",
+    cls=Grouped,
+    group=OUTPUT,
     multiple=True,
     metavar="'KEY >= N'",
     help="Exit 1 unless this figure of the result keeps to it: 'hit_rate >= 30%', 'tpot_s.mean < 650ms'; repeat it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option(
+    "--json", "as_json", cls=Grouped, group=OUTPUT, is_flag=True, help="Print one JSON object and nothing else."
+)
+@click.option(
+    "--real",
+    cls=Grouped,
+    group=REAL,
+    is_flag=False,
+    flag_value=ANYWHERE,
+    metavar="[=DEVICE]",
+    help="Carry it out on this machine, with the prediction for --hw beside it: --real=cpu, --real=cuda:1; default: a "
+    "GPU if there is one, else the CPU.",
+)
+@click.option(
+    "--checkpoint",
+    cls=Grouped,
+    group=REAL,
+    metavar="NAME|FOLDER",
+    help="With --real: weights and geometry of this model in place of random ones.",
+)
 def command(**options: Any) -> int:
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""
     expectations = parsed(options["expected"])
@@ -123,8 +109,7 @@ def _run(request: RunRequest) -> Outcome:
         from sim.results.sinks import check_places, recorded
 
         check_places(request.keep)
-    given = {**request.given, "unstable": True} if request.keep.force else request.given
-    spec, meant = specify(given, request.settings, request.config)
+    spec, meant = specify(request.given, request.settings, request.config)
     tell_drawing(spec)
     from sim.run import execute, prepare
 
@@ -154,7 +139,7 @@ def _print(outcome: Outcome, request: RunRequest) -> None:
     if keep:
         say()
     if keep.out is not None:
-        less = "" if keep.with_spans else "; --spans adds what every lane did"
+        less = "" if keep.with_spans else "; --set out.spans=on adds what every lane did"
         say(f"written: {keep.out} (again: simulate --config {keep.out / 'config.yaml'}{less})")
     if keep.timeline is not None:
         say(f"written: {keep.timeline} (open it at ui.perfetto.dev)")

@@ -13,10 +13,10 @@ from sim.cli.say import say
 
 if TYPE_CHECKING:
     from sim.cli.run_request import RunRequest
+    from sim.options import RunSpec
     from sim.real.run import Measured
     from sim.results.record import Result
     from sim.setup.setup import Setup
-    from sim.setup.spec import RunSpec
 
 
 def run_real(request: RunRequest) -> int:
@@ -142,7 +142,7 @@ def _print(done: Measured, request: RunRequest) -> None:
     of_clock = {
         key: value
         for key, value in done.result.overrides.items()
-        if key != "link" and not key.startswith(("hw.", "stack."))
+        if key not in ("cpu", "pcie") and not key.startswith(("hw.", "engine."))
     }
     shown = msgspec.structs.replace(done.result, hw=done.result.device or "", overrides=of_clock)
     say(f"measured: {verdict(shown)}", bold=True)

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from sim.base.errors import BadInput
-from sim.results.keep import FIRST, TIMELINE_ITERATIONS, Keep
+from sim.cli.output_place import OutputFile, OutputFolder
+from sim.options import OUTPUTS, Output
+from sim.profiles.overrides import parse_set
+from sim.results.keep import TIMELINE_ITERATIONS, Keep, timeline_start
 
-KEPT = ("out", "with_spans", "force", "timeline", "timeline_iterations", "timeline_from")
+ANYWHERE = "where it is quickest"
+"""What `--real` stands for without a device."""
 
 
 @dataclass(frozen=True)
@@ -35,39 +39,48 @@ class RunRequest:
     @classmethod
     def of(cls, options: dict[str, Any]) -> Self:
         """The request of a command's options. Raises BadInput for options that contradict one another."""
-        keep = Keep(**{name: options[name] for name in KEPT})
-        own = {name: options[name] for name in cls.__dataclass_fields__ if name in options}
-        given = {name: value for name, value in options.items() if name not in own and name not in KEPT}
-        request = cls(given=given, keep=keep, **own)
+        settings, output = [], {row.field: options.pop(row.field) for row in OUTPUTS.rows if row.flags}
+        for text in options.pop("settings"):
+            key = text.partition("=")[0].strip()
+            if key.partition(".")[0] in OUTPUTS.prefixes - {"run"} and OUTPUTS.names(key):
+                output |= {"set": {**output.get("set", {}), **parse_set([text])}}
+            else:
+                settings.append(text)
+        output = {name: value for name, value in output.items() if value is not None}
+        where: Output = OUTPUTS.spec(output, "output")
+        places = (("--out", where.out, OutputFolder()), ("--timeline", where.timeline, OutputFile()))
+        out, timeline = (None if place is None else kind.checked(place, name) for name, place, kind in places)
+        if timeline is None and (where.timeline_from, where.timeline_iterations) != ("0", TIMELINE_ITERATIONS):
+            raise BadInput("--set timeline.*, got it without --timeline: which file? add --timeline FILE")
+        keep = Keep(
+            out=out,
+            with_spans=where.out_spans,
+            overwrite=options.pop("overwrite"),
+            timeline=timeline,
+            timeline_iterations=where.timeline_iterations,
+            timeline_from=timeline_start(where.timeline_from),
+        )
+        own = {name: options.pop(name) for name in ("config", "as_json", "expected", "checkpoint")}
+        device = options.pop("real")
+        own |= {"real": device is not None, "device": None if device == ANYWHERE else device}
+        request = cls(given=options, settings=tuple(settings), keep=keep, **own)
         request.check()
         return request
 
     def check(self) -> None:
         """Raises BadInput for options that contradict one another."""
         if self.keep.with_spans and self.keep.out is None:
-            raise BadInput("--spans, got it without --out: it adds a table to the folder of --out; add --out DIR")
+            raise BadInput("--set out.spans, got it without --out: it adds a table to that folder; add --out DIR")
         router = self.given.get("router")
         if router is not None and self.config is None and self.given.get("replicas") in (None, 1):
             raise BadInput(f"--router, got {router!r} with one replica: there is nobody to choose; add --replicas N")
-        if self.keep.timeline is None:
-            moved = self.keep.timeline_from[1:] != FIRST[1:]
-            if moved or self.keep.timeline_iterations != TIMELINE_ITERATIONS:
-                name = "from" if moved else "iterations"
-                raise BadInput(f"--timeline-{name}, got it without --timeline: which file? add --timeline FILE")
         if self.real:
-            if self.given.get("energy") is not None:
-                raise BadInput(
-                    f"--energy, got {self.given['energy']!r} with --real: joules come of a profile's watts, and a real "
-                    "run measures none; simulate it"
-                )
             if self.expected:
                 raise BadInput(
                     "--expect, got it with --real: measured figures differ from run to run; hold a simulation to it, "
                     "or see moesim validate --tolerance"
                 )
             return
-        if self.device is not None:
-            raise BadInput(f"--device, got {self.device!r}: it says where --real runs; add --real, or leave it out")
         if self.checkpoint is not None:
             raise BadInput(
                 f"--checkpoint, got {self.checkpoint!r}: weights are what --real computes with; add --real, or leave "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
@@ -12,7 +12,7 @@ from sim.base.errors import BadInput
 from sim.cli.output_place import OutputFile
 from sim.cli.progress import Bar
 from sim.cli.say import say
-from sim.cli.spec_options import spec_options, tell_drawing
+from sim.cli.spec_options import run_options, tell_drawing
 from sim.cli.unique_options import UniqueOptions
 
 REQUESTS = 200
@@ -31,7 +31,7 @@ ATTAIN = 0.95
     metavar="'NAME KEY=VALUE ...'",
     help="A policy, with parameters of its own after its name; repeat it.",
 )
-@spec_options
+@run_options(without=("policy", "arrivals"))  # the rate is what is looked for
 @click.option(
     "--attain",
     "kept_frac",
@@ -78,8 +78,9 @@ def command(
     from sim.studies.compare import by_scheduler, expanded
     from sim.studies.saturate.search import saturate
     from sim.studies.saturate.text import answer, curve_table, rates_table
+    from sim.workload.slo import slo_text
 
-    promised = given.get("slo") or ""
+    promised = slo_text(given.get("slo") or {})
     if kept_frac is None:
         kept_frac = ATTAIN
     elif not 0 < kept_frac <= 1:
@@ -124,8 +125,3 @@ def command(
     if out is not None:
         say()
         say(f"written: {out}")
-
-
-for _option in command.params:
-    if _option.name in ("arrivals", "rate_scale"):  # refused, for the rate is what is looked for
-        cast(click.Option, _option).hidden = True

@@ -1,4 +1,4 @@
-"""What makes a run: the options that `simulate` and `moesim compare` share, and the run they ask for."""
+"""What makes a run: click's options of the rows of `sim.options`, and the run that they ask for."""
 
 from __future__ import annotations
 
@@ -9,218 +9,130 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
-from sim.base.units import parse_size
-from sim.workload import routers
-from sim.workload.schedulers import DEFAULT, schedulers
+from sim.cli.unique_options import Grouped
+from sim.options import OPTIONS, Option, RunSpec, Table
 
 if TYPE_CHECKING:
     from sim.run import Setup
-    from sim.setup.spec import RunSpec
 
-LEAST_MEANT = 1000  # bytes without a unit: fewer hold no expert of any model
-
-
-class Size(click.ParamType[int]):
-    """Bytes, written with or without a unit."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        option = param.opts[0] if param else self.name
-        n_bytes = parse_size(value, param.name or "" if param else "", option)
-        if 0 < n_bytes < LEAST_MEANT and value.strip().isdigit():
-            raise BadInput(f"{option}, got {value!r}: that is {n_bytes} bytes; did you mean {value.strip()}GB?")
-        return n_bytes
+SEVERAL, NUMBERS = "A,B,...", "A,B | FROM:TO:STEP"
 
 
-# What makes a run besides its policy; `moesim compare` takes the same.
-SPEC_OPTIONS = (
-    click.option("--hw", metavar="NAME|FILE", help="GPU and its machine: see `moesim hw`."),
-    click.option("--model", metavar="NAME|FILE", help="Geometry; default: a model of the trace's routing shape."),
-    click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: the bundled one."),
-    click.option(
-        "--precision", metavar="TYPE", help="Type of the weights: bf16 (default), q4_k_m ... (`moesim models MODEL`)."
-    ),
-    click.option("--link", metavar="WORD", help="Put the card on another link: pcie3x4 to pcie6x16."),
-    click.option("--vram", "vram_bytes", type=Size(), help="Cap the GPU's whole memory."),
-    click.option("--expert-cache", "expert_cache_bytes", type=Size(), help="Cap the expert part, in bytes."),
-    click.option("--experts", type=int, metavar="N", help="Cap the expert part, in whole experts over all GPUs."),
-    click.option("--cache-frac", type=float, metavar="F", help="Cap the expert part, as a share of all experts."),
-    click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="A parameter of the policy, or hw.*, model.*, stack.*; repeat it.",
-    ),
-    click.option("--stack", metavar="NAME|FILE", help="Serving framework and what it costs; default: bare."),
-    click.option("--gpus", type=int, metavar="N", help="GPUs that hold experts; default: 1."),
-    click.option(
-        "--peer",
-        metavar="WAY",
-        help="How tokens cross to experts on other GPUs: per-expert (default), or all-to-all: together, in a queue.",
-    ),
-    click.option("--placement", metavar="FILE", help="Which GPU each expert lives on; default: dealt round-robin."),
-    click.option(
-        "--dense",
-        metavar="WAY",
-        help="Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers "
-        "(whole ones, experts included; layers:3/1: by shares); default: gpu0, or what the stack's engine does "
-        "(llama_cpp: layers).",
-    ),
-    click.option(
-        "--host-links",
-        metavar="WAY",
-        help="Its bandwidth for copies to several GPUs: apart (default: no limit), shared, or split in equal parts.",
-    ),
-    click.option(
-        "--host-memory",
-        "host_memory_bytes",
-        type=Size(),
-        help="RAM for experts, in which GB is GiB, as it is sold; default: what the profile's host has.",
-    ),
-    click.option(
-        "--nvme",
-        metavar="DRIVE",
-        help="Read from a drive what host memory does not hold: gen3x4, gen4x4, gen5x4, own; with terms, e.g. "
-        "gen4x4:depth=8:block=256KiB:reads=buffered:ahead=2:start=warm.",
-    ),
-    click.option(
-        "--ram-policy", metavar="NAME|FILE", help="Which experts stay in host memory above --nvme; default: lru."
-    ),
-    click.option("--replicas", type=int, metavar="N", help="Equal machines, each with its own --gpus; default: 1."),
-    click.option(
-        "--router",
-        metavar="NAME",
-        help=f"Which replica a request goes to: {', '.join(routers.routers())}, or ./mine.py; default: "
-        f"{routers.DEFAULT}.",
-    ),
-    click.option("--batch", type=int, metavar="N", help="Requests decoded together; default: 1."),
-    click.option(
-        "--arrivals",
-        metavar="SOURCE",
-        help="When requests come: poisson:RATE, gamma:RATE,CV, closed:CLIENTS, an Azure, Mooncake or BurstGPT log, "
-        "none (back to back); default: as the trace has it.",
-    ),
-    click.option("--rate-scale", type=float, metavar="X", help="Times the rate of --arrivals; default: 1."),
-    click.option(
-        "--scheduler",
-        metavar="NAME|FILE",
-        help=f"Whose prompt runs next: {', '.join(schedulers())}, or ./mine.py; default: {DEFAULT}.",
-    ),
-    click.option(
-        "--kv-memory",
-        "kv_memory_bytes",
-        type=Size(),
-        help="A pool for keys and values, given out page by page; default: all that the longest contexts need.",
-    ),
-    click.option("--kv-page", type=int, metavar="TOKENS", help="Tokens of a page of --kv-memory; default: 16."),
-    click.option(
-        "--preempt", metavar="HOW", help="Where --kv-memory is full, the last to come: recompute (default) or swap."
-    ),
-    click.option(
-        "--batching", metavar="NAME", help="continuous (default), or static: a batch is filled when the last is done."
-    ),
-    click.option(
-        "--prefill-chunk",
-        type=int,
-        metavar="N",
-        help="At most N tokens an iteration: decode tokens first, then prompts, in chunks.",
-    ),
-    click.option(
-        "--draft",
-        metavar="K,ACCEPTANCE",
-        help="Speculative decoding: k=4,acceptance=0.7 (by position 0.8/0.7/...; accepted=FILE); draft_s=SECONDS or "
-        "model=NAME, else n-grams at no cost.",
-    ),
-    click.option(
-        "--slo",
-        metavar="LIMITS|FILE",
-        help="What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task.",
-    ),
-    click.option("--split", metavar="NAME", help="Requests to score: test (default), store or all."),
-    click.option(
-        "--requests", type=int, metavar="N", help="The first N of the split; more are drawn where requests arrive."
-    ),
-    click.option(
-        "--predictor",
-        metavar="P",
-        help="What a policy predicts with: trained (default), a file, or surrogate:0.85, right so often (labelled), "
-        "which also draws what a log of expert ids lacks.",
-    ),
-    click.option(
-        "--engine",
-        metavar="NAME",
-        help="arithmetic (default) or simpy: by SimPy events, where what shares a memory does so at every instant.",
-    ),
-    click.option(
-        "--contention",
-        metavar="on|off",
-        help="Whether what runs at once shares the bandwidth of memory; default: on.",
-    ),
-    click.option(
-        "--energy",
-        metavar="gpu|machine",
-        help="Count joules: of the GPUs, or of CPU, host memory and drive too, by the profile's watts.",
-    ),
-    click.option("--hit-definition", metavar="NAME", help="What is a hit: gate (default), room, cached or token."),
-    click.option(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="For whatever is drawn: arrivals, requests, choices of policies; default: 0.",
-    ),
-)
+class Value(click.ParamType[Any]):
+    """The value of a row, read as the row says."""
+
+    def __init__(self, row: Option) -> None:
+        self.row, self.name = row, row.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self.row.kind.read(value, self.row.said) if isinstance(value, str) else value
 
 
-def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of `SPEC_OPTIONS`, in their order."""
-    for option in reversed(SPEC_OPTIONS):
-        command = option(command)
-    return command
+class RowOption(Grouped):
+    """The option of a row, whose help lists what there is only where somebody asks for it."""
+
+    def __init__(self, decls: list[str], row: Option, axis: bool = False, **attrs: Any) -> None:
+        self.row = row
+        if row.flag_value is not None:
+            attrs["flag_value"] = row.flag_value
+        elif axis:
+            attrs |= {"multiple": True, "metavar": NUMBERS if row.kind.ranged else SEVERAL}
+        else:
+            attrs |= {"metavar": row.metavar, "type": Value(row)}
+        super().__init__(decls, group=row.group, top=row.top, **attrs)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        row = self.row
+        listed = f": {', '.join(row.lists())}, or ./mine.py" if row.lists else ""
+        usual = f"; default: {row.shown_default}" if row.shown_default else ""
+        self.help = f"{row.help}{listed}{usual}."
+        return super().get_help_record(ctx)
+
+
+def option_of(row: Option, axis: bool = False) -> Callable[..., Any]:
+    """A row's option as a decorator. axis: it takes several values, which `sim.studies.sweep.values` reads."""
+    return click.option(*row.flags, row.field, cls=RowOption, row=row, axis=axis)
+
+
+def setting(axis: bool = False) -> Callable[..., Any]:
+    """`--set`, which takes all rows of the table, and what is no option of a run."""
+    row = OPTIONS.by_field["set"]
+    metavar = "NAME=A,B" if axis else row.metavar
+    text = f"{'Values of any' if axis else 'Any'}{row.help.removeprefix('Any')}."
+    return click.option("--set", "settings", cls=Grouped, group=row.group, multiple=True, metavar=metavar, help=text)
+
+
+def run_options(
+    axis: bool = False, without: tuple[str, ...] = ("policy",), table: Table = OPTIONS
+) -> Callable[..., Any]:
+    """Give a command the options of a run, in the order of the table.
+
+    Args:
+        axis: with several values each, where they may vary. without: fields whose options the command has not, or has
+            in a form of its own.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for row in reversed(table.rows):
+            if row.field == "set":
+                command = setting(axis)(command)
+            elif row.flags and row.field not in without:
+                command = option_of(row, axis and row.axis)(command)
+        return command
+
+    return decorate
+
+
+spec_options = run_options()
 
 
 def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | None) -> tuple[RunSpec, dict[str, Any]]:
     """The run the command line asks for, over a saved configuration where one is named.
 
+    Args:
+        given: values by field, None where an option was not given. settings: of `--set`.
+
     Returns:
         The specification, and the saved configuration's `resolved` block.
 
     Raises:
-        BadInput: an unreadable configuration, a malformed `--set`, a parameter given behind the policy's name and by
-            `--set`, or no policy or hardware named.
+        BadInput: an unreadable configuration, a malformed `--set`, a value given in two ways, or no policy or hardware
+            named.
     """
-    from sim.base.files import parse_yaml, to_struct
-    from sim.policy.policy_file import split
-    from sim.profiles.overrides import parse_set
-    from sim.setup.spec import RunSpec, read_spec
-    from sim.setup.words import without_caps, words_of
+    from sim.base.files import to_struct
+    from sim.setup.spec import read_spec
 
     fields: dict[str, Any] = {}
     meant: dict[str, Any] = {}
     if config is not None:
         fields, meant = read_spec(config)
-    typed = {name: value for name, value in given.items() if value is not None}
-    if "slo" in typed:
-        from sim.workload.slo import parse_slo
-
-        typed["slo"] = parse_slo(typed["slo"])
-    own: dict[str, Any] = {}
-    said = typed.get("policy")
-    if isinstance(said, str) and len(words := split(said)) > 1:
-        own, shared = words_of(words[0], words[1:])
-        typed = {**without_caps(typed, shared), "policy": words[0], **shared}
-    fields = without_caps(fields, typed)
-    parse_set([*settings, *(f"{key}=" for key in own)])
-    if settings or "link" in typed:
+    typed = stated(given, settings)
+    if settings or {"pcie", "cpu"} & typed.keys():
         meant = {}  # what the command line changes on purpose needs no warning
-    pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
-    changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
-    fields = {**fields, **typed, "set": {**fields.get("set", {}), **changes, **own}}
+    fields = {**fields, **typed, "set": {**fields.get("set", {}), **typed.get("set", {})}}
     _require_names(fields)
     return to_struct(fields, RunSpec, "--set" if config is None else f"{config} and command line"), meant
+
+
+def stated(given: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
+    """Fields that options, `--set` and the words behind the policy's name give. Raises BadInput."""
+    from sim.policy.policy_file import split
+    from sim.profiles.overrides import parse_set
+    from sim.setup.words import words_of
+
+    typed = {name: value for name, value in given.items() if value is not None}
+    said = typed.get("policy")
+    own: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
+    if isinstance(said, str) and len(words := split(said)) > 1:
+        typed["policy"] = words[0]
+        own, shared = words_of(words[0], words[1:])
+    changes = parse_set(settings)
+    for key in own:
+        if key in changes:
+            raise BadInput(f"--set {key}, got it behind the policy's name, too: one value each; keep one of them")
+    found = {**OPTIONS.values({**typed, "set": {**changes, **own}}), **shared}
+    return {name: value for name, value in found.items() if name != "set" or value}
 
 
 def tell_drawing(spec: RunSpec) -> None:
@@ -253,7 +165,7 @@ def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) ->
         if digests.get(name, sha256) != sha256:
             path = now["params"][name]
             click.echo(f"note: {config}: {name} {path} has changed since this was saved; figures may differ", err=True)
-    for what in ("policy", "trace", "hw", "model", "stack"):
+    for what in ("policy", "trace", "hw", "model", "engine"):
         key = f"{what}_sha256"
         if meant.get(what) == now[what] and meant.get(key) != now.get(key):
             click.echo(

@@ -12,91 +12,21 @@ from sim.base.errors import BadInput
 from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
 from sim.cli.say import say
+from sim.cli.spec_options import run_options
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
     from sim.studies.sweep.run import Answers
     from sim.studies.sweep.sweep import Asked, Swept
 
-_SEVERAL = "A,B,..."
-_NUMBERS = "A,B | FROM:TO:STEP"
-
-
-def _axis(option: str, name: str, metavar: str, text: str) -> Any:
-    return click.option(option, name, multiple=True, metavar=metavar, help=text)
-
-
-AXES = (
-    _axis("--hw", "hw", _SEVERAL, "GPUs and their machines: see `moesim hw`."),
-    _axis("--model", "model", _SEVERAL, "Geometries; default: a model of the trace's routing shape."),
-    _axis("--trace", "trace", _SEVERAL, "Routing traces; default: the bundled one."),
-    _axis("--precision", "precision", _SEVERAL, "Types of the weights; default: bf16."),
-    _axis("--link", "link", _SEVERAL, "Put the card on other links: pcie3x4 to pcie6x16."),
-    _axis("--vram", "vram_bytes", _NUMBERS, "Cap the GPU's whole memory: 8GB:24GB:4GB."),
-    _axis("--expert-cache", "expert_cache_bytes", _NUMBERS, "Cap the expert part, in bytes."),
-    _axis("--experts", "experts", _NUMBERS, "Cap the expert part, in whole experts over all GPUs."),
-    _axis("--cache-frac", "cache_frac", _NUMBERS, "Cap the expert part, as a share of all experts."),
-    _axis("--stack", "stack", _SEVERAL, "Serving frameworks; default: bare."),
-    _axis("--gpus", "gpus", _NUMBERS, "GPUs that hold experts; default: 1."),
-    _axis("--peer", "peer", _SEVERAL, "Tokens to other GPUs: per-expert (default), all-to-all."),
-    _axis(
-        "--dense",
-        "dense",
-        _SEVERAL,
-        "All that is no expert: gpu0, tensor, data, layers, layers:3/1; default: gpu0, or as the stack's engine.",
-    ),
-    _axis("--placement", "placement", "FILE,...", "Which GPU each expert lives on."),
-    _axis("--host-links", "host_links", _SEVERAL, "Bandwidth for several links: apart (default), shared, split."),
-    _axis("--host-memory", "host_memory_bytes", _NUMBERS, "RAM for experts, GB being GiB: 32GB:128GB:32GB."),
-    _axis("--nvme", "nvme", _SEVERAL, "Drives for what it does not hold: gen4x4,gen5x4; see docs/nvme.md."),
-    _axis("--ram-policy", "ram_policy", _SEVERAL, "Which experts stay in it; default: lru."),
-    _axis("--replicas", "replicas", _NUMBERS, "Equal machines behind a router; default: 1."),
-    _axis("--router", "router", _SEVERAL, "Which replica a request goes to; default: round_robin."),
-    _axis("--batch", "batch", _NUMBERS, "Requests decoded together; default: 1."),
-    _axis("--arrivals", "arrivals", _SEVERAL, "When requests come: poisson:2, closed:8, a log; see docs/load.md."),
-    _axis("--rate-scale", "rate_scale", _NUMBERS, "Times the rate of --arrivals: 0.2:1:0.2."),
-    _axis("--scheduler", "scheduler", _SEVERAL, "Who runs next; default: fcfs."),
-    _axis("--batching", "batching", _SEVERAL, "continuous (default) or static."),
-    _axis("--prefill-chunk", "prefill_chunk", _NUMBERS, "Tokens of an iteration at most, prompts in chunks."),
-    _axis(
-        "--draft",
-        "draft",
-        "k=A/B,...",
-        "Speculative decoding, for each k and acceptance: k=0/2/4,acceptance=0.3:0.9:0.2.",
-    ),
-    _axis("--kv-memory", "kv_memory_bytes", _NUMBERS, "A pool for keys and values: 1GB:4GB:1GB; see docs/kv.md."),
-    _axis("--kv-page", "kv_page", _NUMBERS, "Tokens of a page of it; default: 16."),
-    _axis("--preempt", "preempt", _SEVERAL, "Where it is full: recompute (default) or swap."),
-    _axis("--split", "split", _SEVERAL, "Requests to score: test (default), store or all."),
-    _axis("--requests", "requests", _NUMBERS, "Only the first N requests of the split."),
-    _axis("--predictor", "predictor", _SEVERAL, "What a policy predicts with: surrogate:0.85 (labelled) ..."),
-    _axis("--engine", "engine", _SEVERAL, "arithmetic (default) or simpy."),
-    _axis("--contention", "contention", "on,off", "What runs at once shares memory; default: on."),
-    _axis("--energy", "energy", "gpu,machine", "Count joules, by the watts of the profiles; see docs/energy.md."),
-    _axis("--hit-definition", "hit_definition", _SEVERAL, "What is a hit: gate (default), room, cached or token."),
-    _axis("--seed", "seed", _NUMBERS, "For whatever is drawn: arrivals, requests, choices of policies; default: 0."),
-)
-
-
-SLO = click.option(
-    "--slo",
-    metavar="LIMITS|FILE",
-    help="What requests of every run are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task.",
-)
-
-
-def axes(command: Any) -> Any:
-    """Give a command the options of `AXES`, in their order, and `--slo`, which has one value."""
-    for option in reversed((*AXES, SLO)):
-        command = option(command)
-    return command
+axes = run_options(axis=True)
 
 
 @click.command(
     cls=UniqueOptions,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: moesim sweep --policy lru --policy 'lfu scope=global,layer' --hw rtx3090,rtx4090 --cache-frac "
-    "0.2:0.8:0.2 --requests 2 --out sweeps/caches",
+    epilog="Example: moesim sweep --policy lru --policy 'lfu scope=global,layer' --hw rtx3090,rtx4090 --cache "
+    "20%:80%:20% --requests 2 --out sweeps/caches",
 )
 @click.option(
     "--policy",
@@ -106,13 +36,6 @@ def axes(command: Any) -> Any:
     help="A policy, with values of its own parameters after its name; repeat it, or `all`.",
 )
 @axes
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=A,B",
-    help="Values of a figure, hw.*, model.* or stack.*: a list, or FROM:TO:STEP; repeat it.",
-)
 @click.option(
     "--grid",
     "grid",
@@ -141,7 +64,7 @@ def axes(command: Any) -> Any:
 @click.option(
     "--hits-only",
     is_flag=True,
-    help="Of lru, lfu, lcp, mrs: hit rates of every budget (or of --experts, --cache-frac) at once, without --hw.",
+    help="Of lru, lfu, lcp, mrs: hit rates of every budget (or of --cache) at once, without --hw.",
 )
 @click.option("--dry-run", is_flag=True, help="List the points and what cannot be set up; replay nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -158,8 +81,7 @@ def command(
     hits_only: bool,
     dry_run: bool,
     as_json: bool,
-    slo: str | None,
-    **axes: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Replay a grid of runs: every combination of the values that the options list, or that a YAML file does.
 
@@ -172,7 +94,7 @@ def command(
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
     asked = Asked(
-        given(policies, axes, settings, slo),
+        given(policies, options, settings),
         grid,
         out=out,
         resume=resume,
@@ -254,7 +176,7 @@ def _print(swept: Swept, out: Path | None) -> None:
     say(counts(swept.rows, found, swept.n_twice, swept.work))
     for line in (*said(swept.rows), *swept.realism):
         say(line)
-    if drives := compared(row.asked.spec.nvme or "" for row in swept.rows):
+    if drives := compared(row.asked.spec.drive or "" for row in swept.rows):
         say(drives)
     for told in dict.fromkeys(row.asked.drive for row in swept.rows if row.asked.drive):
         say(f"drives: {told}")

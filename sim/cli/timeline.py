@@ -19,7 +19,7 @@ from sim.results.keep import TIMELINE_ITERATIONS, Keep, TimelineStart, timeline_
     epilog="Example: moesim timeline runs/lru runs/lfu -o both.json --from 100 --iterations 5",
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--output", "file", metavar="FILE", required=True, type=OutputFile(), help="Where it goes.")
+@click.option("-o", "--out", "file", metavar="FILE", required=True, type=OutputFile(), help="Where it goes.")
 @click.option(
     "--from",
     "start",
@@ -36,15 +36,15 @@ from sim.results.keep import TIMELINE_ITERATIONS, Keep, TimelineStart, timeline_
     metavar="N",
     help="How many iterations of each run it covers.",
 )
-@click.option("--force", is_flag=True, help="Replace FILE.")
-def command(runs: tuple[Path, ...], file: Path, start: TimelineStart, iterations: int, force: bool) -> None:
+@click.option("--overwrite", is_flag=True, help="Replace FILE.")
+def command(runs: tuple[Path, ...], file: Path, start: TimelineStart, iterations: int, overwrite: bool) -> None:
     """Draw runs that `simulate --out` has kept below one another, each from time 0 on: lanes, counters, arrows.
 
     RUN is such a folder, or a configuration. Runs are replayed, so that their folders need no spans.
     """
     from sim.studies.timelines import draw
 
-    keep = Keep(timeline=file, timeline_iterations=iterations, timeline_from=start, force=force)
+    keep = Keep(timeline=file, timeline_iterations=iterations, timeline_from=start, overwrite=overwrite)
     with bar("drawing") as told:
         draw(runs, keep, told)
     say(f"written: {file} (open it at ui.perfetto.dev)")

@@ -51,7 +51,7 @@ _EPILOG = (
     help="Which requests arrive; those of the store split come before, at time 0.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of the process.")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 def command(
     trace: str,
     out: Path,
@@ -61,7 +61,7 @@ def command(
     n_requests: int | None,
     split: str,
     seed: int,
-    force: bool,
+    overwrite: bool,
 ) -> None:
     """Write TRACE, a bundled name or a file, with arrival times; `simulate` honours them."""
     from sim.cli.progress import bar
@@ -69,8 +69,8 @@ def command(
     from traces.synth.arrivals import arrivals
     from traces.synth.compose import compose, plan
 
-    if out.exists() and not force:
-        raise BadInput(f"{out}: exists; replace it with --force, or name another file")
+    if out.exists() and not overwrite:
+        raise BadInput(f"{out}: exists; replace it with --overwrite, or name another file")
     if not out.parent.is_dir():
         raise BadInput(f"{out}: there is no folder {out.parent}; create it, or name another file")
     with open_trace(trace) as opened:

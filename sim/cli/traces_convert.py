@@ -22,14 +22,15 @@ from sim.cli.unique_options import UniqueOptions
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("-o", "--out", required=True, metavar="FILE", type=OutputFile(), help="The trace to write.")
 @click.option("--from", "source", metavar="FORMAT", help="Format of the inputs; default: told from their content.")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--n-experts", type=int, metavar="N", help="Routed experts per layer, where the file does not tell.")
 @click.option("--top-k", type=int, metavar="K", help="Experts per token, where the file does not tell.")
 @click.option("--model", metavar="NAME", help="The model's name, where the file does not tell.")
 @click.option("--model-source", metavar="TEXT", help="Where the model comes from; default: format and file name.")
 @click.option("--task", default="", metavar="NAME", help="Task of all requests that the file gives none.")
 @click.option(
-    "--store-frac",
+    "--train-frac",
+    "store_frac",
     type=float,
     default=0.0,
     show_default=True,
@@ -60,13 +61,13 @@ from sim.cli.unique_options import UniqueOptions
 @click.option("--scaling", type=float, metavar="X", help="Factor on the weights after renormalising; default: 1.")
 @click.option("--ranked/--unranked", default=None, help="Whether ids without weights are in router order.")
 @click.option("--one-stream", is_flag=True, help="Take a log without requests as one (label `unsegmented`).")
-def command(inputs: tuple[Path, ...], out: Path, source: str | None, force: bool, **given: Any) -> None:
+def command(inputs: tuple[Path, ...], out: Path, source: str | None, overwrite: bool, **given: Any) -> None:
     """Convert routing logs of one format to a trace; several files become its requests one after the other."""
     from sim.cli.progress import bar
     from traces.convert import Options, convert
 
-    if out.exists() and not force:
-        raise BadInput(f"{out}: exists; replace it with --force, or name another file")
+    if out.exists() and not overwrite:
+        raise BadInput(f"{out}: exists; replace it with --overwrite, or name another file")
     if any(out.exists() and path.exists() and out.samefile(path) for path in inputs):
         raise BadInput(f"{out}: is one of the inputs; name another file")
     if _is_imatrix(inputs[0], source):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--lend", metavar="TRACE", help="Take what TRACE lacks (predictions, scores, lengths) from this one.")
 @click.option("--origin", metavar="TEXT", default="", help="Where TRACE comes from.")
 @click.option("--licence", metavar="TEXT", default="", help="TRACE's licence.")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 def command(
     source: str,
     out: Path,
@@ -41,7 +41,7 @@ def command(
     lend: str | None,
     origin: str,
     licence: str,
-    force: bool,
+    overwrite: bool,
 ) -> None:
     """Fit TRACE, a bundled name or a file, and write the statistics alone: no routing, no text.
 
@@ -52,8 +52,8 @@ def command(
     from traces.synth.fit import fit
     from traces.synth.fitted import Fitted, completed, save
 
-    if out.exists() and not force:
-        raise BadInput(f"--out, got {str(out)!r}: the file exists; --force replaces it")
+    if out.exists() and not overwrite:
+        raise BadInput(f"--out, got {str(out)!r}: the file exists; --overwrite replaces it")
     with open_trace(source) as trace:
         check = _checked(trace)
         profile = fit(trace)

@@ -16,31 +16,31 @@ from sim.cli.unique_options import UniqueOptions
 @click.command("squeeze", cls=UniqueOptions, short_help="Write TRACE in fewer bytes.")
 @click.argument("trace")
 @click.argument("out", type=OutputFile())
-@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-def squeeze(trace: str, out: Path, force: bool) -> None:
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def squeeze(trace: str, out: Path, overwrite: bool) -> None:
     """Write TRACE, a bundled name or a file, to OUT in blocks that are unpacked as they are read.
 
     Nothing else changes, the checksum neither: a run on either is the same run.
     """
-    _write(trace, out, force, squeezed=True)
+    _write(trace, out, overwrite, squeezed=True)
 
 
 @click.command("unsqueeze", cls=UniqueOptions, short_help="Write TRACE as a plain file again.")
 @click.argument("trace")
 @click.argument("out", type=OutputFile())
-@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-def unsqueeze(trace: str, out: Path, force: bool) -> None:
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def unsqueeze(trace: str, out: Path, overwrite: bool) -> None:
     """Write TRACE, squeezed or not, to OUT as a plain file, whose tensors any safetensors reader can read."""
-    _write(trace, out, force, squeezed=False)
+    _write(trace, out, overwrite, squeezed=False)
 
 
-def _write(trace: str, out: Path, force: bool, squeezed: bool) -> None:
+def _write(trace: str, out: Path, overwrite: bool, squeezed: bool) -> None:
     from sim.cli.progress import bar
     from traces.format import squeeze as ways
     from traces.format.catalogue import open_trace
 
-    if out.exists() and not force:
-        raise BadInput(f"{out}: exists; replace it with --force, or name another file")
+    if out.exists() and not overwrite:
+        raise BadInput(f"{out}: exists; replace it with --overwrite, or name another file")
     if not out.parent.is_dir():
         raise BadInput(f"{out}: there is no folder {out.parent}; create it, or name another file")
     with open_trace(trace) as opened, bar(f"writing {out.name}") as progress:

@@ -50,7 +50,7 @@ _EPILOG = (
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of all draws.")
 @click.option("--check", is_flag=True, help="Fit one half and compare with the other; exit 1 beyond 2 points.")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 def command(
     source: str,
     out: Path | None,
@@ -64,7 +64,7 @@ def command(
     levels: str,
     seed: int,
     check: bool,
-    force: bool,
+    overwrite: bool,
 ) -> None:
     """Draw a synthetic trace that behaves like SOURCE, a bundled name or a file.
 
@@ -82,8 +82,8 @@ def command(
         return
     if n_requests is not None and n_tokens is not None:
         raise BadInput("--requests and --tokens, got both: give one of them")
-    if out is not None and out.exists() and not force:
-        raise BadInput(f"--out, got {str(out)!r}: the file exists; --force replaces it")
+    if out is not None and out.exists() and not overwrite:
+        raise BadInput(f"--out, got {str(out)!r}: the file exists; --overwrite replaces it")
     figures = None if targets is None else published.load(targets)
     wanted = _wanted(model, shape, figures)
     profile, kept_for = kept(source)

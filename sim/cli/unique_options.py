@@ -1,23 +1,70 @@
-"""A command whose options are given once each: of two values the last would win in silence."""
+"""A command whose options are given once each (of two values the last would win in silence), listed by group."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import click
 
 from sim.base.errors import BadInput
+from sim.base.renamed import FLAGS
+from sim.base.renamed import OPTIONS as OLD_NAMES
+
+MOST_USED, OTHERS = "Most used", "Options"
+
+
+class Grouped(click.Option):
+    """An option with a heading of its own in `--help`. top: listed among the most used."""
+
+    def __init__(self, decls: list[str], group: str = "", top: bool = False, **attrs: Any) -> None:
+        super().__init__(decls, **attrs)
+        self.group, self.top = group, top
 
 
 class UniqueOptions(click.Command):
-    """Refuses an option given twice, unless it is one to repeat (`multiple`) or a flag."""
+    """Refuses an option given twice, unless it is one to repeat (`multiple`) or a flag; and one that went, by the name
+    of today."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        try:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        except click.NoSuchOption as error:
+            refuse_old_flag(error.option_name)
+            raise
         for param, n in Counter(order).items():
             if n > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag):
                 raise BadInput(f"{param.opts[0]}, got it {'twice' if n == 2 else f'{n} times'}: {_remedy(param)}")
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        grouped = any(isinstance(param, Grouped) for param in self.params)
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                group = (MOST_USED if param.top else param.group) if isinstance(param, Grouped) else OTHERS
+                sections.setdefault(group, []).append(record)
+        order = [MOST_USED, *(name for name in sections if name not in (MOST_USED, OTHERS)), OTHERS]
+        for name in order if grouped else sections:
+            if name in sections:
+                with formatter.section(name):
+                    formatter.write_dl(sections[name])
+
+
+def refuse_old_flag(flag: str) -> None:
+    """Raises BadInput, with what to type today, for an option that went."""
+    if (now := FLAGS.get(flag)) is None:
+        from sim.options import OPTIONS
+
+        named = OLD_NAMES.get(flag.removeprefix("--").replace("-", "_"))
+        if named is None:
+            return
+        name, _, value = named.partition("=")
+        row = OPTIONS.by_name[name]
+        value = value or row.metavar
+        now = f"{row.flags[0]} {value}" if row.flags else f"--set {row.name}={value}"
+    raise BadInput(f"{flag}: no such option any more; write {now}")
 
 
 def _remedy(param: click.Option) -> str:

@@ -52,7 +52,7 @@ TALK_OUTPUTS = 32
 @click.option(
     "--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Requests decoded together."
 )
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="hw.*, model.*, stack.* or POLICY.*")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="hw.*, model.*, engine.* or POLICY.*")
 @click.option(
     "--checkpoint",
     metavar="NAME|FOLDER",
@@ -192,9 +192,9 @@ def _measure(
     """Every policy at every budget, on lanes and weights that are opened once. `kept`: comparisons made earlier."""
     import msgspec
 
-    from sim.base.files import parse_yaml
     from sim.base.json import finite
     from sim.cli.run_real import prepare_real
+    from sim.options import RunSpec
     from sim.profiles.overrides import parse_set
     from sim.real.devices import environment
     from sim.real.devices.lanes import cores
@@ -202,12 +202,9 @@ def _measure(
     from sim.real.order import order
     from sim.real.run import opened
     from sim.real.validate import SCHEMA, Case, compared, judge, summary
-    from sim.setup.spec import RunSpec
 
     place = usable_device(device)
-    parse_set(settings)
-    pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
-    changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
+    changes = parse_set(settings)
     cases = [
         RunSpec(
             policy=policy,
@@ -217,7 +214,7 @@ def _measure(
             precision=precision or "bf16",
             requests=requests,
             batch=batch,
-            experts=n,
+            cache=None if n is None else f"{n}experts",
             set=changes,
         )
         for n in experts
@@ -297,7 +294,7 @@ def _measure(
                 for run in todo:
                     if not quiet:
                         of = f", run {number + 1} of {repeat}" if repeat > 1 else ""
-                        click.echo(f"{run.spec.policy}, {run.spec.experts or 'default'} experts{of} ...", err=True)
+                        click.echo(f"{run.spec.policy}, room {run.spec.cache or 'default'}{of} ...", err=True)
                     run.carry_out(lanes, weights)
                     _keep(so_far(True), out)
         except KeyboardInterrupt:
@@ -328,23 +325,21 @@ def _talk(
     outputs: int,
 ) -> Talk:
     """The real small model under every policy; what a lossless one changes is wrong."""
-    from sim.base.files import parse_yaml
     from sim.base.json import finite
+    from sim.base.kinds import EXPERTS, amount_in
     from sim.cli.run_real import checkpoint_folder
+    from sim.options import RunSpec
     from sim.policy.policy_file import split
     from sim.profiles.overrides import parse_set
     from sim.real.devices.open import usable_device
     from sim.real.generate import talk
-    from sim.setup.spec import RunSpec
 
     folder = checkpoint_folder(checkpoint)
     specs, named_so = [], []
     for n in experts:
         for item in policies:
             policy, *own = split(item) or [""]
-            parse_set((*settings, *own))
-            pairs = ((key.strip(), text) for key, _, text in (part.partition("=") for part in (*settings, *own)))
-            changes = {key: parse_yaml(text, f"--set {key}") for key, text in pairs}
+            changes = parse_set((*settings, *own))
             specs.append(
                 RunSpec(
                     policy=policy,
@@ -353,14 +348,14 @@ def _talk(
                     trace=trace,
                     precision="fp32",
                     requests=requests,
-                    experts=n,
+                    cache=None if n is None else f"{n}experts",
                     set=changes,
                 )
             )
             named_so.append(" ".join((policy, *own)))
     rows = talk(specs, folder, usable_device(device), outputs)
     for row, name, spec in zip(rows, named_so, specs, strict=True):
-        row |= {"policy": name, "experts": spec.experts}
+        row |= {"policy": name, "experts": amount_in(EXPERTS, spec.capacity)}
     wrong = [
         f"{row['policy']}: lossless, yet its tokens differ from the resident model's"
         for row in rows

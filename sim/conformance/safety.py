@@ -8,7 +8,6 @@ from sim.base.errors import DoesNotFit
 from sim.conformance.world import ALL, HALF, QUARTER, Computed, Seen, Skip, World, require
 from sim.engine.counts import DROPPED, SUBSTITUTED
 from sim.policy.registry import find
-from sim.workload.batching import STATIC
 
 if TYPE_CHECKING:
     pass
@@ -34,7 +33,7 @@ def runs(world: World) -> list[Seen]:
         world.run(world.room(HALF, gpus=2), gpus=2),
         world.run(world.room(HALF), prefill_chunk=PART),
         world.run(world.room(HALF), batch=3, prefill_chunk=PART),
-        world.run(world.room(HALF), batch=3, batching=STATIC),
+        world.run(world.room(HALF), batch=3, static=True),
         world.run(world.room(HALF), batch=2, kv_pages=PAGES),
         world.run(world.room(HALF), batch=2, draft=DRAFT),
     ]

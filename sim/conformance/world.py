@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from sim.base.errors import CheckFailed
+from sim.base.kinds import EXPERTS, Capacity
 from sim.conformance import seeded
 from sim.engine.engine import Engine
 from sim.engine.residency import Residency
 from sim.machine.cost import Cost
 from sim.machine.forwarding import ForwardingMachine
 from sim.machine.simulated import SimulatedMachine
+from sim.options import RunSpec
 from sim.policy.api import overrides
 from sim.policy.pieces import Piece, Pieces
 from sim.profiles.hardware import load_hardware
@@ -27,7 +29,6 @@ from sim.results.record import plain
 from sim.run import Setup, engine_of, fold, report_of, run_through
 from sim.setup.drafting import Drafter
 from sim.setup.memory import BudgetRule, Demand, plan
-from sim.setup.spec import RunSpec
 from sim.workload.gate import Arrays
 from sim.workload.iterations import Iteration
 from sim.workload.kv_memory import KvPool
@@ -184,7 +185,7 @@ class World:
         gpus: int = 1,
         batch: int = 1,
         trace: Trace | None = None,
-        batching: str | None = None,
+        static: bool = False,
         prefill_chunk: int | None = None,
         draft: str | None = None,
     ) -> Setup:
@@ -195,15 +196,17 @@ class World:
         requests = requests_of(trace, "test")
         demand = Demand(contexts=(64 * batch,), iteration_tokens=64, batch=batch)
         bound = "bound" in policy.traits
-        memory = plan(MODEL, self.hw, "bf16", demand, BudgetRule(n_experts=experts), gpus, bound, policy.keeps_all)
+        memory = plan(
+            MODEL, self.hw, "bf16", demand, BudgetRule(cache=Capacity(EXPERTS, experts)), gpus, bound, policy.keeps_all
+        )
         return Setup(
             spec=RunSpec(
                 policy=policy.name,
                 hw=self.hw.id,
                 gpus=gpus,
                 batch=batch,
-                experts=experts,
-                batching=batching,
+                cache=f"{experts}experts",
+                batch_static=static,
                 prefill_chunk=prefill_chunk,
                 draft=draft,
             ),
@@ -246,7 +249,7 @@ class World:
         pace: float = 1.0,
         again: int = 0,
         hides_later: bool = False,
-        batching: str | None = None,
+        static: bool = False,
         prefill_chunk: int | None = None,
         kv_pages: int | None = None,
         draft: str | None = None,
@@ -258,15 +261,15 @@ class World:
                 that must not be shared. hides_later: see `sim.workload.iterations.Arrays`. kv_pages: of one token
                 each; who makes room is prefilled anew. draft: as `--draft` has it.
         """
-        together = (batch, batching, prefill_chunk, kv_pages, draft)
+        together = (batch, static, prefill_chunk, kv_pages, draft)
         key = (experts, tuple(sorted((settings or {}).items())), gpus, together, id(trace), pace, again, hides_later)
         if key not in self._runs:
             self.scenario = _scenario(experts, settings, gpus, batch, trace is not None, pace)
-            self.scenario += f", {batching} batching" if batching is not None else ""
+            self.scenario += ", static batches" if static else ""
             self.scenario += f", {prefill_chunk} tokens an iteration" if prefill_chunk is not None else ""
             self.scenario += f", a KV cache of {kv_pages} tokens" if kv_pages is not None else ""
             self.scenario += f", drafts {draft}" if draft is not None else ""
-            made = self.setup(experts, settings, gpus, batch, trace, batching, prefill_chunk, draft)
+            made = self.setup(experts, settings, gpus, batch, trace, static, prefill_chunk, draft)
             made.drafter = Drafter.of(made.spec)
             if kv_pages is not None:
                 made.kv = KvPool(kv_pages, 1, 1)

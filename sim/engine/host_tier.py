@@ -89,7 +89,7 @@ class HostTier:
         need = policy.min_experts(view)
         if self.residency.budget(0) < need * view.expert_bytes:
             raise DoesNotFit(
-                f"--host-memory, got {show_ram(self.residency.budget(0))}: --ram-policy {policy.name} needs at least "
+                f"--ram, got {show_ram(self.residency.budget(0))}: --set drive.evict={policy.name} needs at least "
                 f"{need} whole expert{'s' * (need != 1)} ({show_bytes(need * view.expert_bytes)}); raise it",
                 {"host_memory_bytes": self.residency.budget(0)},
             )
@@ -169,7 +169,8 @@ class HostTier:
                 said: Decisions = getattr(self.policy, hook)(what, self.view)
                 if said is not None and any(True for _ in said):
                     raise IllegalDecision(
-                        f"{hook} of {self.policy.name} as --ram-policy: it decides something; host memory only keeps "
+                        f"{hook} of {self.policy.name} as --set drive.evict: it decides something; host memory only "
+                        "keeps "
                         "experts; take a cache, e.g. lru"
                     )
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from sim.base.quantities import Quantity
-from sim.machine.several import APART, SHARED, SPLIT
+from sim.machine.several import PER_LINK, SHARED, SPLIT
 from sim.profiles.stack import calls_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class CopyPrices:
         self.q_h2d_bandwidth = figures.enter(f"{kind}.bandwidth_bytes_per_s", h2d.bandwidth_bytes_per_s)
         self.q_d2h_latency = figures.enter(f"{back}.latency_s", d2h.latency_s)
         self.q_d2h_bandwidth = figures.enter(f"{back}.bandwidth_bytes_per_s", d2h.bandwidth_bytes_per_s)
-        self.shared_bytes_per_s = math.inf if several.host_links == APART else hw.cpu.shared_by_copies.value
+        self.shared_bytes_per_s = math.inf if several.host_links == PER_LINK else hw.cpu.shared_by_copies.value
         share = self.shared_bytes_per_s / several.n_gpus if several.host_links == SPLIT else math.inf
         if self.h2d_bytes_per_s > share:
             self.h2d_bytes_per_s = share

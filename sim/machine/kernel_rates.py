@@ -26,7 +26,7 @@ def rooflines(hw: Hardware, stack: Stack, precision: str, figures: Figures) -> t
     q_floor = figures.enter("gpu.kernel_floor_s", floor_s)
     if times is not None:
         word, floor_s = ("replayed_s", times.replayed_s) if stack.graphs else ("launched_s", times.launched_s)
-        q_floor = figures.enter(f"stack.kernel_times.{word}", floor_s)
+        q_floor = figures.enter(f"engine.kernel_times.{word}", floor_s)
     weights, as_weights, flops, experts_flops, q_experts = bandwidth, 1.0, rate.value, rate.value, q_flops
     if stack.quantised is not None and multiplied_in_blocks(precision):
         reads = gpu.quantised_bytes_per_s
@@ -38,9 +38,9 @@ def rooflines(hw: Hardware, stack: Stack, precision: str, figures: Figures) -> t
             flops, q_flops = own.value, figures.enter("gpu.quantised_flops_per_s", own)
         else:
             flops *= stack.quantised.dense_frac.value
-            q_flops = figures.enter("stack.quantised.dense_frac", stack.quantised.dense_frac)
+            q_flops = figures.enter("engine.quantised.dense_frac", stack.quantised.dense_frac)
         experts_flops = flops * stack.quantised.expert_frac.value
-        q_experts = figures.enter("stack.quantised.expert_frac", stack.quantised.expert_frac)
+        q_experts = figures.enter("engine.quantised.expert_frac", stack.quantised.expert_frac)
 
     def at(flops: float, q_flops: int) -> Roofline:
         adds, n_bytes_per_s = times is not None, weights.value

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 PER_EXPERT, ALL_TO_ALL = "per-expert", "all-to-all"
 PEER_WAYS = (PER_EXPERT, ALL_TO_ALL)  # the default first
 
-APART, SHARED, SPLIT = "apart", "shared", "split"
-HOST_LINKS_WAYS = (APART, SHARED, SPLIT)
+PER_LINK, SHARED, SPLIT = "per-link", "shared", "split"
+HOST_LINKS_WAYS = (PER_LINK, SHARED, SPLIT)
 
 GPU0, TENSOR, DATA, LAYERS = "gpu0", "tensor", "data", "layers"
 DENSE_WAYS = (GPU0, TENSOR, DATA, LAYERS)
@@ -32,7 +32,7 @@ MOST_SHARES = 1024
 
 
 class Way(NamedTuple):
-    """Who computes what is dense, as `--dense` names it: `layers:3/1` is `layers` by these shares."""
+    """Who computes what is dense, as `--parallel` names it: `layers:3/1` is `layers` by these shares."""
 
     name: str
     shares: tuple[int, ...] = ()  # of the layers, by GPU, as whole numbers; none: the same for each
@@ -50,7 +50,7 @@ def way_of(said: str | None) -> Way:
     name, colon, text = said.partition(":")
     if not colon:
         return Way(name)
-    got = f"--dense, got {said[:40]!r}"
+    got = f"--parallel, got {said[:40]!r}"
     if name != LAYERS:
         raise BadInput(f"{got}: only layers come in shares; write e.g. {LAYERS}:3/1")
     words = text.split("/")
@@ -88,7 +88,7 @@ class Several:
 
     n_gpus: int = 1
     peer: str = PER_EXPERT
-    host_links: str = APART
+    host_links: str = PER_LINK
     dense: str = GPU0
     shares: tuple[int, ...] = ()  # of layers, by GPU, where they come in shares; none: the same for each
     homes: tuple[int, ...] | None = None  # the GPU of each expert, layer by layer; None: dealt round-robin
@@ -122,12 +122,12 @@ class Several:
         return self.n_gpus > 1 and self.peer == ALL_TO_ALL and self.dense == GPU0
 
     @property
-    def chosen(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-        """(option, way, ways there are, the default first)."""
+    def chosen(self) -> tuple[tuple[str, str, str], ...]:
+        """(option, way, the default)."""
         return (
-            ("--peer", self.peer, PEER_WAYS),
-            ("--host-links", self.host_links, HOST_LINKS_WAYS),
-            ("--dense", self.dense, DENSE_WAYS),
+            ("--set gpus.dispatch", self.peer, PEER_WAYS[0]),
+            ("--set gpus.host_bandwidth", self.host_links, HOST_LINKS_WAYS[0]),
+            ("--parallel", self.dense, DENSE_WAYS[0]),
         )
 
     @property
@@ -136,7 +136,11 @@ class Several:
         if self.n_gpus == 1:
             return ""
         said = {self.dense: Way(self.dense, self.shares).said}
-        return ", ".join(f"{option} {said.get(way, way)}" for option, way, ways in self.chosen if way != ways[0])
+        return ", ".join(
+            f"{option}{'=' if '.' in option else ' '}{said.get(way, way)}"
+            for option, way, usual in self.chosen
+            if way != usual
+        )
 
 
 ALONE = Several()

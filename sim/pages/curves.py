@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from sim.base.errors import MoesimError
 from sim.base.files import to_struct
 from sim.base.units import show_bytes, show_frac
+from sim.options import RunSpec
 from sim.pages.page import Plot, Section
 from sim.pages.plots import axis, line, points
-from sim.setup.spec import RunSpec, read_spec
+from sim.setup.spec import read_spec
 from sim.studies.sweep.hits import ANY_HW, curve_of
 
 if TYPE_CHECKING:

@@ -42,7 +42,9 @@ def lanes(run: Run, window: Window) -> Section:
     """The section; without kept spans it says how to have them."""
     title, name = "What each lane did", "lanes"
     if not run.has("spans") or not run.has("iterations"):
-        return Section(name, title, "The run kept no spans: simulate with `--out DIR --spans` to see its lanes here.")
+        return Section(
+            name, title, "The run kept no spans: simulate with `--out DIR --set out.spans=on` to see its lanes here."
+        )
     if run.result.replicas is not None:
         return Section(name, title, "Of several replicas, `--timeline FILE` draws the lanes: one process for each.")
     steps = run.table("iterations", ["iteration", "phase", "start_s", "end_s"])

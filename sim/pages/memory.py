@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import MoesimError
 from sim.base.files import to_struct
 from sim.base.units import show_bytes
+from sim.options import RunSpec
 from sim.pages.page import Column, Plot, Section, Table
 from sim.pages.plots import axis, bars, line, said
-from sim.setup.spec import RunSpec, read_spec
+from sim.setup.spec import read_spec
 
 if TYPE_CHECKING:
     from sim.pages.inputs import Run

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
 from sim.base.units import show_count
+from sim.options import OPTIONS
 from sim.pages.curves import plot_of
 from sim.pages.page import Cell, Column, Explorer, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, line
@@ -16,21 +17,8 @@ if TYPE_CHECKING:
     from sim.pages.inputs import Grid
 
 # An axis of a sweep -> its column in the table, where that has another name.
-COLUMN_OF = {
-    "policy": "label",
-    "requests": "cap_requests",
-    "vram_bytes": "cap_vram_bytes",
-    "expert_cache_bytes": "cap_expert_bytes",
-    "experts": "cap_experts",
-}
-TITLES = {
-    "label": "policy",
-    "cap_requests": "requests",
-    "cap_vram_bytes": "VRAM cap",
-    "cap_expert_bytes": "expert cache",
-    "cap_experts": "experts",
-    "cache_frac": "share of experts",
-}
+COLUMN_OF = {"policy": "label"} | {row.key: row.columned for row in OPTIONS.axes}
+TITLES = {"label": "policy", "max_requests": "requests", "cache": "room for experts", "vram_bytes": "VRAM cap"}
 MEASURES = (
     ("tpot_mean_s", "TPOT", "s"),
     ("ttft_mean_s", "TTFT", "s"),
@@ -45,7 +33,7 @@ MEASURES = (
     ("above_common_bound_frac", "above the lower bound of all points", "frac"),
 )
 MOST_FRONT, MOST_REASONS, MOST_LINES = 60, 30, 21
-BUDGETS = {"cache_frac", "cap_experts", "cap_expert_bytes", "cap_vram_bytes"}
+BUDGETS = {"cache", "vram_bytes"}
 MANY = 4_000  # points, above which a page holds fewer figures of each
 OF_MANY = {"tpot_mean_s", "ttft_mean_s", "peak_vram_bytes", "hit_rate"}
 
@@ -72,9 +60,8 @@ def _axes(grid: Grid) -> list[str]:
     """Columns of the axes: as the sweep says, or those of an older table that hold several values."""
     names = [COLUMN_OF.get(name, name) for name in grid.varied]
     if not names:
-        known = ("label", "hw", "model", "precision", "trace", "link", "stack", "batch", "gpus", "seed")
-        shared = [name for name in grid.rows[0] if name.startswith(("hw.", "model.", "stack."))]
-        names = [*known, "scheduler", "batching", "prefill_chunk", "draft", *COLUMN_OF.values(), "cache_frac", *shared]
+        shared = [name for name in grid.rows[0] if name.startswith(("hw.", "model.", "engine."))]
+        names = ["label", *COLUMN_OF.values(), *shared]
     found = [name for name in dict.fromkeys(names) if len({row.get(name) for row in grid.rows}) > 1]
     return found if "label" in found else ["label", *found]
 
@@ -82,7 +69,7 @@ def _axes(grid: Grid) -> list[str]:
 def _unit(name: str) -> str:
     if name.endswith("_bytes"):
         return "bytes"
-    return "frac" if name == "cache_frac" else ""
+    return ""
 
 
 def _title(name: str) -> str:

@@ -1,6 +1,6 @@
-"""Drives that hold what host memory does not: `--nvme gen4x4` names one, with what was measured on such drives.
+"""Drives that hold what host memory does not: `--drive gen4x4` names one, with what was measured on such drives.
 
-A profile may have one of its own (block `drive`), which `--nvme own` takes; `--set hw.drive.*` changes single figures.
+A profile may have one of its own (block `drive`), which `--drive own` takes; `--set hw.drive.*` changes single figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Drive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     latency_s: of a request, before its bytes flow. request_bytes_per_s: of a single request. bandwidth_bytes_per_s: of
     large requests, enough of them at a time. request_s: what each costs the drive beside its bytes. power:
-    for `--energy`. measured: the drive that its figures are of.
+    for `--set sim.energy`. measured: the drive that its figures are of.
     """
 
     id: str
@@ -96,7 +96,7 @@ def drive_of(word: str) -> Drive:
     """The drive of a word. Raises BadInput."""
     found = DRIVES.get(word)
     if found is None:
-        raise BadInput(f"--nvme, got {word!r}: no such drive; {did_you_mean(word, [*DRIVES, OWN])} (see docs/nvme.md)")
+        raise BadInput(f"--drive, got {word!r}: no such drive; {did_you_mean(word, [*DRIVES, OWN])} (see docs/nvme.md)")
     return found
 
 

@@ -211,8 +211,8 @@ def load_hardware(
 
     Args:
         overrides: dotted field -> value, as `--set hw.h2d.bandwidth_bytes_per_s=5e10` gives them.
-        link: a word of `--link` (`sim.profiles.pcie`); `overrides` win.
-        drive: of `--nvme`, a word or `own`; the same. None: without one, whatever the profile has.
+        link: a word of `--pcie` (`sim.profiles.pcie`); `overrides` win.
+        drive: of `--drive`, a word or `own`; the same. None: without one, whatever the profile has.
 
     Raises:
         BadInput: unknown name, unreadable or malformed file, an implausible figure.
@@ -256,11 +256,11 @@ def _with_drive(data: dict[str, Any], drive: str | None, overrides: Mapping[str,
     """The drive that a run asks for, in place of the profile's own. Raises BadInput where there is none to take."""
     if drive == OWN:
         if "drive" not in data:
-            raise BadInput(f"--nvme, got {OWN!r}: {where} has no block `drive`; name one, e.g. gen4x4")
+            raise BadInput(f"--drive, got {OWN!r}: {where} has no block `drive`; name one, e.g. gen4x4")
         return data
     if drive is None:
         if any(key.partition(".")[0] == "drive" for key in overrides):
-            raise BadInput("--set hw.drive, without a drive that a run reads from; add --nvme gen4x4")
+            raise BadInput("--set hw.drive, without a drive that a run reads from; add --drive gen4x4")
         return {key: value for key, value in data.items() if key != "drive"}
     chosen = drive_of(drive)
     sources = {key: SOURCES[key] for _, figure in quantities(chosen) for key in figure.refs}

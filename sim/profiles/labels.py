@@ -11,7 +11,7 @@ _NAMES = dict.fromkeys(
     "what was set is in every result; a file of your own has its own, see docs/profiles.md",
 )
 _CPU = "set hw.cpu.memory_bandwidth_bytes_per_s and hw.cpu.flops_per_s, which are of all cores"
-_LINK = "set hw.h2d.bandwidth_bytes_per_s (and hw.d2h.bandwidth_bytes_per_s), or name a link: --link pcie5x16"
+_LINK = "set hw.h2d.bandwidth_bytes_per_s (and hw.d2h.bandwidth_bytes_per_s), or name a link: --pcie gen5x16"
 
 ONLY_SHOWN: dict[str, dict[str, str]] = {
     "hw": {
@@ -22,7 +22,7 @@ ONLY_SHOWN: dict[str, dict[str, str]] = {
         "cpu.n_cores": _CPU,
         **{f"cpu.{name}": "set hw.cpu=ID for another CPU" for name in ("id", "name", "note")},
     },
-    "stack": _NAMES,
+    "engine": _NAMES,
     "model": {
         **{key: text for key, text in _NAMES.items() if key != "sources"},
         **dict.fromkeys(("hf_id", "source"), _NAMES["name"]),

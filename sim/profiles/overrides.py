@@ -1,4 +1,4 @@
-"""`--set key=value`: sort the keys by what they belong to, and put values into nested plain data, strictly."""
+"""`--set NAME=VALUE`: read once, sorted by what names belong to, and put into nested plain data, strictly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sim.base.files import parse_yaml
 from sim.base.quantities import Quantity, user_figure
 from sim.profiles.labels import refuse_labels
 
-GROUPS = ("hw", "model", "stack")
+GROUPS = ("hw", "model", "engine")
+"""What keys begin with that name fields of profiles."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Overrides:
 
     hw: dict[str, object] = field(default_factory=dict)
     model: dict[str, object] = field(default_factory=dict)
-    stack: dict[str, object] = field(default_factory=dict)
+    engine: dict[str, object] = field(default_factory=dict)
     policy: dict[str, object] = field(default_factory=dict)
     policies: dict[str, dict[str, object]] = field(default_factory=dict)
 
@@ -41,38 +42,44 @@ class Overrides:
             if prefix not in known:
                 what = f"--set {prefix}.{next(iter(keys))}"
                 raise BadInput(
-                    f"{what}, got prefix {prefix!r}: not hw, model, stack or a policy of this run; "
+                    f"{what}, got prefix {prefix!r}: not hw, model, engine or a policy of this run; "
                     f"{did_you_mean(prefix, known | set(GROUPS))}"
                 )
         return {**self.policy, **self.policies.get(name, {})}
 
 
-def parse_set(items: Iterable[str]) -> Overrides:
-    """Read `["hw.h2d.latency_s=1e-5", "distance=3", "fine_moe.distance=3"]`; values are YAML.
+def parse_set(items: Iterable[str], what: str = "--set") -> dict[str, Any]:
+    """Read `["hw.h2d.latency_s=1e-5", "distance=3", "sim.contention=off"]`; values are YAML.
 
     Raises:
         BadInput: no `=`, an empty or odd key, a value that is not YAML, or a key given twice.
     """
-    result = Overrides()
+    found: dict[str, Any] = {}
     for item in items:
         key, equals, text = item.partition("=")
         key = key.strip()
         if not equals or not all(key.split(".")):
-            raise BadInput(f"--set, got {item!r}: not key=value; write e.g. --set hw.h2d.latency_s=1e-5")
+            raise BadInput(f"{what}, got {item!r}: not NAME=VALUE; write e.g. --set hw.h2d.latency_s=1e-5")
         if any(character.isspace() for character in key):
-            raise BadInput(f"--set, got key {key!r}: a key has no spaces; write e.g. --set distance=3")
-        value = parse_yaml(text, f"--set {key}")
+            raise BadInput(f"{what}, got name {key!r}: a name has no spaces; write e.g. --set distance=3")
+        if key in found:
+            raise BadInput(f"{what} {key}, got it twice: one value each; keep one of them")
+        found[key] = parse_yaml(text, f"{what} {key}")
+    return found
+
+
+def grouped(settings: Mapping[str, Any]) -> Overrides:
+    """Settings by what their keys belong to."""
+    found = Overrides()
+    for key, value in settings.items():
         prefix, dot, rest = key.partition(".")
         if not dot:
-            target, rest = result.policy, key
+            found.policy[key] = value
         elif prefix in GROUPS:
-            target = getattr(result, prefix)
+            getattr(found, prefix)[rest] = value
         else:
-            target = result.policies.setdefault(prefix, {})
-        if rest in target:
-            raise BadInput(f"--set {key}, got it twice: one value per key; keep one of them")
-        target[rest] = value
-    return result
+            found.policies.setdefault(prefix, {})[rest] = value
+    return found
 
 
 def apply(data: Mapping[str, Any], overrides: Mapping[str, object], kind: type[msgspec.Struct], group: str) -> Any:

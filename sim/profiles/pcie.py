@@ -1,4 +1,4 @@
-"""`--link pcie5x16`: what copies reach over a PCIe link of a generation and width, as figures with source and range.
+"""`--pcie gen5x16`: what copies reach over a PCIe link of a generation and width, as figures with source and range.
 
 Measured figures are those of bundled cards on such a link; of widths and generations that nobody here has measured, the
 share of the theoretical rate that the nearest measured ones reach. On another card both are assumed.
@@ -66,7 +66,7 @@ def bus_of(word: str) -> Bus:
     plain = re.sub(r"[\s_-]", "", word.lower()).replace(".0", "")
     if plain not in LINKS:
         raise BadInput(
-            f"--link, got {word!r}: no such link; {did_you_mean(plain, LINKS)} (`moesim hw --links` lists them)"
+            f"--pcie, got {word!r}: no such link; {did_you_mean(plain, LINKS)} (`moesim hw --links` lists them)"
         )
     generation, lanes = (int(number) for number in re.findall(r"\d+", plain))
     return Bus(generation=generation, lanes=lanes, theoretical_bytes_per_s=LANE_BYTES_PER_S[generation] * lanes)
@@ -112,7 +112,7 @@ def relinked(hw: Hardware, word: str, given: set[str]) -> Hardware:
     """
     bus = bus_of(word)
     if hw.one_memory:
-        raise BadInput(f"--link, got {word!r} on {hw.id}: CPU and GPU have one memory there, and no link; leave it out")
+        raise BadInput(f"--pcie, got {word!r} on {hw.id}: CPU and GPU have one memory there, and no link; leave it out")
     own = hw.gpu.link
     if own is not None and (own.generation, own.lanes) == (bus.generation, bus.lanes):
         return hw

@@ -1,4 +1,4 @@
-"""Watts of a machine's parts, while they wait and while they work: what `--energy` multiplies by seconds."""
+"""Watts of a machine's parts, while they wait and while they work: what `--set sim.energy` multiplies by seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sim.profiles.hardware import Hardware
 
 COUNTED = GPU, MACHINE = "gpu", "machine"
-"""What `--energy` counts: the boards alone, as their own counters do, or also CPU, host memory and drive."""
+"""What `--set sim.energy` counts: the boards alone, as their own counters do, or also CPU, host memory and drive."""
 
 
 class GpuPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -83,7 +83,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `reads_routers`: the host reads each router's choice before it launches experts; not with `resident`.
     `kernels_of`: by id, models whose layers hold more than attention and experts, in place of `kernels`.
     `prompt_kernels`: what a layer runs beyond these in a pass that has a prompt in it; their time on the GPU alone.
-    `splits_by`: how the engine uses several GPUs, as `--dense` names it, unless a run says otherwise.
+    `splits_by`: how the engine uses several GPUs, as `--parallel` names it, unless a run says otherwise.
     """
 
     schema: Literal[1]
@@ -188,14 +188,14 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     """Load a bundled stack by id or alias, or an own YAML file.
 
     Args:
-        overrides: dotted field -> value, as `--set stack.per_layer_s=1e-3` gives them.
+        overrides: dotted field -> value, as `--set engine.per_layer_s=1e-3` gives them.
 
     Raises:
         BadInput: unknown name, unreadable or malformed file, an implausible figure.
     """
     path = profiles.find(PACKAGE, "stack", str(name_or_path))
     where = profiles.where(path, overrides)
-    data = sets.apply(profiles.read(path, "stack"), overrides or {}, Stack, "stack")
+    data = sets.apply(profiles.read(path, "stack"), overrides or {}, Stack, "engine")
     stack = profiles.convert(data, Stack, where)
     check_quantities(stack, stack.sources, where)
     if any(field.startswith("kernels.") for field in overrides or {}):  # what is asked for goes before a model's own

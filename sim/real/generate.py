@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.base.errors import BadInput
+from sim.base.kinds import EXPERTS, amount_in
 from sim.real.live import LiveIteration, LiveRouting, LiveTrace
 from sim.real.run import assemble_real, open_weighed, run_real
 from sim.real.weights.weights import Weights
@@ -21,11 +22,11 @@ from sim.run import execute, prepare
 from sim.workload.iterations import Iteration
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.real.comparison import Talked
     from sim.real.devices.lanes import Lanes
     from sim.results.record import Result
     from sim.setup.setup import Setup
-    from sim.setup.spec import RunSpec
 
 
 @dataclass
@@ -116,7 +117,7 @@ def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> lis
     lanes, weights = open_checkpoint(specs[0], folder, device)
     rows: list[Talked] = []
     try:
-        everything = msgspec.structs.replace(specs[0], policy="lru", set={}, experts=None, cache_frac=1.0)
+        everything = msgspec.structs.replace(specs[0], policy="lru", set={}, cache="100%")
         base = [speak(everything, lanes, weights, n_outputs, free=free) for free in (True, False)]
         for spec in specs:
             text, forced = (
@@ -140,7 +141,7 @@ def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> lis
                     "open_loop_activations_changed_frac": replay.activations_changed_frac,
                     "open_loop_gate_mass_kept": replay.gate_mass_kept,
                     "hit_rate": text.result.hit_rate,
-                    "experts": spec.experts,
+                    "experts": amount_in(EXPERTS, spec.capacity),
                 }
             )
     finally:

@@ -10,7 +10,6 @@ from sim.profiles.precisions import BITS_PER_PARAM
 from sim.real.devices.environment import free_host_bytes
 from sim.real.weights.forms import check_form
 from sim.real.weights.weights import check_supported
-from sim.workload.batching import CONTINUOUS
 
 if TYPE_CHECKING:
     from sim.profiles.models import Model
@@ -35,17 +34,23 @@ def serving_precision(device: str, model: Model) -> str:
 
 def check(setup: Setup) -> None:
     """Raises BadInput for what no real run here carries out."""
-    if setup.tier is not None or setup.spec.host_memory_bytes is not None:
-        asked = "--host-memory" if setup.tier is None else "--nvme"
+    if setup.tier is not None or setup.spec.ram is not None:
+        asked = "--ram" if setup.tier is None else "--drive"
         raise BadInput(f"--real, got {asked}: real runs keep every expert in this host's memory; leave it out")
+    if setup.spec.sim_energy is not None:
+        raise BadInput(
+            f"--set sim.energy, got {setup.spec.sim_energy!r} with --real: joules come of a profile's watts, and a "
+            "real "
+            "run measures none; simulate it"
+        )
     if setup.kv is not None:
         raise BadInput("--real, got --kv-memory: real runs have no pool of pages; leave it out")
     if setup.several.unusual:
         raise BadInput(f"--real, got {setup.several.unusual}: simulated only; leave it out")
     if setup.drafter is not None:
         raise BadInput("--draft: a real run decodes a token at a time; leave it out")
-    if setup.spec.prefill_chunk is not None or setup.spec.batching not in (None, CONTINUOUS):
-        asked = "--prefill-chunk" if setup.spec.prefill_chunk is not None else f"--batching {setup.spec.batching}"
+    if setup.spec.prefill_chunk is not None or setup.spec.batch_static:
+        asked = "--prefill-chunk" if setup.spec.prefill_chunk is not None else "--set batch.static=on"
         raise BadInput(f"{asked}: a real run takes each prompt whole, as an iteration of its own; leave it out")
     if setup.spec.replicas > 1:
         raise BadInput(
@@ -74,7 +79,7 @@ def check_memory(setup: Setup, device: Device, free: tuple[int, int]) -> int:
     model, precision = setup.model, setup.spec.precision
     on_device, on_host = (int(SLACK_FRAC * n_bytes) for n_bytes in free)
     need = setup.memory.parts.held_bytes + sum(setup.memory.expert_bytes)
-    smaller = "lower --experts or --cache-frac" if model.id == SMALL else f"take --model {SMALL}, or fewer --experts"
+    smaller = "lower --cache" if model.id == SMALL else f"take --model {SMALL}, or fewer --cache"
     if need > on_device:
         raise BadInput(
             f"--real, got --model {model.id}: it needs {show_bytes(need)} on {device.place}, which "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sim.base.device_faults import DeviceFault
+from sim.base.kinds import EXPERTS, SHARE, amount_in
 from sim.base.lanes import ON_DEVICE
 from sim.machine.forwarding import ForwardingMachine
 from sim.machine.lanes import HOST
@@ -22,12 +23,12 @@ from sim.run import engine_of, machine_kind, prepare, report_of, run_through
 if TYPE_CHECKING:
     from sim.base.quantities import Basis
     from sim.machine.simulated import SimulatedMachine
+    from sim.options import RunSpec
     from sim.real.comparison import Comparison, Errors, Off, Pair, Repeats
     from sim.real.devices.lanes import Lanes
     from sim.real.weights.weights import Weights
     from sim.results.record import Result
     from sim.setup.setup import Setup
-    from sim.setup.spec import RunSpec
 
 SCHEMA = 1
 LANES = (*ON_DEVICE, "host")
@@ -201,8 +202,8 @@ def compared(case: Case) -> Comparison:
         "precision": sim.result.precision,
         "device": real.result.device,
         "expert_budget_bytes": sum(sim.result.expert_budget_bytes),
-        "experts": spec.experts,
-        "cache_frac": spec.cache_frac,
+        "experts": amount_in(EXPERTS, spec.capacity),
+        "cache_frac": amount_in(SHARE, spec.capacity),
         "requests": real.result.n_requests,
         "outputs": case.outputs,
         "decode_tokens": real.result.decode_tokens,

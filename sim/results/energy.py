@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sim.results.schema import Uncertainty
     from sim.setup.setup import Setup
 
-COMPUTE_BOUND = ("gpu.flops_per_s.", "gpu.quantised_flops_per_s", "stack.quantised.")
+COMPUTE_BOUND = ("gpu.flops_per_s.", "gpu.quantised_flops_per_s", "engine.quantised.")
 """Figures that kernels rest on where arithmetic takes longest. Other kernels read memory, are too small for either, or
 were measured whole: those count as bound by memory."""
 
@@ -68,7 +68,7 @@ def energy(
     Args:
         makespan_s: from the start to the last token, which every part draws its watts through. n_outputs: tokens.
     """
-    counted = setup.spec.energy
+    counted = setup.spec.sim_energy
     figures, n_replicas = report.lanes.figures, report.n_machines
     if counted is None or figures is None:
         return None

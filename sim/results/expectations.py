@@ -25,9 +25,9 @@ _WAY_OUT = "write e.g. 'hit_rate >= 30%', 'tpot_s.mean < 650ms' or 'h2d_bytes <=
 
 _NONE = "no figure of a result, see docs/output.md; "
 ASKED_FOR = {
-    "energy": "--energy gpu",
+    "energy": "--set sim.energy=gpu",
     "slo": "--slo 'ttft_s <= 10s'",
-    "host_memory": "--nvme gen4x4",
+    "host_memory": "--drive gen4x4",
     "draft": "--draft k=4,acceptance=0.7",
 }
 """Parts of a result that only some runs have, and what asks for them."""

@@ -71,9 +71,9 @@ def fold(setup: Setup, report: Report, by_layer: bool = True) -> Result:
     loaded = None
     if setup.open_loop:
         loaded = load(report.requests, source, [one.requests for one in replicas], spec.batch)
-    by_replica = rows(report, source, spec.hit_definition, spec.batch) if replicas else None
+    by_replica = rows(report, source, spec.sim_hit, spec.batch) if replicas else None
     growing = loaded is not None and not loaded.stable
-    timed = metrics.times(report, growing and not spec.unstable, setup.open_loop)
+    timed = metrics.times(report, setup.open_loop)
     makespan_s = max((t.last_token_s for t in report.requests), default=0.0)
     waits = None
     if setup.open_loop:
@@ -81,18 +81,18 @@ def fold(setup: Setup, report: Report, by_layer: bool = True) -> Result:
     off_by = uncertainty(report, timed, spec.together, waits)
     n_outputs = report.n_decoded + len(report.requests)
     memory = memory_of(setup, counts)
-    kv, host = kv_use(report, spec.preempt), host_memory(setup, report)
+    kv, host = kv_use(report, spec.kv_preempt), host_memory(setup, report)
     file = file_of(type(policy))
-    rates, served = metrics.hit_rates(tally, spec.hit_definition), ServedRates(**tally.hits[DECODE].served())
+    rates, served = metrics.hit_rates(tally, spec.sim_hit), ServedRates(**tally.hits[DECODE].served())
     slots = sum(counts.capacity_bytes) / counts.expert_bytes / model.n_moe_layers
     labels: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
     labels += counts.labels
     labels += [label for label in (*labels_of(setup.trace), *setup.labels) if label not in labels]
     if loaded is not None and growing:
-        labels.append(unstable(loaded, spec.unstable, by_replica or ()))
+        labels.append(unstable(loaded, by_replica or ()))
     if setup.memory.hypothetical:
         labels.append(f"does not fit: needs {show_bytes(setup.memory.needs_bytes)}")
-    rule = BudgetRule(None, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
+    rule = BudgetRule(None, spec.capacity)
     if policy.keeps_all and rule != BudgetRule():
         labels.append(f"{rule.described()} not applied: every expert is kept")
     if overrides(policy, "learn") and {r.first_row for r in setup.store} & {r.first_row for r in setup.requests}:
@@ -125,7 +125,7 @@ def fold(setup: Setup, report: Report, by_layer: bool = True) -> Result:
         seed=spec.seed,
         gpus=spec.gpus,
         batch=spec.batch,
-        batching=spec.batching,
+        batching="static" if spec.batch_static else None,
         prefill_chunk=spec.prefill_chunk,
         arrivals=source,
         n_requests=len(report.requests),
@@ -140,7 +140,7 @@ def fold(setup: Setup, report: Report, by_layer: bool = True) -> Result:
         slo=attainment(report.requests, setup.slos),
         lengths=metrics.lengths(report),
         phases=metrics.phases(report),
-        hit_definition=spec.hit_definition,
+        hit_definition=spec.sim_hit,
         lookup=LOOKUP,
         hit_rate=rates.hit,
         partial_hit_rate=rates.partial_hit,

@@ -23,7 +23,7 @@ class TimelineStart(NamedTuple):
 FIRST = TimelineStart()
 
 
-def timeline_start(text: str, what: str = "--timeline-from") -> TimelineStart:
+def timeline_start(text: str, what: str = "--timeline from") -> TimelineStart:
     """Read `120`, or a time with its unit, `2.5s`. Raises BadInput."""
     if text.strip().isdecimal():
         return TimelineStart(f"{what}, got {text}", int(text))
@@ -40,12 +40,13 @@ def timeline_start(text: str, what: str = "--timeline-from") -> TimelineStart:
 class Keep:
     """Tables go to the folder `out`, trace events of some iterations to the file `timeline`; None: to neither.
 
-    Spans, which take far more room than all other tables, are kept `with_spans` only. `force` replaces what is there.
+    Spans, which take far more room than all other tables, are kept `with_spans` only. `overwrite` replaces
+    what is there.
     """
 
     out: Path | None = None
     with_spans: bool = False
-    force: bool = False
+    overwrite: bool = False
     timeline: Path | None = None
     timeline_iterations: int = TIMELINE_ITERATIONS
     timeline_from: TimelineStart = FIRST

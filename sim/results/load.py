@@ -184,7 +184,7 @@ def _grows(found: Load) -> bool:
     return come is not None and taken is not None and come >= taken
 
 
-def unstable(found: Load, shown: bool, replicas: Sequence[Replica] = ()) -> str:
+def unstable(found: Load, replicas: Sequence[Replica] = ()) -> str:
     """The label of a run whose queue grows as long as requests come, or that of one of its replicas."""
     told: Load | Replica = found
     if not _grows(found):  # all of them together could serve what comes
@@ -194,5 +194,4 @@ def unstable(found: Load, shown: bool, replicas: Sequence[Replica] = ()) -> str:
     assert serve_per_s is not None
     where = f" at replica {told.replica}" if isinstance(told, Replica) else ""
     rates = f"arrives {arrive_per_s:.3g}/s, serves {serve_per_s:.3g}/s"
-    rest = "say how long it ran" if shown else "left out; --force shows them"
-    return f"unstable queue{where}: {rates}: percentiles of TTFT, queue and end-to-end time {rest}"
+    return f"unstable queue{where}: {rates}: percentiles of TTFT, queue and end-to-end time say how long it ran"

@@ -75,12 +75,11 @@ class Times(NamedTuple):
     throughput_tokens_per_s: float | None
 
 
-def times(report: Report, growing: bool = False, arrivals: bool = False) -> Times:
+def times(report: Report, arrivals: bool = False) -> Times:
     """TTFT, TPOT, end-to-end time per request, throughput over the makespan.
 
     Args:
         arrivals: requests come at times of their own, so that neighbours wait alike.
-        growing: the queue grows as long as requests come, so that times which hold a wait in it have no percentiles.
     """
     done = report.requests
     if arrivals:
@@ -90,21 +89,14 @@ def times(report: Report, growing: bool = False, arrivals: bool = False) -> Time
     last_s = max((t.last_token_s for t in done), default=0.0)
     span_s = last_s - first_s
     of = under_load if arrivals else statistic
-    held = mean_alone if growing else of
     return Times(
-        held(t.ttft_s for t in done),
+        of(t.ttft_s for t in done),
         of(t.tpot_s for t in done if t.tpot_s is not None),
-        held(t.e2e_s for t in done),
-        held(t.queue_s for t in done),
+        of(t.e2e_s for t in done),
+        of(t.queue_s for t in done),
         of(t.service_s for t in done),
         outputs / span_s if span_s > 0 else None,
     )
-
-
-def mean_alone(values: Iterable[float]) -> Statistic:
-    """Without percentiles, nor an interval: of a queue that grows there is none to lie in."""
-    found = statistic(values)
-    return Statistic(found.mean, None, None, None, found.n, None, None)
 
 
 def request_row(times: RequestTimes) -> tuple[Any, ...]:
@@ -157,7 +149,7 @@ def hit_rates(tally: Tally, definition: str) -> HitRates:
     decode = tally.hits[DECODE]
     counts = list(decode.tokens if definition == "token" else decode.experts)
     total = sum(counts)
-    if definition == "room":
+    if definition == "slot":
         counts[0], counts[2] = counts[0] + counts[2], 0
     elif definition == "cached":
         counts[0], counts[3] = counts[0] - decode.prefetched, counts[3] + decode.prefetched

@@ -99,7 +99,7 @@ def factors(name: str, quantity: Quantity) -> tuple[float, float]:
     value, (low, high) = quantity.value, span(quantity)
     if value <= 0:
         return 1.0, 1.0
-    if name.endswith("_per_s") or ".flops_per_s" in name or name.startswith("stack.quantised."):
+    if name.endswith("_per_s") or ".flops_per_s" in name or name.startswith("engine.quantised."):
         return min(1.0, value / high), max(1.0, value / low)
     return min(1.0, low / value), max(1.0, high / value)
 

@@ -139,11 +139,12 @@ def _check(out: Path, target: Path, force: bool) -> bool:
             f"--out, got {str(out)!r}: it holds {foreign[0]!r}, which is no part of a run; name a new folder"
         )
     if not force:
-        raise BadInput(f"--out, got {str(out)!r}: it holds a run; add --force to replace it, or name a new folder")
+        raise BadInput(f"--out, got {str(out)!r}: it holds a run; add --overwrite to replace it, or name a new folder")
     changed = sorted(name for name in present if name != MANIFEST and of_file(present[name]) != listed[name])
     if changed:
         raise BadInput(
-            f"--out, got {str(out)!r}: its {changed[0]!r} has been changed since the run, and --force replaces a run's "
+            f"--out, got {str(out)!r}: its {changed[0]!r} has been changed since the run, and --overwrite replaces a "
+            "run's "
             "own files; name a new folder, or move that file away"
         )
     return True

@@ -201,7 +201,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class HostMemory(msgspec.Struct, frozen=True):
-    """Of a run with a drive (`--nvme`): host memory as a cache of experts.
+    """Of a run with a drive (`--drive`): host memory as a cache of experts.
 
     bytes, peak_bytes: for experts, and held at most. reads, read_bytes: all of the drive's; bytes_per_s: what it gives
     to reads in a row. copies, prefetches, cpu, read_ahead: who asked, in all phases; by_phase: copies and experts on
@@ -504,7 +504,7 @@ class Uncertainty(msgspec.Struct, frozen=True):
 
 
 class Energy(msgspec.Struct, frozen=True):
-    """Joules of a run that asked for them (`--energy`), derived from the watts of its profile.
+    """Joules of a run that asked for them (`--set sim.energy`), derived from the watts of its profile.
 
     missing: the blocks of watts that its profile lacks; where there is any, nothing else is known.
     range_joules_per_token: [low, high], were watts and times all off at once to the ends of their ranges. lanes_j: by

@@ -99,17 +99,17 @@ def recorded(
 
     Raises:
         BadInput: a place that cannot be written, a folder that holds something else, or a timeline that is there and
-            that `force` does not say to replace.
+            that `overwrite` does not say to replace.
     """
     out, timeline = keep.out, keep.timeline
     try:
         with ExitStack() as stack:
             keeper = document = drawing = None
             if out is not None:
-                folder = stack.enter_context(new_folder(out, keep.force))
+                folder = stack.enter_context(new_folder(out, keep.overwrite))
                 keeper = stack.enter_context(Keeper(folder, setup.run_id, keep.with_spans, setup.spec.replicas))
             if timeline is not None:
-                document = stack.enter_context(new_timeline(timeline, keep.force))
+                document = stack.enter_context(new_timeline(timeline, keep.overwrite))
                 title = title_of(setup) if beside is None else f"measured: {title_of(setup)}"
                 drawing = Drawing(document, title, keep, setup)
             outcome = run(setup, progress=progress, **told(keeper, drawing))
@@ -136,22 +136,22 @@ def check_places(keep: Keep) -> None:
     if keep.out is not None and keep.timeline is not None:
         check_apart(keep.out, keep.timeline)
     if keep.out is not None:
-        check_place(keep.out, keep.force)
+        check_place(keep.out, keep.overwrite)
     if keep.timeline is not None:
-        _check_timeline(keep.timeline, keep.force)
+        _check_timeline(keep.timeline, keep.overwrite)
 
 
-def _check_timeline(path: Path, force: bool) -> None:
+def _check_timeline(path: Path, overwrite: bool) -> None:
     if path.is_dir():
         raise BadInput(f"timeline, got {str(path)!r}: it is a folder; name a file in it")
-    if path.exists() and not force:
-        raise BadInput(f"timeline, got {str(path)!r}: it exists; replace it with --force, or name another file")
+    if path.exists() and not overwrite:
+        raise BadInput(f"timeline, got {str(path)!r}: it exists; replace it with --overwrite, or name another file")
 
 
 @contextmanager
-def new_timeline(path: Path, force: bool) -> Iterator[Document]:
+def new_timeline(path: Path, overwrite: bool) -> Iterator[Document]:
     """A document that takes its place when all went well. Raises BadInput where it may not."""
-    _check_timeline(path, force)
+    _check_timeline(path, overwrite)
     with replacing(path) as part, Document(part) as document:
         yield document
 

@@ -17,10 +17,10 @@ from sim.workload.draft_steps import Drafts
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
-    from sim.setup.spec import RunSpec
 
 
 class Drafter:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sim.base.errors import BadInput, DoesNotFit, did_you_mean
+from sim.base.errors import BadInput, DoesNotFit
 from sim.base.units import show_bytes
+from sim.options import OPTIONS, RunSpec
 from sim.setup.memory import Demand, kv_token_bytes
-from sim.workload.kv_memory import PAGE_TOKENS, PREEMPTIONS, RECOMPUTE, KvPool
+from sim.workload.kv_memory import KvPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
-    from sim.setup.spec import RunSpec
     from sim.workload.iterations import RequestInfo
 
 
@@ -23,20 +23,15 @@ def kv_pool(spec: RunSpec, model: Model, requests: Sequence[RequestInfo]) -> KvP
     """The pool that was asked for; None where none was.
 
     Raises:
-        BadInput: no such way to make room, options of a pool without one, or a request larger than all of it.
+        BadInput: options of a pool without one, or a request larger than all of it.
     """
-    if spec.preempt not in PREEMPTIONS:
-        raise BadInput(f"--preempt, got {spec.preempt!r}: no such way; {did_you_mean(spec.preempt, PREEMPTIONS)}")
-    if spec.kv_page < 1:
-        raise BadInput(f"--kv-page, got {spec.kv_page}: at least 1 token; leave it out for {PAGE_TOKENS}")
-    if spec.kv_memory_bytes is None:
-        asked = (("--kv-page", spec.kv_page, PAGE_TOKENS), ("--preempt", spec.preempt, RECOMPUTE))
-        for option, value, default in asked:
-            if value != default:
-                raise BadInput(f"{option}, got {value!r} without a pool, where nobody is refused; add --kv-memory")
+    if spec.kv_memory is None:
+        for row in (OPTIONS.by_field["kv_page"], OPTIONS.by_field["kv_preempt"]):
+            if (value := getattr(spec, row.field)) != row.default:
+                raise BadInput(f"{row.said}, got {value!r} without a pool, where nobody is refused; add --kv-memory")
         return None
-    pool = KvPool.of(spec.kv_memory_bytes, spec.kv_page, kv_token_bytes(model, spec.precision), spec.preempt)
-    pool.check(requests, spec.kv_memory_bytes)
+    pool = KvPool.of(spec.kv_memory, spec.kv_page, kv_token_bytes(model, spec.precision), spec.kv_preempt)
+    pool.check(requests, spec.kv_memory)
     return pool
 
 
@@ -47,7 +42,7 @@ def demand_of(pool: KvPool, spec: RunSpec, requests: Sequence[RequestInfo], with
         # Who made room is prefilled with all that it has put out.
         widest = max(widest, *(r.prompt_len + r.outputs - 1 for r in requests))
     n_tokens = pool.n_pages * pool.page_tokens
-    return replace(without, contexts=(n_tokens,), iteration_tokens=widest, kv_bytes=spec.kv_memory_bytes)
+    return replace(without, contexts=(n_tokens,), iteration_tokens=widest, kv_bytes=spec.kv_memory)
 
 
 def check_host_room(
@@ -63,10 +58,11 @@ def check_host_room(
     away = sorted((pool.most_pages(r) for r in requests), reverse=True)[: batch - 1]
     has_bytes, swapped_bytes = int(hw.cpu.memory_bytes.value), sum(away) * pool.page_bytes
     if experts_bytes + swapped_bytes > has_bytes:
-        less = "less --host-memory for experts, " if above_drive else ""
+        less = "less --ram for experts, " if above_drive else ""
         raise DoesNotFit(
-            f"--preempt, got 'swap': up to {show_bytes(swapped_bytes)} of KV cache may go to host memory, {hw.id}'s "
-            f"host has {show_bytes(has_bytes)}, {show_bytes(experts_bytes)} of it for experts; take --preempt "
+            f"--set kv.preempt, got 'swap': up to {show_bytes(swapped_bytes)} of KV cache may go to host memory, "
+            f"{hw.id}'s "
+            f"host has {show_bytes(has_bytes)}, {show_bytes(experts_bytes)} of it for experts; take --set kv.preempt "
             f"recompute, a smaller --batch, {less}or --set hw.cpu.memory_bytes=...",
             {"host_experts_bytes": experts_bytes, "swapped_bytes": swapped_bytes, "host_memory_bytes": has_bytes},
         )

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, DoesNotFit
+from sim.base.kinds import EXPERTS, SHARE, Capacity
 from sim.base.units import GIB, show_bytes, show_ram
 from sim.machine.cost import key_share
 from sim.machine.several import TENSOR, Several
@@ -43,21 +44,15 @@ class Demand:
 
 @dataclass(frozen=True)
 class BudgetRule:
-    """How the expert part is capped; at most one of the last three is set."""
+    """How GPU memory and the expert part are capped; None: not at all."""
 
     vram_bytes: int | None = None
-    expert_cache_bytes: int | None = None
-    n_experts: int | None = None
-    cache_frac: float | None = None
+    cache: Capacity | None = None
 
     def described(self) -> str:
         """The rule as words for messages and results."""
-        if self.expert_cache_bytes is not None:
-            return f"--expert-cache {show_bytes(self.expert_cache_bytes)}"
-        if self.n_experts is not None:
-            return f"--experts {self.n_experts}"
-        if self.cache_frac is not None:
-            return f"--cache-frac {self.cache_frac:g}"
+        if self.cache is not None:
+            return f"--cache {self.cache.words}"
         return "all VRAM left" if self.vram_bytes is None else f"--vram {show_bytes(self.vram_bytes)}"
 
 
@@ -251,34 +246,22 @@ def _dealt(n_experts: int, shares: list[int]) -> list[int]:
 def _wanted(rule: BudgetRule, size: int, n_total: int, shares: list[int]) -> list[int] | None:
     """Bytes of each GPU's cache by the cap that is given, of which each has its share; None where there is none."""
     n_gpus = len(shares)
-    given = [
-        name
-        for name, value in (
-            ("--expert-cache", rule.expert_cache_bytes),
-            ("--experts", rule.n_experts),
-            ("--cache-frac", rule.cache_frac),
+    if rule.cache is None:
+        return None
+    unit, amount = rule.cache
+    if unit == SHARE:
+        return [n * size for n in _dealt(max(1, int(amount * n_total)), shares)]
+    if unit == EXPERTS:
+        if amount > n_total:
+            raise BadInput(f"--cache, got {rule.cache}: the model has {n_total} experts; give 1 to {n_total}")
+        return [n * size for n in _dealt(int(amount), shares)]
+    given_bytes = [int(amount) * share // sum(shares) for share in shares]
+    if min(given_bytes) < size:
+        raise BadInput(
+            f"--cache, got {rule.cache.words}: one expert takes {show_bytes(size)} on each of {n_gpus} GPU(s); give at "
+            f"least {show_bytes(-(-size * sum(shares) // min(shares)))}"
         )
-        if value is not None
-    ]
-    if len(given) > 1:
-        raise BadInput(f"expert budget, got {' and '.join(given)}: one cap at a time; keep one of them")
-    if rule.cache_frac is not None:
-        if not 0 < rule.cache_frac <= 1:
-            raise BadInput(f"--cache-frac, got {rule.cache_frac:g}: a share of all experts in (0, 1]; e.g. 0.25")
-        return [n * size for n in _dealt(max(1, int(rule.cache_frac * n_total)), shares)]
-    if rule.n_experts is not None:
-        if not 1 <= rule.n_experts <= n_total:
-            raise BadInput(f"--experts, got {rule.n_experts}: the model has {n_total} experts; give 1 to {n_total}")
-        return [n * size for n in _dealt(rule.n_experts, shares)]
-    if rule.expert_cache_bytes is not None:
-        given_bytes = [rule.expert_cache_bytes * share // sum(shares) for share in shares]
-        if min(given_bytes) < size:
-            raise BadInput(
-                f"--expert-cache, got {show_bytes(rule.expert_cache_bytes)}: one expert takes {show_bytes(size)} on "
-                f"each of {n_gpus} GPU(s); give at least {show_bytes(-(-size * sum(shares) // min(shares)))}"
-            )
-        return [min(n_bytes, n * size) for n_bytes, n in zip(given_bytes, _dealt(n_total, shares), strict=True)]
-    return None
+    return [min(n_bytes, n * size) for n_bytes, n in zip(given_bytes, _dealt(n_total, shares), strict=True)]
 
 
 def host_need(model: Model, precision: str, kept: Collection[int] = ()) -> int:
@@ -300,7 +283,7 @@ def check_host(
     """Raises DoesNotFit where host memory is too small, and says what would make it fit.
 
     Args:
-        given_bytes: `--host-memory`, in place of what the profile's host has. less_bytes: what is needed without what
+        given_bytes: `--ram`, in place of what the profile's host has. less_bytes: what is needed without what
             lies on GPUs for good; None: as much. mapped: experts are pages of a mapped file, all of which is then
             needed. sure: False where it is only known that no fewer than `less_bytes` are.
     """
@@ -314,11 +297,11 @@ def check_host(
     beside = " that stay off the GPU" if need_bytes < all_bytes else ""
     whose, option = f"{hw.id}'s host has", "--set hw.cpu.memory_bytes="
     if given_bytes is not None:
-        whose, option = "--host-memory gives", "--host-memory "
+        whose, option = "--ram gives", "--ram "
     raised = f"{option}{math.ceil(need_bytes / GIB)}GiB"  # rounded up: to the nearest it may be too little
     least = "" if sure else "at least "
     pinned = (
-        "--set stack.pinned=true (llama.cpp's --no-mmap: what stays on the GPU needs no host memory, which leaves "
+        "--set engine.pinned=true (llama.cpp's --no-mmap: what stays on the GPU needs no host memory, which leaves "
         f"{least}{_both(less_bytes)})"
     )
     ways, note = [f"more RAM ({raised})"], ""
@@ -326,8 +309,8 @@ def check_host(
         if less_bytes <= has_bytes:
             ways.append(pinned)
         else:
-            note = f"; stack.pinned=true alone is not enough, it leaves {least}{_both(less_bytes)}"
-    ways += ["a lower --precision", "a drive to read them from (--nvme gen4x4)"]
+            note = f"; engine.pinned=true alone is not enough, it leaves {least}{_both(less_bytes)}"
+    ways += ["a lower --precision", "a drive to read them from (--drive gen4x4)"]
     raise DoesNotFit(
         f"{model.id} in {precision}: its {what}{beside} need {_both(need_bytes)} of host memory, {whose} "
         f"{_both(has_bytes)}; take {', '.join(ways[:-1])} or {ways[-1]}{note}",

@@ -34,4 +34,4 @@ def check_beside(setup: Setup) -> None:
             {**setup.memory.sizes(), "host_tables_bytes": host_bytes, "vram_bytes": setup.memory.vram_bytes},
         )
     if setup.kv is not None and setup.kv.swaps:
-        raise BadInput(f"--preempt, got 'swap' on {hw.id}: within one memory it frees nothing; leave it out")
+        raise BadInput(f"--set kv.preempt, got 'swap' on {hw.id}: within one memory it frees nothing; leave it out")

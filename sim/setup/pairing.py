@@ -16,9 +16,9 @@ from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
 from traces.format.shapes import family
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.profiles.models import Model
     from sim.profiles.overrides import Overrides
-    from sim.setup.spec import RunSpec
     from traces.format.reader import Trace
 
 MOST_EXPERTS_DRAWN = 32_768  # of all layers; a minute or two, some hundred megabytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,8 +10,9 @@ import msgspec
 
 from sim.base.errors import BadInput, DoesNotFit, IllegalDecision, did_you_mean
 from sim.machine.copy_prices import crowded
-from sim.machine.memory_law import ON, needs_events
+from sim.machine.memory_law import needs_events
 from sim.machine.several import DATA, GPU0, PER_EXPERT, TENSOR, Several, homes_by_layer, way_of
+from sim.options import CORE
 from sim.policy.api import overrides as implements
 from sim.policy.contract import check_declared
 from sim.policy.mistakes import blamed, located
@@ -21,13 +21,13 @@ from sim.policy.policy_file import without_file
 from sim.policy.registry import find
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
-from sim.profiles.overrides import Overrides, parse_set
+from sim.profiles.overrides import Overrides
 from sim.profiles.stack import load_stack
 from sim.setup.drafting import Drafter
 from sim.setup.kv_pool import check_host_room, demand_of, kv_pool
 from sim.setup.memory import BudgetRule, Demand, check_host, host_need, plan
 from sim.setup.one_memory import check_beside, check_copies
-from sim.setup.options import ARITHMETIC, check_options
+from sim.setup.options import check_options
 from sim.setup.pairing import (
     check_shape,
     default_model,
@@ -42,7 +42,6 @@ from sim.setup.predictions import predicting, with_levels
 from sim.setup.replicas import check_replicas
 from sim.setup.setup import Setup
 from sim.setup.third_tier import BUFFERED, check_together, described, host_memory_of, maps_its_file, third_tier
-from sim.workload.batching import STATIC
 from sim.workload.drawn_levels import DrawnTrace
 from sim.workload.learn_split import no_store, requests_of
 from sim.workload.load import load_of
@@ -53,12 +52,12 @@ from traces.format.catalogue import open_trace
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sim.options import RunSpec
     from sim.policy.api import Policy
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
     from sim.setup.predictions import Predicting
-    from sim.setup.spec import RunSpec
     from sim.setup.third_tier import ThirdTier
     from traces.format.reader import Trace
 
@@ -103,7 +102,7 @@ class _Named(NamedTuple):
 
 def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
     """What it names, its options checked. Raises BadInput."""
-    overrides = _overrides(spec)
+    overrides = spec.overrides
     kind = kind or find(spec.policy)
     who = _predicting(spec, overrides, kind)
     policy = who.policy
@@ -112,25 +111,28 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
         policy.labels = (*policy.labels, WITHOUT_FILE)
     check_options(spec)
     _check_watts(spec, overrides)
-    if spec.contention != ON and (off := [key for key in overrides.hw if key.startswith("contention.")]):
-        raise BadInput(f"--set hw.{off[0]}, got it with --contention off: nothing shares memory then; leave one out")
-    loaded = load_stack(spec.stack, overrides.stack)
-    tier = third_tier(spec, loaded, overrides.stack)
-    hw = load_hardware(spec.hw, overrides.hw, spec.link, None if tier is None else tier.drive)
-    if spec.engine == ARITHMETIC and spec.contention == ON and needs_events(hw):
+    if not spec.sim_contention and (off := [key for key in overrides.hw if key.startswith("contention.")]):
         raise BadInput(
-            "--engine, got 'arithmetic': it slows kernels and experts on the CPU by copies and copies by the CPU, and "
-            "another coefficient of hw.contention is active; leave it out, or take simpy"
+            f"--set hw.{off[0]}, got it with --set sim.contention=off: nothing shares memory then; leave one out"
         )
-    stack = _copied_by(policy, loaded.on(hw, policy.keeps_all), overrides.stack)
+    loaded = load_stack(spec.engine, overrides.engine)
+    tier = third_tier(spec, loaded, overrides.engine)
+    hw = load_hardware(spec.hw, overrides.hw, spec.pcie, None if tier is None else tier.drive)
+    if spec.sim_simulator == CORE and spec.sim_contention and needs_events(hw):
+        raise BadInput(
+            "--set sim.simulator, got 'core': it slows kernels and experts on the CPU by copies and copies by the "
+            "CPU, and "
+            "another coefficient of hw.contention is active; leave it out, or take --simpy"
+        )
+    stack = _copied_by(policy, loaded.on(hw, policy.keeps_all), overrides.engine)
     if tier is not None and tier.reads == BUFFERED:
         stack = msgspec.structs.replace(stack, pinned=False)  # the page cache's pages are pageable
-    if spec.engine == ARITHMETIC and crowded(hw, stack, spec.several):
+    if spec.sim_simulator == CORE and crowded(hw, stack, spec.several):
         raise BadInput(
-            "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and "
-            f"{spec.gpus} links ask for more than there is; leave it out, or take --host-links split"
+            "--set sim.simulator, got 'core': it cannot tell who shares host memory with whom, and "
+            f"{spec.gpus} links ask for more than there is; leave it out, or take --set gpus.host_bandwidth=split"
         )
-    return _Named(who, hw, stack, overrides, tier, maps_its_file(loaded, overrides.stack))
+    return _Named(who, hw, stack, overrides, tier, maps_its_file(loaded, overrides.engine))
 
 
 def _predicting(spec: RunSpec, overrides: Overrides, kind: type[Policy]) -> Predicting:
@@ -148,19 +150,19 @@ def check_words(spec: RunSpec) -> None:
     Raises:
         BadInput: one of them is misspelt, or wrong.
     """
-    _predicting(spec, _overrides(spec), find(spec.policy))
+    _predicting(spec, spec.overrides, find(spec.policy))
 
 
 def _copied_by(policy: Policy, stack: Stack, asked: Mapping[str, object]) -> Stack:
     """The stack with mapped weights where this policy copies straight out of them. Raises BadInput."""
     if "maps_weights" in asked and "pinned" in asked:
-        raise BadInput("--set stack.maps_weights, got it with stack.pinned: both say what copies are; leave one out")
+        raise BadInput("--set engine.maps_weights, got it with engine.pinned: both say what copies are; leave one out")
     if not stack.maps_weights or (policy.copies_mapped and "pinned" not in asked):
         return stack
     if "maps_weights" in asked:
         raise BadInput(
-            f"--set stack.maps_weights, got true: {policy.name} copies through buffers of its own; leave it out, or "
-            "take stack.pinned=false"
+            f"--set engine.maps_weights, got true: {policy.name} copies through buffers of its own; leave it out, or "
+            "take engine.pinned=false"
         )
     return msgspec.structs.replace(stack, maps_weights=False)
 
@@ -170,38 +172,41 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
     several = spec.several
     if several.dense in (TENSOR, DATA) and hw.curves_of(model.id, spec.precision) is not None:
         raise BadInput(
-            f"--dense, got {spec.dense!r}: {hw.id} has curves of {model.id}, measured on one GPU; take another --hw"
+            f"--parallel, got {spec.parallel!r}: {hw.id} has curves of {model.id}, measured on one GPU; take another "
+            "--hw"
         )
     if several.dense == TENSOR and model.n_heads % spec.gpus:
         raise BadInput(
-            f"--dense, got 'tensor' on {spec.gpus} GPUs: {model.id} has {model.n_heads} heads, which must be dealt out "
-            "evenly; take another --gpus, or --dense data"
+            f"--parallel, got 'tensor' on {spec.gpus} GPUs: {model.id} has {model.n_heads} heads, which must be dealt "
+            "out "
+            "evenly; take another --gpus, or --parallel data"
         )
     homes = None
     if several.in_turn:
         homes = homes_by_layer(model, several.stages_of(model.n_layers))
         if len(set(homes)) < spec.gpus:
             raise BadInput(
-                f"--dense, got {spec.dense!r} on {spec.gpus} GPUs: dealt out with the head, the layers of {model.id} "
-                "leave a GPU without experts; take fewer --gpus, other shares, or --dense gpu0"
+                f"--parallel, got {spec.parallel!r} on {spec.gpus} GPUs: dealt out with the head, the layers of "
+                f"{model.id} "
+                "leave a GPU without experts; take fewer --gpus, other shares, or --parallel gpu0"
             )
-    if spec.placement is not None:
-        homes = read_placement(Path(spec.placement), model.n_moe_layers, model.n_experts, spec.gpus)
+    if spec.gpus_map is not None:
+        homes = read_placement(Path(spec.gpus_map), model.n_moe_layers, model.n_experts, spec.gpus)
     return replace(several, homes=homes)
 
 
 def _as_its_engine(spec: RunSpec, stack: Stack) -> RunSpec:
     """The run with the way of using several GPUs that its stack's engine has, where nobody chose one."""
-    way = GPU0 if spec.gpus == 1 else spec.dense  # one GPU has all layers
+    way = GPU0 if spec.gpus == 1 else spec.parallel  # one GPU has all layers
     if way is None:
-        chosen = spec.peer != PER_EXPERT or spec.placement is not None
+        chosen = spec.gpus_dispatch != PER_EXPERT or spec.gpus_map is not None
         way = GPU0 if chosen or stack.splits_by is None else stack.splits_by
-        if way != GPU0 and spec.kv_memory_bytes is not None:
+        if way != GPU0 and spec.kv_memory is not None:
             raise BadInput(
                 f"--kv-memory with --gpus {spec.gpus} and stack {stack.id}, which splits a model by {way}: pages are "
-                "of one GPU's memory; leave it out, or add --dense gpu0"
+                "of one GPU's memory; leave it out, or add --parallel gpu0"
             )
-    return msgspec.structs.replace(spec, dense=way_of(way).said)
+    return msgspec.structs.replace(spec, parallel=way_of(way).said)
 
 
 def _keeps_all_if_room(policy: Policy, model: Model) -> bool:
@@ -216,15 +221,12 @@ def _keeps_all_if_room(policy: Policy, model: Model) -> bool:
 def _check_watts(spec: RunSpec, overrides: Overrides) -> None:
     """Raises BadInput for watts that are set where no energy is counted."""
     watts = next((key for key in overrides.hw if key.split(".")[1:2] == ["power"]), None)
-    if spec.energy is None and watts is not None:
+    if spec.sim_energy is None and watts is not None:
         raise BadInput(
-            f"--set hw.{watts}, got {overrides.hw[watts]!r} without --energy: watts decide nothing else; add --energy "
-            "gpu or --energy machine"
+            f"--set hw.{watts}, got {overrides.hw[watts]!r} without --set sim.energy: watts decide nothing else; add "
+            "--set sim.energy "
+            "gpu or --set sim.energy=machine"
         )
-
-
-def _overrides(spec: RunSpec) -> Overrides:
-    return parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items())  # JSON is YAML
 
 
 def to_draw(spec: RunSpec) -> str | None:
@@ -235,7 +237,7 @@ def to_draw(spec: RunSpec) -> str | None:
     """
     if spec.model is None and spec.trace is None:
         return None
-    name = trace_for(spec.model, _overrides(spec)) if spec.trace is None else spec.trace
+    name = trace_for(spec.model, spec.overrides) if spec.trace is None else spec.trace
     if not drawn_anew(name):
         return None
     _check_least_memory(spec, _resolve(spec), name)
@@ -251,7 +253,7 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
     if name is None:
         return  # `prepare` says so
     model = load_model(name, named.overrides.model)
-    rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
+    rule = BudgetRule(spec.vram, spec.capacity)
     least = Demand(contexts=(1,), iteration_tokens=1, batch=1)
     try:
         several = _several_of(_as_its_engine(spec, named.stack), hw, model)
@@ -261,11 +263,11 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
             all_stay = memory.holds_all(model, spec.precision, several)
         if not all_stay:
             check_copies(hw, policy)
-            if spec.nvme is None:
+            if spec.drive is None:
                 less_bytes = None
                 if implements(policy, "kept_layers"):
                     less_bytes = max(0, host_need(model, spec.precision) - sum(memory.expert_bytes))
-                check_host(model, hw, spec.precision, spec.host_memory_bytes, less_bytes, named.mapped, sure=False)
+                check_host(model, hw, spec.precision, spec.ram, less_bytes, named.mapped, sure=False)
     except DoesNotFit as error:
         told = f"{error}; counted for one token, before the trace {trace} is drawn"
         raise DoesNotFit(told, error.sizes) from None
@@ -286,7 +288,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     recorded = requests_of(trace, spec.split)
     if not recorded:
         raise BadInput(f"{trace.path}: split {spec.split!r} has no requests; --split all takes every request")
-    load = load_of(recorded, spec.arrivals, spec.requests, spec.seed, spec.rate_scale)
+    load = load_of(recorded, spec.arrivals, spec.requests, spec.seed, spec.arrivals_scale)
     requests = load.requests
     together = min(spec.batch, len(requests))  # no more than there are ever run together
     longest = sorted((r.prompt_len + r.outputs for r in requests), reverse=True)[:together]
@@ -294,7 +296,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     widest = prompts[0]
     if spec.prefill_chunk is not None:
         widest = min(spec.prefill_chunk, sum(prompts[:together]))
-    elif spec.batching == STATIC:
+    elif spec.batch_static:
         widest = sum(prompts[:together])
     widest = max(widest, together)
     several = _several_of(spec, hw, model)
@@ -307,7 +309,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     kv = kv_pool(spec, model, requests)
     if kv is not None:
         demand = demand_of(kv, spec, requests, demand)
-    rule = BudgetRule(spec.vram_bytes, spec.expert_cache_bytes, spec.experts, spec.cache_frac)
+    rule = BudgetRule(spec.vram, spec.capacity)
     bound = "bound" in policy.traits
     memory = plan(model, hw, spec.precision, demand, rule, spec.gpus, bound, policy.keeps_all, several)
     host_bytes = 0
@@ -323,9 +325,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
         if tier is not None:
             host_bytes = min(host_bytes, host_memory_of(spec, hw))
         elif not implements(policy, "kept_layers"):
-            check_host(
-                model, hw, spec.precision, spec.host_memory_bytes
-            )  # else once it has said which layers these are
+            check_host(model, hw, spec.precision, spec.ram)  # else once it has said which layers these are
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes, several.homes)
     if kv is not None:
         check_host_room(kv, hw, host_bytes, requests, together, tier is not None)
@@ -343,7 +343,7 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     if tier is not None:
         check_together(setup)
         setup.labels += (described(tier, host_memory_of(spec, hw)),)
-    ways = ", ".join(filter(None, (several.unusual, "" if spec.placement is None else "--placement FILE")))
+    ways = ", ".join(filter(None, (several.unusual, "" if spec.gpus_map is None else "--set gpus.map=FILE")))
     if ways:
         setup.labels += (f"several GPUs work together by {ways}",)
     if named.tier is not None and tier is None:

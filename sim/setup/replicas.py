@@ -11,7 +11,6 @@ from sim.policy.mistakes import blamed
 if TYPE_CHECKING:
     from sim.setup.setup import Setup
 
-MAX_REPLICAS = 256
 SEED_STEP = 2**32
 """From one replica's policy to the next, where it draws at random: replicas differ, and so do the replicas of runs by
 neighbouring seeds."""

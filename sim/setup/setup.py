@@ -19,8 +19,9 @@ from sim.base.own_file import whole as whole_plug_in
 from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
-from sim.machine.memory_law import ON, needs_events
-from sim.machine.several import APART, GPU0, PER_EXPERT, Several
+from sim.machine.memory_law import needs_events
+from sim.machine.several import GPU0, PER_LINK, Several
+from sim.options import CORE, OPTIONS, SIMPY, VALUE
 from sim.policy.api import overrides
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -30,11 +31,10 @@ from sim.profiles.models import PACKAGE as MODELS
 from sim.profiles.stack import PACKAGE as STACKS
 from sim.setup.drafting import Drafter
 from sim.setup.memory import MemoryPlan, check_host, host_need
-from sim.setup.options import ARITHMETIC, SIMPY
 from sim.setup.request_estimates import profiled
 from sim.setup.third_tier import ThirdTier, price_drive
 from sim.workload import routers, schedulers
-from sim.workload.batching import CONTINUOUS, STATIC, Batching
+from sim.workload.batching import Batching
 from sim.workload.drawn_levels import DrawnTrace
 from sim.workload.iterations import RequestInfo
 from sim.workload.known_requests import Profiled
@@ -46,29 +46,14 @@ from sim.workload.slo import Slos
 from traces.format.catalogue import bundled_traces
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.policy.api import Policy
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
-    from sim.setup.spec import RunSpec
     from traces.format.reader import Trace
 
-NEWER: dict[str, Any] = {
-    "arrivals": None,
-    "rate_scale": 1.0,
-    "slo": {},
-    "peer": PER_EXPERT,
-    "host_links": APART,
-    "host_memory_bytes": None,
-    "nvme": None,
-    "ram_policy": None,
-    "dense": GPU0,
-    "draft": None,
-    "contention": ON,
-    "energy": None,
-}
-"""Fields that specifications did not always have, with what they stand for where they are left out."""
-KV = ("kv_memory_bytes", "kv_page", "preempt")  # of a pool for keys and values
+KV = ("kv_memory", "kv_page", "kv_preempt")  # of a pool for keys and values
 
 
 @dataclass
@@ -121,7 +106,7 @@ class Setup:
         if self.tier is None and self.host_bytes:
             model, precision = self.model, self.spec.precision
             need_bytes = host_need(model, precision, kept)
-            check_host(model, self.hw, precision, self.spec.host_memory_bytes, need_bytes, self.mapped)
+            check_host(model, self.hw, precision, self.spec.ram, need_bytes, self.mapped)
 
     def in_host_bytes(self, kept: Collection[int]) -> int:
         """Bytes of host memory for experts: all of a mapped file, else without layers that are kept on GPUs."""
@@ -140,7 +125,7 @@ class Setup:
     @property
     def contends(self) -> bool:
         """Whether what runs at once slows one another."""
-        return self.spec.contention == ON
+        return self.spec.sim_contention
 
     @property
     def slos(self) -> Slos:
@@ -181,7 +166,7 @@ class Setup:
         scheduler = self.scheduler(self.requests, honoured, self.clients, self.profiled)
         spec, kv = self.spec, None if self.kv is None else KvMemory(self.kv)
         drafts = None if self.drafter is None else self.drafter.drafts(spec, self.hw, self.stack)
-        return Batching(scheduler, spec.batch, kv, spec.prefill_chunk or 0, spec.batching == STATIC, drafts)
+        return Batching(scheduler, spec.batch, kv, spec.prefill_chunk or 0, spec.batch_static, drafts)
 
     @cached_property
     def profiled(self) -> Profiled:
@@ -214,20 +199,20 @@ class Setup:
         if spec.arrivals is None:
             return {}
         source = spec.arrivals if log is None else self._log_sha256
-        return {"arrivals": source, "rate_scale": spec.rate_scale, "seed": spec.seed}
+        return {"arrivals": source, "arrivals_scale": spec.arrivals_scale, "seed": spec.seed}
 
     @property
     def batch_terms(self) -> dict[str, Any]:
         """What decides which tokens of them run together."""
         spec = self.spec
         terms: dict[str, Any] = {"batch": spec.batch, "scheduler": spec.scheduler}
-        if spec.batching not in (None, CONTINUOUS):
-            terms["batching"] = spec.batching
+        if spec.batch_static:
+            terms["batch_static"] = True
         if spec.prefill_chunk is not None:
             terms["prefill_chunk"] = spec.prefill_chunk
         if self.drafter is not None:
             terms["draft"] = self.drafter.terms(spec.seed)
-        if spec.kv_memory_bytes is not None:
+        if spec.kv_memory is not None:
             terms |= {name: getattr(spec, name) for name in KV}
         return terms
 
@@ -247,7 +232,7 @@ class Setup:
         """What replays it: the one that was asked for, or SimPy where arithmetic does not know what slows what."""
         if self.machine is not None:
             return self.machine.__name__
-        return self.spec.engine or (SIMPY if self._needs_events else ARITHMETIC)
+        return self.spec.sim_simulator or (SIMPY if self._needs_events else CORE)
 
     @property
     def _needs_events(self) -> bool:
@@ -256,16 +241,16 @@ class Setup:
     @cached_property
     def _digests(self) -> dict[str, str]:
         hw = self.hw
-        if self.spec.host_links == APART:  # what has no part in a run does not tell it from others
+        if self.spec.gpus_host_bandwidth == PER_LINK:  # what has no part in a run does not tell it from others
             hw = hw.without_sharing
         if self.stack.quantised is None and self.stack.graphs_from is None:
             hw = hw.without_engines
-        if self.spec.energy is None:
+        if self.spec.sim_energy is None:
             hw = hw.without_power
         return {
             "hw": of_data(hw),
             "model": of_data(self.model.without_newer),
-            "stack": of_data(self.stack.without_newer),
+            "engine": of_data(self.stack.without_newer),
         }
 
     def resolved(self) -> dict[str, Any]:
@@ -285,7 +270,7 @@ class Setup:
             code |= {"router": self.router.name, "router_sha256": router_file.sha256}
         ram_file = None if self.tier is None else file_of(find(self.tier.ram_policy))
         if ram_file is not None:
-            code |= {"ram_policy_sha256": ram_file.sha256}
+            code |= {"evict_sha256": ram_file.sha256}
         scheduler_file = read_from(self.scheduler)
         if scheduler_file is not None:
             code |= {"scheduler": self.scheduler.name, "scheduler_sha256": scheduler_file.sha256}
@@ -299,54 +284,51 @@ class Setup:
             "hw_sha256": digests["hw"],
             "model": self.model.id,
             "model_sha256": digests["model"],
-            "stack": self.stack.id,
-            "stack_sha256": digests["stack"],
+            "engine": self.stack.id,
+            "engine_sha256": digests["engine"],
             "trace": self.trace.name,
             "trace_sha256": self.trace.sha256,
             **({} if self.drawn is None else {"drawn": self.drawn}),
             **({"kept": "all"} if self.all_kept else {"kept": "layers"} if self.leaves_unread else {}),
-            **({} if self.spec.placement is None else {"placement_sha256": of_text(str(self.homes))}),
+            **({} if self.spec.gpus_map is None else {"map_sha256": of_text(str(self.homes))}),
             **({} if self.arrivals_file is None else {"arrivals_sha256": self._log_sha256}),
         }
 
     def identity(self) -> str:
         """Twelve hex digits of everything that decides the numbers: equal inputs, equal id, wherever the files lie."""
-        spec = {**msgspec.to_builtins(self.spec), "set": None}
-        for name in ("policy", "hw", "link", "model", "stack", "trace"):
-            del spec[name]  # `resolved` says what these meant
-        if self.engine != SIMPY or self._needs_events or not self.contends:
-            del spec["engine"]  # either gives the same numbers, or none but one any
-        del spec["unstable"]  # says what is shown of them
-        if spec["replicas"] == 1:
-            del spec["replicas"], spec["router"]
-        elif read_from(self.router) is not None:
-            del spec["router"]  # `resolved` has its text
-        else:
-            spec["router"] = self.router.name
-        del spec["placement"]  # `resolved` has what it says
-        if spec["dense"] is None:
-            spec["dense"] = GPU0
-        terms = self.batch_terms
-        spec["draft"] = terms.get("draft")
-        for name, default in NEWER.items():
-            if spec[name] == default:  # as it was before there were any
-                del spec[name]
-        for name in ("batching", "prefill_chunk", *KV):
-            if name not in terms:
-                del spec[name]
-        if self.tier is not None:
-            spec["nvme"] = self.tier.said or spec["nvme"]  # the defaults of its engine, too
-            if file_of(find(self.tier.ram_policy)) is not None:
-                del spec["ram_policy"]  # `resolved` has its text
-        if self.arrivals_file is not None:
-            del spec["arrivals"]
-        if self.scheduler.name == schedulers.DEFAULT or read_from(self.scheduler) is not None:
-            del spec["scheduler"]  # the default, or what `resolved` has the text of
-        resolved, files = self.resolved(), self._params_sha256
-        resolved["params"] = {name: value for name, value in resolved["params"].items() if name not in files}
+        asked, terms, resolved, files = self.spec, self.batch_terms, self.resolved(), self._params_sha256
+        values = {
+            row.field: value
+            for row in OPTIONS.rows
+            if row.identity == VALUE and (value := getattr(asked, row.field)) != row.default
+        }
+        for name in KV:
+            if name not in terms:  # pages of no pool
+                values.pop(name, None)
         if "predictor" in files:
-            spec["predictor"] = None  # `resolved` has its digest
-        return of_text(to_json({**spec, **resolved}))[:12]
+            values.pop("predictor", None)  # `resolved` has its digest
+        resolved["params"] = {name: value for name, value in resolved["params"].items() if name not in files}
+        return of_text(to_json({**values, **self._meanings(), **resolved}))[:12]
+
+    def _meanings(self) -> dict[str, Any]:
+        """What decides numbers by what it means, and is not in `resolved`."""
+        spec, found = self.spec, dict[str, Any]()
+        if self.engine == SIMPY and not self._needs_events and self.contends:
+            found["simulator"] = SIMPY  # else either gives the same numbers, or none but one any
+        if spec.replicas > 1 and read_from(self.router) is None:
+            found["router"] = self.router.name
+        if self.scheduler.name != schedulers.DEFAULT and read_from(self.scheduler) is None:
+            found["scheduler"] = self.scheduler.name
+        if spec.parallel not in (None, GPU0):
+            found["parallel"] = spec.parallel
+        if self.drafter is not None:
+            found["draft"] = self.batch_terms["draft"]
+        if spec.arrivals is not None and self.arrivals_file is None:
+            found["arrivals"] = spec.arrivals
+        if self.tier is not None:
+            own_file = file_of(find(self.tier.ram_policy)) is not None
+            found["drive"] = self.tier._replace(why="", ram_policy="" if own_file else self.tier.ram_policy)
+        return found
 
     def explicit(self) -> RunSpec:
         """The specification with no default left that may change: trace and model named, files by whole path."""
@@ -365,11 +347,11 @@ class Setup:
             policy=whole_plug_in(spec.policy),
             router=None if spec.router is None else whole_plug_in(spec.router),
             scheduler=None if spec.scheduler is None else whole_plug_in(spec.scheduler),
-            ram_policy=None if spec.ram_policy is None else whole_plug_in(spec.ram_policy),
-            nvme=spec.nvme if self.tier is None else self.tier.said or spec.nvme,
+            drive_evict=None if spec.drive_evict is None else whole_plug_in(spec.drive_evict),
+            **({} if self.tier is None else {"drive_reads": self.tier.reads, "drive_start": self.tier.start}),
             hw=_whole(spec.hw, GPUS),
-            stack=_whole(spec.stack, STACKS),
-            placement=None if spec.placement is None else str(Path(spec.placement).resolve()),
+            engine=_whole(spec.engine, STACKS),
+            gpus_map=None if spec.gpus_map is None else str(Path(spec.gpus_map).resolve()),
             draft=None if self.drafter is None else self.drafter.explicit(lambda model: _whole(model, MODELS)),
             arrivals=spec.arrivals if self.arrivals_file is None else str(self.arrivals_file.resolve()),
             model=self.model.id if spec.model is None else _whole(spec.model, MODELS),

@@ -1,4 +1,4 @@
-"""A run in words: `lru scope=layer stack=llama_cpp`, as `--policy` and `moesim diff` take it."""
+"""A run in words: `lru scope=layer engine=llama_cpp`, as `--policy` and `moesim diff` take it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from sim.base.errors import BadInput
-from sim.base.files import parse_yaml
-from sim.base.units import parse_size
+from sim.base.renamed import refuse_old
+from sim.options import OPTIONS
 from sim.policy.registry import find
 from sim.profiles.overrides import parse_set
-from sim.setup.spec import CAPS, RunSpec, as_words
-from sim.workload.slo import slo_of
-
-PER_POLICY = ("stack", "predictor")
-"""Fields of a run that may differ between the policies of one comparison."""
 
 
 def words_of(policy: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What words behind a policy's name set: its parameters and hw.*, model.*, stack.*; and fields of the run. A word
+    """What words behind a policy's name set: its parameters and hw.*, model.*, engine.*; and fields of the run. A word
     that is both is the policy's.
 
     Raises:
-        BadInput: a word that is no KEY=VALUE, or an unknown policy.
+        BadInput: a word that is no NAME=VALUE, or an unknown policy.
     """
-    parse_set(words)
-    values = {key.strip(): parse_yaml(value, key) for key, _, value in (word.partition("=") for word in words)}
-    params: set[str] = set()
-    fields = set(RunSpec.__struct_fields__) - {"policy", "set"}
-    if policy and fields & set(values):
-        params = {param.name for param in find(policy).params}
-    shared = as_words({key: value for key, value in values.items() if key in fields - params})
-    own = {key: value for key, value in values.items() if key not in shared}
-    for key in own:
-        if "." not in key and (meant := f"{key}_bytes") in fields:
-            raise BadInput(f"{key}, got it in a run's words: no field of a run; it is {meant}")
-    for key in [key for key in shared if key.endswith("_bytes") and isinstance(shared[key], str)]:
-        shared[key] = parse_size(shared[key], key, key)
-    if shared.get("slo"):
-        shared["slo"] = slo_of(shared["slo"])
-    return own, shared
+    values = parse_set(words, f"--policy {policy}".strip())
+    options = {key for key in values if key in OPTIONS.by_name and key != "policy"}
+    bare = [key for key in values if "." not in key]
+    params = {param.name for param in find(policy).params} if policy and bare else set()
+    options -= params
+    own = {key: value for key, value in values.items() if key not in options}
+    for key in bare:
+        if key in own and key not in params:
+            refuse_old(key, f"{key}, got it in a run's words")
+    return own, OPTIONS.values({key: values[key] for key in options})
 
 
 def for_one(policy: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -49,17 +38,11 @@ def for_one(policy: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str
         BadInput: as `words_of`; or a field that holds for all.
     """
     own, shared = words_of(policy, words)
+    free = [row.field for row in OPTIONS.rows if row.per_policy]
     for key in shared:
-        if key not in PER_POLICY:
+        if key not in free:
             raise BadInput(
-                f"--policy {policy}, got {key}={shared[key]!r}: it holds for all policies of a comparison; give it as "
-                f"an option (per policy: {', '.join(PER_POLICY)}), or take moesim sweep or diff"
+                f"--policy {policy}, got {OPTIONS.by_field[key].key}={shared[key]!r}: it holds for all policies of a "
+                f"comparison; give it as an option (per policy: {', '.join(free)}), or take moesim sweep or diff"
             )
     return own, shared
-
-
-def without_caps(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """A new cap of the expert part replaces the old one, whichever kind that was."""
-    if not any(given.get(name) is not None for name in CAPS):
-        return fields
-    return {name: value for name, value in fields.items() if name not in CAPS}

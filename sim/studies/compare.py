@@ -13,8 +13,8 @@ from sim.base.errors import BadInput, IllegalDecision, MoesimError
 from sim.studies.ranking import Row, ranked
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.setup.setup import Setup
-    from sim.setup.spec import RunSpec
     from sim.studies.pool import Call
 
 # Below so many layers of output tokens over all policies, starting processes takes longer than the work.
@@ -140,7 +140,7 @@ def checked(
 def _terms(setup: Setup) -> tuple[Any, ...]:
     """What a lower bound depends on, of all that may differ between runs of one comparison."""
     meant = setup.resolved()
-    digests = (meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace"))
+    digests = (meant[f"{what}_sha256"] for what in ("hw", "model", "engine", "trace"))
     scheduler = setup.scheduler.name, meant.get("scheduler_sha256")
     return setup.memory.expert_bytes, "cpu" in setup.policy.traits, setup.leaves_unread, *scheduler, *digests
 

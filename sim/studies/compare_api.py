@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput, IllegalDecision
 from sim.base.files import to_struct
+from sim.options import OPTIONS, RunSpec
 from sim.policy.policy_file import split
 from sim.policy.registry import name_in_file
-from sim.profiles.overrides import GROUPS
-from sim.setup.spec import RunSpec
 from sim.setup.words import for_one
 from sim.studies.against import baseline, with_baseline
 from sim.studies.common_bound import common_bound, facts_of
 from sim.studies.compare import Candidate, by_scheduler, expanded, run_all
 from sim.studies.compare_text import verdict
+from sim.studies.keywords import with_options
 from sim.studies.ranking import ranks_of, row_facts, speed
 from sim.studies.simulate import plain
 from traces.stats.realism import judge
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from sim.setup.setup import Setup
-    from sim.studies.simulate import Name, Options
-    from sim.studies.sweep.python_api import Kind
+    from sim.studies.option_types import Name, Options
+    from sim.studies.sweep.python_api import Who
 
 TABLES = ("by_layer",)  # keys of a result that are tables of their own: `moesim.simulate(...)` has them as DataFrames
 
 
+@with_options
 def compare(
-    policy: Kind | Iterable[Kind],
+    policy: Who | Iterable[Who],
     hw: Name,
     *,
     workers: int | None = None,
@@ -49,7 +50,7 @@ def compare(
         workers: processes; None: the cores, if it is worth it.
         against: the policy that the others are held against; it is compared if `policy` does not name it.
         options: the others of `moesim.simulate`; `scheduler` may name several, `"fcfs,sjf"`, each for every policy.
-            `set` has what holds for every policy, hw.*, model.* and stack.*.
+            `set` has what holds for every policy, hw.*, model.* and engine.*.
 
     Returns:
         A row per policy, the fastest first, with the keys of `moesim compare --json` as columns: nested ones by their
@@ -66,7 +67,7 @@ def compare(
     import pandas as pd
 
     kinds = [policy] if isinstance(policy, str | os.PathLike) or inspect.isclass(policy) else list(policy)
-    fields = {key: plain(key, value) for key, value in {"hw": hw, **options}.items()}
+    fields: dict[str, Any] = {key: plain(value) for key, value in {"hw": hw, **options}.items()}
     items = expanded(
         tuple(os.fspath(kind) if isinstance(kind, str | os.PathLike) else name_in_file(kind) for kind in kinds),
         "compare(): policy",
@@ -106,12 +107,12 @@ def _candidate(fields: Mapping[str, Any], item: str, named: bool, said: str) -> 
     if not item.split():
         raise BadInput("policy, got an empty name: name a policy, or `all`; `moesim policies` lists them")
     name, *own = split(item)
-    shared = dict(fields.get("set") or {})
-    bare = next((key for key in shared if "." not in key or key.partition(".")[0] not in GROUPS), None)
+    shared = OPTIONS.values(fields)
+    bare = next((key for key in shared.get("set", {}) if "." not in key), None)
     if bare is not None:
         raise BadInput(f"set, got {bare!r}: which policy's? write it behind the name, policy='NAME {bare}=...'")
     params, words = for_one(name, own)
-    run = {**fields, **words, "policy": name, "set": shared | params}
+    run = {**shared, **words, "policy": name, "set": {**shared.get("set", {}), **params}}
     return Candidate(item + said, to_struct(run, RunSpec, "compare()"), named)
 
 

@@ -10,10 +10,10 @@ from sim.base.errors import BadInput
 from sim.base.files import bundled
 from sim.base.units import show_ram
 from sim.profiles.hardware import CPUS, load_hardware
-from sim.profiles.overrides import parse_set
+from sim.profiles.overrides import grouped
 
 if TYPE_CHECKING:
-    from sim.setup.spec import RunSpec
+    from sim.options import RunSpec
 
 MOST_NAMED = 4
 
@@ -35,7 +35,9 @@ class Machine(NamedTuple):
 
 def of_specs(specs: Iterable[RunSpec]) -> str:
     """The line of runs as they were asked for."""
-    return unlike_hosts(Machine(spec.hw, spec.set, spec.host_memory_bytes) for spec in specs)
+    return unlike_hosts(
+        Machine(spec.hw, spec.set | ({} if spec.cpu is None else {"hw.cpu": spec.cpu}), spec.ram) for spec in specs
+    )
 
 
 def unlike_hosts(machines: Iterable[Machine]) -> str:
@@ -50,7 +52,7 @@ def unlike_hosts(machines: Iterable[Machine]) -> str:
             continue
         known.add(asked)
         try:
-            hw = load_hardware(one.hw, parse_set(f"{key}={json.dumps(value)}" for key, value in own.items()).hw)
+            hw = load_hardware(one.hw, grouped(own).hw)
         except BadInput:
             continue
         host = Host(hw.cpu.id, int(hw.cpu.memory_bytes.value) if one.ram_bytes is None else one.ram_bytes)

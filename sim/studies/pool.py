@@ -21,9 +21,9 @@ from sim.base.interrupts import POLL_S, heard, held
 
 if TYPE_CHECKING:
     from sim.bounds.time_bound import LowerBound
+    from sim.options import RunSpec
     from sim.results.record import Result
     from sim.results.sampling import Sample
-    from sim.setup.spec import RunSpec
 
 # A call: a function of a module and its arguments, which a process of its own can import and receive.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]

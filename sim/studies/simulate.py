@@ -7,11 +7,11 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput, CheckFailed
 from sim.base.files import to_struct
-from sim.base.units import parse_size
+from sim.options import OPTIONS, RunSpec
 from sim.policy.policy_file import split
 from sim.policy.registry import name_of
 from sim.results.by_layer import expert_table, layer_table
@@ -19,9 +19,9 @@ from sim.results.record import Result
 from sim.results.replicas import request_rows
 from sim.run import execute
 from sim.setup.prepare import prepare
-from sim.setup.spec import RunSpec
-from sim.setup.words import without_caps, words_of
-from sim.workload.slo import slo_of
+from sim.setup.words import words_of
+from sim.studies.keywords import with_options
+from sim.studies.option_types import Name, Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,55 +29,8 @@ if TYPE_CHECKING:
     from sim.policy.api import Policy
     from sim.run import Outcome
 
-Name = str | os.PathLike[str]
-Value = bool | int | float | str | None
 
-
-class Options(TypedDict, total=False):
-    """What decides a run beside policy and hardware: the fields of its configuration; sizes are bytes, or `8GB`."""
-
-    model: Name | None  # None: the model whose shape the trace has
-    trace: Name | None  # None: the default trace
-    precision: str
-    stack: Name
-    set: Mapping[str, Value]  # parameters of the policy, and hw.*, model.*, stack.*
-    gpus: int
-    peer: str  # per-expert or all-to-all
-    dense: str | None  # gpu0, tensor, data, layers or layers:3/1
-    placement: Name | None  # a file: the GPU of each expert; None: dealt round-robin
-    host_links: str  # apart, shared or split
-    host_memory_bytes: int | str | None  # for experts; None: all that the host has
-    nvme: str | None  # a drive for what it does not hold: gen4x4, gen5x4:depth=8 ...
-    ram_policy: Name | None  # None: lru
-    replicas: int  # equal machines, each with its own `gpus`
-    router: str | None  # None: round robin
-    batch: int
-    split: str
-    requests: int | None  # at most this many, in order
-    seed: int
-    link: str | None
-    vram_bytes: int | str | None
-    expert_cache_bytes: int | str | None
-    experts: int | None
-    cache_frac: float | None
-    hit_definition: str
-    predictor: Name | None
-    engine: str | None  # arithmetic or simpy
-    contention: str  # on or off
-    energy: str | None  # whose joules are counted: gpu or machine
-    scheduler: str | None  # None: first come, first served
-    batching: str | None  # continuous or static; None: continuous
-    prefill_chunk: int | None  # at most so many tokens run in an iteration
-    draft: str | None  # speculative decoding: k=4,acceptance=0.7
-    arrivals: Name | None  # poisson:RATE, gamma:RATE,CV, closed:CLIENTS, a log, none; None: the trace's
-    rate_scale: float
-    kv_memory_bytes: int | str | None  # a pool of pages; None: as much as the longest contexts together take
-    kv_page: int  # tokens
-    preempt: str  # recompute or swap
-    slo: str | Mapping[str, Mapping[str, float | str]] | None  # 'ttft_s <= 2s', or task -> limit -> time
-    unstable: bool  # show percentiles of a queue that grows as long as requests come
-
-
+@with_options
 def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) -> Result:
     """Replay a routing trace under a policy on a described GPU: what `simulate` does on the command line.
 
@@ -95,16 +48,12 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     """
     kind = None if isinstance(policy, str | os.PathLike) else policy
     name = name_of(kind) if kind is not None else policy
-    fields = {key: plain(key, value) for key, value in {"policy": name, "hw": hw, **options}.items()}
-    if isinstance(fields["policy"], str) and kind is None and len(words := split(fields["policy"])) > 1:
+    fields: dict[str, Any] = {"policy": name, "hw": hw, **{key: plain(value) for key, value in options.items()}}
+    shared: dict[str, Any] = {}
+    if isinstance(name, str) and kind is None and len(words := split(name)) > 1:
         own, shared = words_of(words[0], words[1:])
-        fields = {
-            **without_caps(fields, shared),
-            **shared,
-            "policy": words[0],
-            "set": {**(fields.get("set") or {}), **own},
-        }
-    spec = to_struct(fields, RunSpec, "simulate()")
+        fields |= {"policy": words[0], "set": {**(fields.get("set") or {}), **own}}
+    spec = to_struct({**OPTIONS.values(fields), **shared}, RunSpec, "simulate()")
     setup = prepare(spec, kind)
     try:
         for note in filter(None, (*setup.notes(), setup.idle)):
@@ -115,19 +64,11 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     return outcome.result.with_tables(Replay(spec, kind, outcome))
 
 
-def plain(key: str, value: Any) -> Any:
-    """An option as a configuration has it: paths as text, sizes as bytes, numbers of numpy as Python's."""
-    if key == "slo" and value is not None:
-        return slo_of(value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
+def plain(value: Any) -> Any:
+    """Numbers of numpy as Python's, also inside mappings."""
     if isinstance(value, Mapping):
-        return {name: plain("", child) for name, child in value.items()}
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if key.endswith("_bytes") and isinstance(value, str):
-        return parse_size(value, key, key)
-    return int(value) if key.endswith("_bytes") and isinstance(value, float) and value.is_integer() else value
+        return {name: plain(child) for name, child in value.items()}
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 class Replay:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from sim.base.errors import BadInput
 from sim.base.files import read_object, to_struct
+from sim.options import RunSpec
 from sim.results.keep import Keep
 from sim.results.run_folder import CONFIG, MAX_RESULT_BYTES, RESULT
 from sim.results.sinks import Drawing, new_timeline, told
 from sim.run import execute, prepare
 from sim.setup.naming import title_of
-from sim.setup.spec import RunSpec, read_spec
+from sim.setup.spec import read_spec
 
 Told = Callable[[int, int], None]
 
@@ -28,7 +29,7 @@ def draw(runs: Sequence[Path], keep: Keep, tell: Told) -> None:
     """
     specs = [_spec_of(run) for run in runs]
     assert keep.timeline is not None
-    with new_timeline(keep.timeline, keep.force) as document:
+    with new_timeline(keep.timeline, keep.overwrite) as document:
         for n, (run, (spec, run_id)) in enumerate(zip(runs, specs, strict=True)):
             tell(n, len(specs))
             setup = prepare(spec)

@@ -53,7 +53,7 @@ class KvPool:
         if n_bytes < page_bytes:
             raise BadInput(
                 f"--kv-memory, got {show_bytes(n_bytes)}: one page of {show_count(page_tokens, 'token')} takes "
-                f"{show_bytes(page_bytes)}; give more, or a smaller --kv-page"
+                f"{show_bytes(page_bytes)}; give more, or a smaller --set kv.page"
             )
         return cls(n_bytes // page_bytes, page_tokens, page_bytes, preempt == SWAP)
 

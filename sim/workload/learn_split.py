@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from traces.format.requests import RequestTable
 
 
-MAKE_ONE = "make one with --store-frac 0.7 (`moesim traces convert`, `moesim record`)"
+STORED = "store"  # as files call the split that a policy learns from
+MAKE_ONE = "make one with --train-frac 0.7 (`moesim traces convert`, `moesim record`)"
 
 
 def no_store(trace: Trace | TrainingTrace, who: str, rest: str = "") -> BadInput:
@@ -134,12 +135,12 @@ class StoreSplit:
 
 
 def requests_of(trace: Trace, split: str) -> list[RequestInfo]:
-    """Requests of one split ("store", "test") or of both ("all"), in trace order."""
+    """Requests of one split ("train", "test") or of both ("all"), in trace order."""
     return list(_requests_of(trace.requests, split))
 
 
 @lru_cache(maxsize=8)
 def _requests_of(table: RequestTable, split: str) -> tuple[RequestInfo, ...]:
     """Kept, since the points of a sweep ask for the same."""
-    found = table if split == "all" else table.in_split(split)
+    found = table if split == "all" else table.in_split(STORED if split == "train" else split)
     return tuple(RequestInfo(r.index, r.first_row, r.prompt_len, r.outputs, r.task, r.arrival_s) for r in found)

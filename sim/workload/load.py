@@ -54,7 +54,7 @@ def load_of(
     """
     if source is None or source == NONE:
         if rate_scale != 1.0:
-            raise BadInput(f"--rate-scale, got {rate_scale:g} without a rate: add --arrivals, or leave it out")
+            raise BadInput(f"--set arrivals.scale, got {rate_scale:g} without a rate: add --arrivals, or leave it out")
         taken = recorded[:n]
         return Load([r._replace(arrival_s=None) for r in taken] if source == NONE else list(taken))
     wanted = len(recorded) if n is None else n
@@ -63,7 +63,9 @@ def load_of(
     chosen, labels = _drawn(recorded, wanted, seed)
     if match := _CLOSED.fullmatch(source):
         if rate_scale != 1.0:
-            raise BadInput(f"--rate-scale, got {rate_scale:g} with --arrivals {source}: a closed loop has no rate")
+            raise BadInput(
+                f"--set arrivals.scale, got {rate_scale:g} with --arrivals {source}: a closed loop has no rate"
+            )
         clients = _clients(match[1])
         return Load([r._replace(arrival_s=0.0 if i < clients else None) for i, r in enumerate(chosen)], clients, labels)
     from traces.synth.arrivals import arrivals

@@ -23,7 +23,7 @@ def fold(setup: Setup, engine: Engine, machine: SimMachine, clockwork: Clockwork
         **timed,
         "lengths": metrics.lengths(clockwork),
         "phases": metrics.phases(clockwork),
-        **metrics.hit_rates(tally, spec.hit_definition),
+        **metrics.hit_rates(tally, spec.sim_hit),
         "union_per_layer_step": metrics.union(tally, engine.pieces.n_layers, slots),
         "prefetch": metrics.prefetching(tally),
         "demand_copies": {"n": tally.n_demand, "bytes": tally.demand_bytes},

@@ -125,7 +125,7 @@ def simulated_s(test: Measured, folder: Path) -> float:
     result = simulate(
         policy="llama_cpp",
         hw="h200-sxm",
-        stack="llama_cpp",
+        engine="llama_cpp",
         model=name,
         precision=PRECISIONS.get(test.model, "q4_k_m"),
         trace=drawn(model, test.prompt or test.depth or 64, folder),

@@ -63,10 +63,10 @@ def ran_on(case: dict[str, Any]) -> tuple[str | None, str | None]:
     return str(trace), str(predictor) if predictor.is_file() else None
 
 
-def again(case: dict[str, Any], contention: str = "on") -> Again:
+def again(case: dict[str, Any], contention: bool = True) -> Again:
     """Predict one case anew."""
+    from sim.options import RunSpec
     from sim.real.validate import Case
-    from sim.setup.spec import RunSpec
 
     trace, predictor = ran_on(case)
     spec = RunSpec(
@@ -77,8 +77,8 @@ def again(case: dict[str, Any], contention: str = "on") -> Again:
         predictor=predictor,
         precision=case["precision"],
         requests=case["requests"],
-        experts=case["experts"],
-        contention=contention,
+        cache=None if case["experts"] is None else f"{case['experts']}experts",
+        sim_contention=contention,
     )
     run = Case(spec, case["outputs"])
     n_calls = run.predict(each_s=0.0).n_policy_calls
@@ -123,7 +123,7 @@ def command(names: tuple[str, ...]) -> None:
                 click.echo(LINE.format(row.model, row.policy, row.experts, f"{1e3 * row.measured_s:.1f}", *off, *first))
     for contention, (median, worst) in found.items():
         said = f"TPOT off by {100 * median:.1f}% (median), {100 * worst:.1f}% (worst)"
-        click.echo(f"--contention {contention}: {said} of {len(cases)} cases")
+        click.echo(f"--set sim.contention={contention}: {said} of {len(cases)} cases")
 
 
 if __name__ == "__main__":

@@ -22,18 +22,20 @@ def command() -> None:
     from sim.base.files import replacing
     from sim.base.json import finite
     from sim.base.tables import IN_A_PIPE
+    from sim.options import RunSpec
     from sim.policy.registry import policies
     from sim.real.generate import talk
     from sim.real.validate_text import kept_text
     from sim.run import assemble, prepare
-    from sim.setup.spec import RunSpec
     from tools.validation.remeasure import HERE, refresh
     from traces.record.load import named
 
     folder, specs = Path(named(CHECKPOINT)), []
     for name in sorted(policies(), key=lambda name: "lossy" in policies()[name].traits):
         for experts in (EXPERTS, None):
-            spec = RunSpec(policy=name, hw="rtx3090", model=str(folder), precision="fp32", requests=1, experts=experts)
+            spec = RunSpec(
+                policy=name, hw="rtx3090", model=str(folder), precision="fp32", requests=1, cache=f"{experts}experts"
+            )
             try:
                 setup = prepare(spec)
                 try:

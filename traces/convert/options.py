@@ -44,7 +44,7 @@ class Options:
                 raise BadInput(f"--{name.replace('_', '-')}, got {value}: from 1 to {most}; correct it")
         if not 0.0 <= self.store_frac < 1.0:
             raise BadInput(
-                f"--store-frac, got {self.store_frac}: from 0 to below 1, so that something is left to "
+                f"--train-frac, got {self.store_frac}: from 0 to below 1, so that something is left to "
                 f"score; correct it"
             )
 

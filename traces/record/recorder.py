@@ -181,7 +181,7 @@ def _record_batches(
         ]
         doing, way_out = (
             f"recording requests {first} to {first + len(own) - 1} in batches of {settings.batch}",
-            ("a smaller --batch or --dtype and --force, or shorter prompts"),
+            ("a smaller --batch or --dtype and --overwrite, or shorter prompts"),
         )
         with BatchWriter(session, header, layout, first, requests) as writer, memory_errors(doing, way_out):
             for slot, rows in run_batch(model, probe, own, first, sampling, most):

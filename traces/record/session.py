@@ -69,17 +69,17 @@ class Session:
             replaces = listed.get("replaces")
             if self.out.exists():
                 if not resume:
-                    raise BadInput(f"{self.out}: it exists; give --force to replace it, or another --out")
+                    raise BadInput(f"{self.out}: it exists; give --overwrite to replace it, or another --out")
                 if there.get(DIGEST) == self.facts[DIGEST]:
                     self._clear()  # cut off between the last two steps
                     return False
                 if not begun or replaces != digests.of_file(self.out):
-                    raise BadInput(f"{self.out}: it exists and holds another recording; give --force to replace it")
+                    raise BadInput(f"{self.out}: it exists and holds another recording; give --overwrite to replace it")
             if begun:
                 if not resume:
                     raise BadInput(
                         f"{self.folder}: a recording was begun and not finished; give --resume to continue it, "
-                        f"or --force to begin anew"
+                        f"or --overwrite to begin anew"
                     )
                 self._require_same_plan()
         ours = (self.facts[CONFIG], there.get(CONFIG), listed.get(CONFIG))
@@ -125,12 +125,12 @@ class Session:
         try:
             begun = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
-            raise BadInput(f"{path}: not readable; give --force to begin anew") from None
+            raise BadInput(f"{path}: not readable; give --overwrite to begin anew") from None
         for key in sorted({*begun, *self.plan}):
             if begun.get(key) != self.plan.get(key):
                 raise BadInput(
                     f"--resume, got {key} {self.plan.get(key)!r}: the recording was begun with "
-                    f"{begun.get(key)!r}; repeat that, or give --force to begin anew"
+                    f"{begun.get(key)!r}; repeat that, or give --overwrite to begin anew"
                 )
 
     def part(self, index: int) -> Path:

@@ -60,7 +60,7 @@ def arrivals(source: str, n: int, seed: int = 0, rate_scale: float = 1.0) -> lis
         BadInput: naming option, or file, line and field.
     """
     if not 0 < rate_scale < math.inf:
-        raise BadInput(f"--rate-scale, got {rate_scale}: a positive number, 2 for twice the load; correct it")
+        raise BadInput(f"--set arrivals.scale, got {rate_scale}: a positive number, 2 for twice the load; correct it")
     if match := _PROCESS.match(source):
         return _process(match[1], match[2], match[3], n, seed, rate_scale)
     if _LIKE_A_PROCESS.match(source) and not mode_of(Path(source)):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from sim.engine.engine import Engine
     from sim.engine.run_loop import Step
+    from sim.options import RunSpec
     from sim.run import Outcome, Progress, Setup
-    from sim.setup.spec import RunSpec
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import msgspec
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import MAX_YAML_BYTES, parse_yaml, read_text, to_struct
 from sim.results.figure import parse_figure
+from sim.setup.naming import show
 from sim.studies.sweep.grid import Point
-from sim.studies.sweep.grid_file import Written
+from sim.studies.sweep.grid_file import Written, gathered
 from sim.workload.slo import slo_text
 
 USUAL = ("hit_rate", "tpot_s.mean", "h2d_bytes")
@@ -35,7 +36,7 @@ class Tolerance(NamedTuple):
         return self.amount * abs(expected) if self.relative else self.amount
 
 
-class WrittenRun(Written, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WrittenRun(Written, frozen=True, kw_only=True):
     """One run of the file: the fields of a configuration, its figures, and tolerances of its own."""
 
     name: str | None = None
@@ -87,6 +88,11 @@ def read_baseline(path: Path) -> Held:
     data = parse_yaml(text, str(path))
     if not isinstance(data, dict):
         raise BadInput(f"{path}, got {type(data).__name__}: a baseline is a mapping with `runs:`; see docs/check.md")
+    if "run" in data:
+        data["run"] = gathered(data["run"], f"{path}: run")
+    if isinstance(data.get("runs"), list):
+        own = ("name", "figures", "tolerance")
+        data["runs"] = [gathered(one, f"{path}: runs[{at}]", own) for at, one in enumerate(data["runs"])]
     found = to_struct(data, Baseline, str(path))
     if not found.runs:
         raise BadInput(f"{path}: runs: there are none; list at least one, e.g. {{policy: lru, hw: rtx3090}}")
@@ -108,7 +114,7 @@ def _expected(one: WrittenRun, at: int, found: Baseline, path: Path) -> Expected
         raise BadInput(f"{where}, got {len(block)} runs: each field has one value here; list them one by one")
     (point,) = block.points()
     values = {**own.axes, **own.set}
-    said = [point.label, *(f"{key} {value}" for key, (value,) in values.items())]
+    said = [point.label, *(f"{key} {show(key, value)}" for key, (value,) in values.items())]
     said += [slo_text(own.slo)] if own.slo else []
     keys = found.figures if one.figures is None else one.figures
     if not keys:

@@ -192,12 +192,12 @@ def verdict_of(key: str, expected: float | None, value: float | None, tolerance:
 def inputs_of(means: Sequence[Resolved]) -> dict[str, str]:
     """By name, digests of the traces, profiles, models and stacks that the runs rest on, and of policies in files."""
     found: dict[str, str] = {}
-    for kind in ("trace", "hw", "model", "stack", "policy"):
+    for kind in ("trace", "hw", "model", "engine", "policy"):
         for one in means:
             digest = one.meant.get(f"{kind}_sha256")
             if digest is not None:
                 changes = sorted(key for key in one.spec.set if key.startswith(f"{kind}."))
                 name = " ".join([kind, str(one.meant[kind]), *(f"{key}={one.spec.set[key]}" for key in changes)])
-                link = f" link {one.spec.link}" if kind == "hw" and one.spec.link else ""
+                link = f" link {one.spec.pcie}" if kind == "hw" and one.spec.pcie else ""
                 found[name + link] = digest[:DIGITS]
     return found

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from sim.base.errors import BadInput, MoesimError
+from sim.options import RunSpec
 from sim.run import execute, prepare
 from sim.setup.naming import show
-from sim.setup.spec import CAPS, RunSpec
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy
@@ -54,20 +54,16 @@ def alone(a: Side, b: Side, progress: Told | None) -> list[Alone]:
 
 def _changes(a: RunSpec, b: RunSpec) -> list[tuple[str, str, RunSpec]]:
     """(input, its value in B, A with that of B). What only means something together is one input: a policy and its
-    parameters, the kinds of a budget."""
+    parameters."""
     own, other = msgspec.to_builtins(a), msgspec.to_builtins(b)
     found: list[tuple[str, str, dict[str, Any]]] = []
     mine = {**{name: other[name] for name in OF_POLICY}, "set": {**_shared(a), **_own(b)}}
     if any(own[name] != other[name] for name in OF_POLICY) or _own(a) != _own(b):
         words = [b.policy, *(f"{key}={show(key, value)}" for key, value in _own(b).items())]
         found.append(("policy", " ".join(words), mine))
-    grouped = (*OF_POLICY, *CAPS, "set")
+    grouped = (*OF_POLICY, "set")
     alike = [name for name in own if name in grouped or own[name] == other[name]]
     found += [(name, show(name, other[name]), {name: other[name]}) for name in own if name not in alike]
-    if any(own[name] != other[name] for name in CAPS):
-        caps = {name: other[name] for name in CAPS}
-        said = [f"{name}={show(name, value)}" for name, value in caps.items() if value is not None]
-        found.append(("budget", " ".join(said) or "all that is left", caps))
     for key in dict.fromkeys([*_shared(a), *_shared(b)]):
         if _shared(a).get(key) != _shared(b).get(key):
             without = {name: value for name, value in a.set.items() if name != key}

@@ -72,7 +72,7 @@ def answer(found: Diff) -> str:
 
 def _joules(found: Diff) -> list[str]:
     """Of a token, where both count those of the same parts."""
-    if any(row.key == "energy" for row in found.input_rows):
+    if any(row.key == "sim_energy" for row in found.input_rows):
         return []
     each_j = [(a_j, b_j) for key, a_j, b_j in found.figure_rows if key == "energy.joules_per_token"]
     return [f"{show_joules(b_j)} per token against {show_joules(a_j)}" for a_j, b_j in each_j if a_j and b_j]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from sim.options import OPTIONS
+
 if TYPE_CHECKING:
     from sim.studies.diff.side import Side
 
@@ -27,13 +29,10 @@ TOLD = (
     "seed",
     "hit_definition",
 )
-ASKED = (
-    *("replicas", "router", "scheduler", "batching", "prefill_chunk", "draft", "rate_scale", "slo"),
-    *("kv_memory_bytes", "kv_page", "preempt"),
-    *("host_memory_bytes", "nvme", "ram_policy"),
-    *("peer", "dense", "placement", "host_links", "contention", "energy", "engine"),
-)
-DIGESTS = ("arrivals_sha256", "hw_sha256", "model_sha256", "router_sha256", "scheduler_sha256", "stack_sha256")
+TOLD_OF = (*TOLD, "policy", "set", "pcie", "vram", "cache", "cpu", "predictor", "sim_hit", "arrivals")
+"""Fields of a run that its result tells, under the same name or as what was set."""
+ASKED = tuple(row.field for row in OPTIONS.rows if row.field not in TOLD_OF)
+DIGESTS = ("arrivals_sha256", "hw_sha256", "model_sha256", "router_sha256", "scheduler_sha256", "engine_sha256")
 
 
 class Input(NamedTuple):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput
 from sim.base.files import to_struct
 from sim.base.own_file import is_file
+from sim.options import OPTIONS, RunSpec
 from sim.policy.policy_file import split
 from sim.profiles.overrides import GROUPS
 from sim.results.run_folder import CONFIG, RESULT
-from sim.setup.spec import RunSpec, read_spec
-from sim.setup.words import without_caps, words_of
+from sim.setup.spec import read_spec
+from sim.setup.words import words_of
 from sim.studies.diff.told import facts_of
-from sim.studies.sweep.values import option_of
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy
@@ -59,7 +59,8 @@ def both(a: str, b: str, given: dict[str, Any]) -> tuple[Named, Named]:
     second = named(b, given, first.spec)
     if given and first.facts is not None and second.facts is not None:
         raise BadInput(
-            f"{', '.join(option_of(name) for name in given)}, got runs that are recorded: options are for runs in "
+            f"{', '.join(OPTIONS.by_field[name].said for name in given)}, got runs that are recorded: options are for "
+            "runs in "
             "words; leave them out"
         )
     return first, second
@@ -87,7 +88,7 @@ def named(text: str, given: dict[str, Any], like: RunSpec | None = None) -> Name
             return _of_folder(text, path.parent)
         return _of_result(text, path)
     fields, meant = read_spec(path)
-    return Named(text, spec=_spec({**without_caps(fields, given), **given}, text), meant={} if given else meant)
+    return Named(text, spec=_spec({**fields, **given}, text), meant={} if given else meant)
 
 
 def _in_path(text: str) -> Path | None:
@@ -151,7 +152,6 @@ def _in_words(text: str, given: dict[str, Any], like: RunSpec | None) -> Named:
         before = {key: value for key, value in before.items() if _shared(key)}
         fields.pop("predictor", None)
     set_ = {**before, **given.get("set", {}), **own}
-    fields = without_caps(without_caps(fields, given), shared)
     found = {**fields, **given, **shared, "set": set_, **({"policy": first} if first else {})}
     if "policy" not in found:
         raise BadInput(f"{text}, got no policy: {CALLED}")

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.base.files import parse_yaml
-from sim.profiles.overrides import parse_set
 from sim.results.record import Result
 from sim.studies.diff.diff import Diff, compare
 from sim.studies.diff.named import Named, both, named
@@ -17,7 +15,7 @@ from sim.studies.diff.side import opened
 from sim.studies.simulate import Replay
 
 if TYPE_CHECKING:
-    from sim.setup.spec import RunSpec
+    from sim.options import RunSpec
     from sim.studies.diff.side import Progress
 
 Run = str | os.PathLike[str] | Result
@@ -44,22 +42,17 @@ def compared(
     a: str,
     b: str,
     given: dict[str, Any],
-    settings: tuple[str, ...],
     scratch: Path,
     replay: bool,
     one_at_a_time: bool,
     progress: Told | None,
     before: Callable[[RunSpec], None],
 ) -> Diff:
-    """The same for a command line: fields of runs in words, and `--set`. `before` is told of what is to be run.
+    """The same for a command line: fields of runs in words. `before` is told of what is to be run.
 
     Raises:
         BadInput: as `diff` does.
     """
-    parse_set(settings)
-    if settings:
-        pairs = ((key.strip(), text) for key, _, text in (item.partition("=") for item in settings))
-        given = given | {"set": {key: parse_yaml(text, f"--set {key}") for key, text in pairs}}
     sides = both(a, b, given)
     for side in sides:
         if side.facts is None and side.spec is not None:

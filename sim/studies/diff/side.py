@@ -22,9 +22,9 @@ from sim.studies.diff.tables import CORE, requests_of
 from sim.studies.diff.told import Told, told_of
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.policy.api import Policy
     from sim.setup.setup import Setup
-    from sim.setup.spec import RunSpec
     from sim.studies.diff.named import Named
 
 NOT_COMPARED = ("wall_s", "bound", "engine", "run_id", "name", "schema")
@@ -118,7 +118,7 @@ def _same_run(named: Named, told: Told) -> Setup | str:
     setup.close()
     changed = [
         f"{what} {now[what]}"
-        for what in ("policy", "trace", "hw", "model", "stack")
+        for what in ("policy", "trace", "hw", "model", "engine")
         if named.meant.get(f"{what}_sha256") != now.get(f"{what}_sha256")
     ]
     said = f"; changed since: {', '.join(changed)}" if changed else ""
@@ -205,7 +205,7 @@ def _figures_of(setup: Setup) -> dict[str, Any]:
     import msgspec
 
     found: dict[str, Any] = {}
-    for group, described in (("hw", setup.hw), ("model", setup.model), ("stack", setup.stack)):
+    for group, described in (("hw", setup.hw), ("model", setup.model), ("engine", setup.stack)):
         found |= flat(msgspec.to_builtins(described), f"{group}.")
     return found
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.options import OPTIONS, RunSpec
 from sim.profiles.drives import DRIVES
 from sim.profiles.hardware import Hardware, load_hardware
 from sim.profiles.models import load_model
-from sim.profiles.overrides import parse_set
 from sim.profiles.power import lacking
 from sim.profiles.precisions import BITS_PER_PARAM
 from sim.results.routing_words import labels_of, routing_words
-from sim.setup.spec import CAPS, RunSpec
 from sim.studies.plan.goal import Reading, worst
 from sim.studies.sweep.work import OK, Resolved
 
@@ -33,7 +31,7 @@ SOLD_GIB = (
     *(94, 96, 120, 128, 141, 144, 180, 192, 256, 288, 384, 512),
 )
 """Sizes of memory that cards and machines of one memory are sold with."""
-TIER = ("host_memory_bytes", "nvme", "ram_policy")
+TIER = ("ram", "drive", "drive_evict")
 """Of a run's configuration, what says how a model that does not fit host memory is served."""
 _PRECISIONS = tuple(BITS_PER_PARAM)
 STATES = {
@@ -100,8 +98,7 @@ def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
 
 
 def _hardware(spec: RunSpec) -> Hardware:
-    changes = parse_set(f"{key}={json.dumps(value)}" for key, value in spec.set.items()).hw
-    return load_hardware(spec.hw, changes, spec.link, None if spec.nvme is None else spec.nvme.split(":")[0])
+    return load_hardware(spec.hw, spec.overrides.hw, spec.pcie, spec.drive)
 
 
 def routing_of(spec: RunSpec) -> str:
@@ -117,20 +114,22 @@ def routing_of(spec: RunSpec) -> str:
 
 def without_watts(spec: RunSpec) -> str:
     """Why nobody knows the joules that a run is to count, in a line; empty where its profile has watts."""
-    if spec.energy is None:
+    if spec.sim_energy is None:
         return ""
-    missing = " and ".join(f"hw.{block}" for block in lacking(_hardware(spec), spec.energy))
+    missing = " and ".join(f"hw.{block}" for block in lacking(_hardware(spec), spec.sim_energy))
     way_out = "give its watts in a profile of yours (docs/energy.md)"
-    return f"--energy, got {spec.energy}: the machine's profile has no {missing}; {way_out}" if missing else ""
+    return (
+        f"--set sim.energy, got {spec.sim_energy}: the machine's profile has no {missing}; {way_out}" if missing else ""
+    )
 
 
 def budget_of(spec: RunSpec) -> tuple[float, ...]:
     """By which settings of one machine are ordered: the finest precision first; host memory for experts and the drive's
     bandwidth (that of its own, which is paid for, comes first), the cap, in the unit of the one that there is, and that
     on the card's memory; infinity where there is none."""
-    cap = next((float(value) for name in CAPS if (value := getattr(spec, name)) is not None), float("inf"))
-    host, vram = (float("inf") if n is None else float(n) for n in (spec.host_memory_bytes, spec.vram_bytes))
-    drive = None if spec.nvme is None else DRIVES.get(spec.nvme.split(":")[0])
+    cap = float("inf") if spec.capacity is None else float(spec.capacity.amount)
+    host, vram = (float("inf") if n is None else float(n) for n in (spec.ram, spec.vram))
+    drive = None if spec.drive is None else DRIVES.get(spec.drive)
     by_drive = 0.0 if drive is None else drive.bandwidth_bytes_per_s.value
     return -BITS_PER_PARAM[spec.precision], float(_PRECISIONS.index(spec.precision)), host, by_drive, cap, vram
 
@@ -202,8 +201,13 @@ class Candidate:
             "host_cpu": self.machine.cpu,
             "price": self.machine.price,
             "precision": self.spec.precision,
-            **{name: getattr(self.spec, name) for name in ("vram_bytes", *CAPS)},
-            **{name: value for name in TIER if (value := getattr(self.spec, name)) is not None},
+            "vram_bytes": self.spec.vram,
+            "cache": self.spec.cache,
+            **{
+                OPTIONS.by_field[name].columned: value
+                for name in TIER
+                if (value := getattr(self.spec, name)) is not None
+            },
             "state": self.state,
             "reason": self.reason or None,
             "figures": [one.to_dict() for one in self.found],

@@ -136,7 +136,7 @@ def readings(goals: Sequence[Goal], result: Result) -> list[Reading]:
             if goal.key.startswith("slo.") and result.slo is None:
                 raise BadInput(f"--goal, got {goal.key!r}: nothing is promised to any request; add --slo")
             if of_energy(goal) and result.energy is None:
-                raise BadInput(f"--goal, got {goal.key!r}: nobody counts joules; add --energy gpu")
+                raise BadInput(f"--goal, got {goal.key!r}: nobody counts joules; add --set sim.energy=gpu")
             raise BadInput(f"--goal, got {goal.key!r}: {of}; ask for another figure, or give a longer --trace")
     return [one for one in found if one is not None]
 

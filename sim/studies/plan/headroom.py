@@ -14,8 +14,8 @@ from sim.workload.load import NONE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sim.options import RunSpec
     from sim.results.record import Result
-    from sim.setup.spec import RunSpec
     from sim.studies.plan.candidate import Candidate
     from sim.studies.plan.goal import Goal
     from sim.studies.plan.replays import Replays
@@ -58,7 +58,7 @@ def serves_at_most(spec: RunSpec, n_layers: int, replays: Replays) -> float | No
     """
     if not has_rate(spec):
         return None
-    closed = msgspec.structs.replace(spec, arrivals=f"closed:{n_clients(spec)}", rate_scale=1.0, unstable=True)
+    closed = msgspec.structs.replace(spec, arrivals=f"closed:{n_clients(spec)}", arrivals_scale=1.0)
     (answer,) = replays.of([closed], n_layers, "how much it serves")
     return None if isinstance(answer, str) or answer.load is None else answer.load.capacity_per_s
 
@@ -80,7 +80,7 @@ def headroom(goals: Sequence[Goal], best: Candidate, replays: Replays) -> Headro
 
     def reaching(times: float) -> Result | None:
         """The result with so many times the rate, where it reaches every goal and goes on doing so."""
-        faster = msgspec.structs.replace(spec, rate_scale=spec.rate_scale * times)
+        faster = msgspec.structs.replace(spec, arrivals_scale=spec.arrivals_scale * times)
         (answer,) = replays.of([faster], best.asked.n_layers, "up to which rate")
         if isinstance(answer, str) or growing(answer) or too_many(answer, most_per_s):
             return None

@@ -10,21 +10,20 @@ import msgspec
 
 from sim.base.units import show_bytes, show_count, show_ram, show_rate
 from sim.profiles.drives import Drive
-from sim.setup.spec import CAPS
 from sim.studies.plan.goal import Goal, Reading, growing, readings
 from sim.studies.plan.limits import limit_of
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.results.record import Result
     from sim.setup.setup import Setup
-    from sim.setup.spec import RunSpec
     from sim.studies.plan.replays import Replays
 
 LINK, CPU, ROOM, VRAM = (
     *("hw.h2d.bandwidth_bytes_per_s", "hw.cpu.memory_bandwidth_bytes_per_s"),
     *("experts", "hw.vram_bytes"),
 )
-HOST, DRIVE = "host_memory_bytes", "hw.drive.bandwidth_bytes_per_s"
+HOST, DRIVE = "ram_bytes", "hw.drive.bandwidth_bytes_per_s"
 """Where experts lie on a drive."""
 NEAR_FRAC = 0.02
 """How near a search comes to where a goal is reached."""
@@ -195,7 +194,7 @@ def _host_lever(setup: Setup, spec: RunSpec) -> Lever:
     size, n_bytes = setup.pieces.whole[0][0].n_bytes, setup.model.routed_bytes(spec.precision)
 
     def at(value: float) -> RunSpec:
-        return msgspec.structs.replace(spec, host_memory_bytes=math.ceil(value))
+        return msgspec.structs.replace(spec, ram=math.ceil(value))
 
     held = min(setup.host_bytes, n_bytes)
     return Lever("host memory", HOST, held, size, n_bytes, False, at)
@@ -203,10 +202,10 @@ def _host_lever(setup: Setup, spec: RunSpec) -> Lever:
 
 def room_lever(setup: Setup, spec: RunSpec, n_all: int) -> Lever:
     """Whole experts of room, in a card with memory enough for them."""
-    plain = msgspec.structs.replace(spec, vram_bytes=None, set={**spec.set, VRAM: AMPLE_BYTES}, **dict.fromkeys(CAPS))
+    plain = msgspec.structs.replace(spec, vram=None, cache=None, set={**spec.set, VRAM: AMPLE_BYTES})
 
     def at(value: float) -> RunSpec:
-        return msgspec.structs.replace(plain, experts=int(value))
+        return msgspec.structs.replace(plain, cache=f"{int(value)}experts")
 
     now = setup.memory.expert_bytes[0] // setup.pieces.whole[0][0].n_bytes
     return Lever("room for experts", ROOM, now, 0, n_all, True, at)

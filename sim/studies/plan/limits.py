@@ -18,7 +18,7 @@ from sim.studies.sweep.work import SCHEMA
 
 if TYPE_CHECKING:
     from sim.bounds.time_bound import LeastTimes
-    from sim.setup.spec import RunSpec
+    from sim.options import RunSpec
     from sim.studies.plan.candidate import Candidate
     from sim.studies.pool import Call
     from sim.studies.sweep.point_store import Records

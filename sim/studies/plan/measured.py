@@ -25,9 +25,9 @@ from sim.studies.plan.text import drive_lines
 from sim.studies.pool import n_cores
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.results.record import Result
     from sim.setup.setup import Setup
-    from sim.setup.spec import RunSpec
     from sim.studies.sweep.run import Progress
 
 _BARE = re.compile(r"\s*[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?\s*")

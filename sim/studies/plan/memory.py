@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes, show_count, show_frac
+from sim.options import OPTIONS
 from sim.results.figure import show_figure
-from sim.setup.spec import CAPS
 from sim.studies.hosts import of_specs
 from sim.studies.plan.candidate import MISSES, OPEN, SCREENED, Candidate, Machine, routing_of
 from sim.studies.plan.ladder import RUNGS, few_of, levels_of, screen
@@ -20,7 +20,6 @@ from sim.studies.plan.remedy import BOUND, Remedy, remedies
 from sim.studies.plan.replays import Replays
 from sim.studies.plan.text import drive_lines, goals_text, reading_text, remedy_table
 from sim.studies.pool import n_cores
-from sim.studies.sweep.values import option_of
 
 if TYPE_CHECKING:
     from sim.results.record import Result
@@ -166,12 +165,16 @@ def least_memory(asked: Asked, progress: Progress, note: Callable[[str], None] =
     Raises:
         BadInput: whatever has to be changed, in one line; also a cap, or several GPUs.
     """
-    for name in (*CAPS, "vram_bytes"):
+    for name in ("cache", "vram"):
         if name in asked.block.axes:
-            raise BadInput(f"--least-memory, got {option_of(name)}: it looks for the cap itself; leave one of them out")
-    for name in ("host_memory_bytes", "nvme", "precision"):
+            raise BadInput(
+                f"--least-memory, got {OPTIONS.by_field[name].said}: it looks for the cap itself; leave one of them out"
+            )
+    for name in ("ram", "drive", "precision"):
         if (n := len(asked.block.axes.get(name, []))) > 1:
-            raise BadInput(f"--least-memory, got {n} values of {option_of(name)}: it is asked of one; give one of them")
+            raise BadInput(
+                f"--least-memory, got {n} values of {OPTIONS.by_field[name].said}: it is asked of one; give one of them"
+            )
     if any(value != 1 for value in asked.block.axes.get("gpus", [])):
         raise BadInput("--least-memory, got --gpus: it knows one GPU; leave one of them out")
     candidates = candidates_of(asked, None, progress)

@@ -12,8 +12,8 @@ import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.units import show_count
+from sim.options import OPTIONS
 from sim.policy.registry import find, policies
-from sim.setup.spec import CAPS
 from sim.studies.hosts import of_specs
 from sim.studies.plan.candidate import Candidate, machine_of, without_watts
 from sim.studies.plan.goal import Goal, of_energy
@@ -27,7 +27,6 @@ from sim.studies.pool import answers, n_cores
 from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
 from sim.studies.sweep.point_store import Records
 from sim.studies.sweep.run import resolved
-from sim.studies.sweep.values import option_of
 from sim.studies.sweep.work import OK, REFUSED, Resolved
 from sim.workload.load import NONE
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 10_000
 MOST_REPLICAS = 8
-SEVERAL = ("hw", "precision", "gpus", "replicas", "host_memory_bytes", "nvme", "vram_bytes", *CAPS)
+SEVERAL = ("hw", "precision", "gpus", "replicas", "ram", "drive", "vram", "cache")
 """Axes of which a plan takes several values: what is bought, and how much of it is used."""
 NO_SYSTEM = frozenset({"bound", "oracle"})
 
@@ -213,7 +212,8 @@ def candidates_of(asked: Asked, prices: Prices | None, progress: Progress) -> li
     for name, values in block.axes.items():
         if name not in SEVERAL and len(values) > 1:
             raise BadInput(
-                f"{option_of(name)}, got {len(values)} values: a plan varies machines, precisions, policies, drives "
+                f"{OPTIONS.by_field[name].said}, got {len(values)} values: a plan varies machines, precisions, "
+                "policies, drives "
                 "and budgets; give one, or take moesim sweep"
             )
     for name, values in block.set.items():

@@ -9,24 +9,26 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput
 from sim.studies.cluster import answers_of
+from sim.studies.keywords import with_options
 from sim.studies.plan.goal import goals_of
 from sim.studies.plan.plan import Asked
 from sim.studies.plan.plan import plan as make
 from sim.studies.pool import answers
 from sim.studies.sweep.point_store import Records
-from sim.studies.sweep.python_api import Axes, Kind, block_of
+from sim.studies.sweep.python_api import Who, block_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from sim.studies.option_types import Axes, Name
     from sim.studies.plan.candidate import Candidate
     from sim.studies.plan.goal import Goal
-    from sim.studies.simulate import Name
 
 
+@with_options
 def plan(
     goal: str | Iterable[str] = (),
-    policy: Kind | Iterable[Kind] = (),
+    policy: Who | Iterable[Who] = (),
     hw: Name | Iterable[Name] = (),
     *,
     prices: Name | None = None,

@@ -38,9 +38,9 @@ from sim.studies.sweep.point_store import REMEDIES
 from sim.studies.sweep.work import SCHEMA
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.results.record import Result
     from sim.setup.setup import Setup
-    from sim.setup.spec import RunSpec
     from sim.studies.plan.plan import Asked
     from sim.studies.pool import Call
     from sim.studies.sweep.run import Progress

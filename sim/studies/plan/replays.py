@@ -17,7 +17,7 @@ from sim.studies.sweep.run import Families
 from sim.studies.sweep.work import OK, Resolved, resolve
 
 if TYPE_CHECKING:
-    from sim.setup.spec import RunSpec
+    from sim.options import RunSpec
     from sim.studies.sweep.run import Answers, Progress
 
 FEWEST = 2

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from sim.base.units import show_bytes, show_count, show_number, show_ram, show_rate
 from sim.results.figure import show_figure, unit_of
 from sim.results.text import BOUND_IS_OF
-from sim.setup.spec import CAPS
 from sim.studies.plan.candidate import (
     DEARER,
     EXCLUDED,
@@ -24,7 +23,7 @@ from sim.studies.plan.goal import Goal, Reading
 from sim.studies.plan.remedy import BOUND, Remedy
 
 if TYPE_CHECKING:
-    from sim.setup.spec import RunSpec
+    from sim.options import RunSpec
     from sim.studies.plan.plan import Planned
 
 MOST_REASONS = 5
@@ -133,24 +132,17 @@ def _budget(spec: RunSpec) -> str:
 
 def budget_text(spec: RunSpec) -> str:
     """Host memory, drive and cap as people write them; nothing where all that is left may be used."""
-    above = "" if spec.nvme is None else f" above {spec.nvme}"
-    host = "" if spec.host_memory_bytes is None else f"{show_ram(spec.host_memory_bytes)} of host memory"
+    above = "" if spec.drive is None else f" above {spec.drive}"
+    host = "" if spec.ram is None else f"{show_ram(spec.ram)} of host memory"
     if above and not host:
         host = "host memory"
     return ", ".join(text for text in (f"{host}{above}", _cap_text(spec)) if text)
 
 
 def _cap_text(spec: RunSpec) -> str:
-    for name in (*CAPS, "vram_bytes"):
-        value = getattr(spec, name)
-        if value is not None:
-            words = {
-                "experts": f"{value} experts",
-                "cache_frac": f"cache-frac {value:g}" if name == "cache_frac" else "",
-            }
-            size = show_bytes(value)
-            return words.get(name) or (f"{size} of VRAM" if name == "vram_bytes" else f"{size} of experts")
-    return ""
+    if spec.capacity is not None:
+        return f"room for {spec.capacity.words}"
+    return "" if spec.vram is None else f"{show_bytes(spec.vram)} of VRAM"
 
 
 def order_line(planned: Planned) -> str:

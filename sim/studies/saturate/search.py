@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sim.base.errors import BadInput, MoesimError
+from sim.options import RunSpec
 from sim.results.routing_words import of_results
-from sim.setup.spec import RunSpec
 from sim.studies.pool import answers, n_cores
 
 STEPS = 7
@@ -94,10 +94,12 @@ def saturate(
         BadInput: arrivals given, or a run that cannot be.
     """
     for _, spec in specs:
-        if spec.arrivals is not None or spec.rate_scale != 1.0:
+        if spec.arrivals is not None or spec.arrivals_scale != 1.0:
             raise BadInput("--arrivals, got it here: the rate is what is looked for; leave it out")
-        if spec.energy is not None:
-            raise BadInput(f"--energy, got {spec.energy!r}: rates are looked for, no joules; take simulate --arrivals")
+        if spec.sim_energy is not None:
+            raise BadInput(
+                f"--set sim.energy, got {spec.sim_energy!r}: rates are looked for, no joules; take simulate --arrivals"
+            )
     jobs = [(i, draw) for i in range(len(specs)) for draw in range(n_draws)]
     calls = [(one_draw, (_seeded(specs[i][1], draw), kept_frac)) for i, draw in jobs]
     found: dict[tuple[int, int], Drawn] = {}
@@ -164,7 +166,7 @@ def highest(holds: Callable[[float], bool], limit: float) -> float:
 def _run(spec: RunSpec, arrivals: str) -> Any:
     from sim.run import execute, prepare
 
-    setup = prepare(msgspec.structs.replace(spec, arrivals=arrivals, unstable=True))
+    setup = prepare(msgspec.structs.replace(spec, arrivals=arrivals))
     try:
         return execute(setup, bounds=False).result
     finally:

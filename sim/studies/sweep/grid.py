@@ -9,14 +9,12 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from sim.base.errors import BadInput
-from sim.base.files import to_struct
 from sim.base.json import to_json
+from sim.options import OPTIONS, RunSpec, spec_of
 from sim.policy.policy_file import split
 from sim.profiles.overrides import GROUPS
 from sim.setup.naming import show
-from sim.setup.spec import CAPS, RunSpec
-from sim.studies.sweep.values import AXES, Scalar, of_text, option_of
-from sim.workload.slo import parse_slo
+from sim.studies.sweep.values import Scalar, kind_of, of_text
 
 MOST_POINTS = 10_000
 """Without `--max-points`: a slip in a range should cost a line, not a night."""
@@ -63,12 +61,9 @@ class Block:
         return sum(len(policy) for policy in self.policies) * math.prod(len(found) for found in values)
 
     def over(self, given: Block) -> Block:
-        """The same with what was given on the command line in place of what a file says; a cap replaces any cap."""
-        axes = dict(self.axes)
-        if any(name in given.axes for name in CAPS):
-            axes = {name: values for name, values in axes.items() if name not in CAPS}
+        """The same with what was given on the command line in place of what a file says."""
         policies, slo = given.policies or self.policies, given.slo or self.slo
-        return Block(policies, {**axes, **given.axes}, {**self.set, **given.set}, slo)
+        return Block(policies, {**self.axes, **given.axes}, {**self.set, **given.set}, slo)
 
     def check(self, what: str) -> None:
         """Raises BadInput where no run can come of it."""
@@ -78,17 +73,10 @@ class Block:
             raise BadInput(
                 f"{what}: no hardware; name at least one, e.g. --hw rtx3090,rtx4090 (`moesim hw` lists them)"
             )
-        caps = [name for name in CAPS if name in self.axes]
-        if len(caps) > 1:
-            said = " and ".join(option_of(name) for name in caps)
-            raise BadInput(
-                f"{what}, got {said}: one kind of budget in a product; keep one, or put the other into a block of its "
-                "own under `list:` of a --grid file"
-            )
 
     def points(self) -> Iterator[Point]:
         """Every point, policies varying fastest: those that compete stand next to one another."""
-        names = sorted(self.axes, key=AXES.index)
+        names = sorted(self.axes, key=[*OPTIONS.by_field].index)
         keys = sorted(self.set)
         for chosen in product(*(self.axes[name] for name in names), *(self.set[key] for key in keys)):
             fields: dict[str, Any] = dict(zip(names, chosen[: len(names)], strict=True))
@@ -97,7 +85,7 @@ class Block:
             for policy in self.policies:
                 for label, own in policy.each():
                     spec = {**fields, "slo": self.slo, "policy": policy.name, "set": {**shared, **own}}
-                    yield Point(label, to_struct(spec, RunSpec, "sweep"), policy.named)
+                    yield Point(label, spec_of(spec, "sweep"), policy.named)
 
 
 def policy_of(item: str) -> list[PolicyAxis]:
@@ -122,29 +110,53 @@ def settings(words: list[str] | tuple[str, ...], what: str = "--set") -> dict[st
             raise BadInput(f"{what}, got {word!r}: not KEY=VALUES; write e.g. distance=1,2,3 or distance=1:3")
         if key in found:
             raise BadInput(f"{what} {key}, got it twice: list its values, {key}=A,B")
-        found[key] = of_text(text, "", f"{what} {key}")
+        found[key] = of_text(text, kind_of(OPTIONS.by_name[key] if OPTIONS.names(key) else None), f"{what} {key}")
     return found
 
 
-def given(
-    policies: tuple[str, ...], axes: dict[str, tuple[str, ...]], sets: tuple[str, ...], slo: str | None = None
+def given(policies: tuple[str, ...], options: dict[str, Any], sets: tuple[str, ...]) -> Block:
+    """The block of the command line's options, by field, each of which may be repeated. Raises BadInput."""
+    found: dict[str, list[Scalar]] = {}
+    slo = options.get("slo") or {}
+    for row in OPTIONS.axes:
+        texts = options.get(row.field)
+        if texts:
+            several = (texts,) if isinstance(texts, str) else texts
+            found[row.field] = [value for text in several for value in of_text(text, row.kind, row.said)]
+    return block_of([axis for item in policies for axis in policy_of(item)], found, settings(sets), slo, "--set")
+
+
+def block_of(
+    policies: list[PolicyAxis],
+    axes: dict[str, list[Scalar]],
+    sets: dict[str, list[Scalar]],
+    slo: dict[str, dict[str, float]],
+    what: str,
 ) -> Block:
-    """The block of the command line's options, each of which may be repeated. Raises BadInput."""
-    found = {
-        name: [value for text in texts for value in of_text(text, name, option_of(name))]
-        for name, texts in axes.items()
-        if texts
-    }
-    promised = {} if slo is None else parse_slo(slo)
-    block = Block([axis for item in policies for axis in policy_of(item)], found, settings(sets), promised)
-    own = [key for key in block.set if key.partition(".")[0] not in GROUPS or "." not in key]
-    for key in own:
-        if len(block.policies) != 1:
+    """A block whose settings are sorted: options of a run are axes, bare names parameters of its one policy.
+
+    Raises:
+        BadInput: an option that is given twice, or a parameter of nobody knows which policy.
+    """
+    block = Block(policies, dict(axes), {}, slo)
+    for key, values in sets.items():
+        if OPTIONS.names(key):
+            row = OPTIONS.by_name[key]
+            if not row.axis:
+                raise BadInput(f"{what}, got {key!r}: it is no axis; give it by itself")
+            if row.field in block.axes:
+                raise BadInput(f"{what}, got {key!r} beside {row.said}: one axis; leave one of them out")
+            block.axes[row.field] = values
+        elif "." in key and key.partition(".")[0] in GROUPS:
+            block.set[key] = values
+        elif len(policies) == 1:
+            policies[0].params[key] = values
+        else:
             raise BadInput(
-                f"--set, got {key!r}: which policy's? write it behind the name, --policy 'NAME {key}=...'; --set takes "
-                "hw.*, model.* and stack.*"
+                f"{what}, got {key!r}: which policy's? write it behind the name, --policy 'NAME {key}=...'; {what} "
+                "takes "
+                "options by their dotted names, hw.*, model.* and engine.*"
             )
-        block.policies[0].params[key] = block.set.pop(key)
     return block
 
 

@@ -10,9 +10,9 @@ import yaml
 
 from sim.base.errors import BadInput
 from sim.base.files import MAX_YAML_BYTES, compose_yaml, parse_yaml, read_text, to_struct
-from sim.profiles.overrides import GROUPS
-from sim.studies.sweep.grid import Block, PolicyAxis, policy_of
-from sim.studies.sweep.values import AXES, Range, of_data
+from sim.options import OPTIONS
+from sim.studies.sweep.grid import Block, PolicyAxis, block_of, policy_of
+from sim.studies.sweep.values import FREE, Range, kind_of, of_data
 from sim.workload.slo import slo_of
 
 One = bool | int | float | str | Range | None
@@ -26,65 +26,50 @@ class OnePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: dict[str, Several] = {}
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One block: the fields of a run's configuration, each with one value or several."""
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """One block: options of a run by the names that a configuration has, each with one value or several."""
 
     policy: str | OnePolicy | list[str | OnePolicy] = msgspec.field(default_factory=list)
     set: dict[str, Several] = {}
-    hw: Several | msgspec.UnsetType = msgspec.UNSET
-    model: Several | msgspec.UnsetType = msgspec.UNSET
-    trace: Several | msgspec.UnsetType = msgspec.UNSET
-    precision: Several | msgspec.UnsetType = msgspec.UNSET
-    stack: Several | msgspec.UnsetType = msgspec.UNSET
-    arrivals: Several | msgspec.UnsetType = msgspec.UNSET
-    rate_scale: Several | msgspec.UnsetType = msgspec.UNSET
-    scheduler: Several | msgspec.UnsetType = msgspec.UNSET
-    batching: Several | msgspec.UnsetType = msgspec.UNSET
-    prefill_chunk: Several | msgspec.UnsetType = msgspec.UNSET
-    draft: Several | msgspec.UnsetType = msgspec.UNSET
-    split: Several | msgspec.UnsetType = msgspec.UNSET
-    link: Several | msgspec.UnsetType = msgspec.UNSET
-    hit_definition: Several | msgspec.UnsetType = msgspec.UNSET
-    predictor: Several | msgspec.UnsetType = msgspec.UNSET
-    gpus: Several | msgspec.UnsetType = msgspec.UNSET
-    peer: Several | msgspec.UnsetType = msgspec.UNSET
-    dense: Several | msgspec.UnsetType = msgspec.UNSET
-    placement: Several | msgspec.UnsetType = msgspec.UNSET
-    host_links: Several | msgspec.UnsetType = msgspec.UNSET
-    host_memory_bytes: Several | msgspec.UnsetType = msgspec.UNSET
-    nvme: Several | msgspec.UnsetType = msgspec.UNSET
-    ram_policy: Several | msgspec.UnsetType = msgspec.UNSET
-    kv_memory_bytes: Several | msgspec.UnsetType = msgspec.UNSET
-    kv_page: Several | msgspec.UnsetType = msgspec.UNSET
-    preempt: Several | msgspec.UnsetType = msgspec.UNSET
-    replicas: Several | msgspec.UnsetType = msgspec.UNSET
-    router: Several | msgspec.UnsetType = msgspec.UNSET
-    batch: Several | msgspec.UnsetType = msgspec.UNSET
-    requests: Several | msgspec.UnsetType = msgspec.UNSET
-    seed: Several | msgspec.UnsetType = msgspec.UNSET
-    experts: Several | msgspec.UnsetType = msgspec.UNSET
-    cache_frac: Several | msgspec.UnsetType = msgspec.UNSET
-    vram_bytes: Several | msgspec.UnsetType = msgspec.UNSET
-    expert_cache_bytes: Several | msgspec.UnsetType = msgspec.UNSET
-    engine: Several | msgspec.UnsetType = msgspec.UNSET
-    contention: Several | msgspec.UnsetType = msgspec.UNSET
-    energy: Several | msgspec.UnsetType = msgspec.UNSET
     slo: str | dict[str, dict[str, int | float | str]] = {}
+    axes: dict[str, Several] = {}
 
     def block(self, what: str) -> Block:
         """Its axes. Raises BadInput."""
         asked = self.policy if isinstance(self.policy, list) else [self.policy]
         policies = [axis for one in asked for axis in _axes_of(one, what)]
-        fields = {name: value for name in AXES if (value := getattr(self, name)) is not msgspec.UNSET}
-        axes = {name: of_data(value, name, f"{what}.{name}") for name, value in fields.items()}
-        for key in self.set:
-            if key.partition(".")[0] not in GROUPS or "." not in key:
-                raise BadInput(
-                    f"{what}.set, got {key!r}: it takes hw.*, model.* and stack.*; a policy's own parameters stand "
-                    f"behind its name, policy: 'NAME {key}=...'"
-                )
-        sets = {key: of_data(value, "", f"{what}.set.{key}") for key, value in self.set.items()}
-        return Block(policies, axes, sets, slo_of(self.slo, f"{what}.slo") if self.slo else {})
+        axes = {}
+        for name, value in self.axes.items():
+            row = OPTIONS.row(name, what)
+            axes[row.field] = of_data(value, row.kind, f"{what}.{name}")
+        bare = next((key for key in self.set if "." not in key), None)
+        if bare is not None:
+            raise BadInput(
+                f"{what}.set, got {bare!r}: it takes hw.*, model.*, engine.* and dotted names of options; a policy's "
+                "own "
+                f"parameters stand behind its name, policy: 'NAME {bare}=...'"
+            )
+        sets = {
+            key: of_data(value, kind_of(OPTIONS.by_name[key] if OPTIONS.names(key) else None), f"{what}.set.{key}")
+            for key, value in self.set.items()
+        }
+        return block_of(policies, axes, sets, slo_of(self.slo, f"{what}.slo") if self.slo else {}, f"{what}.set")
+
+
+def gathered(data: Any, what: str, own: tuple[str, ...] = ()) -> Any:
+    """A block as `Written` has it: options of a run go under `axes`. Raises BadInput for a name that is none.
+
+    Args:
+        own: further keys that such a block has.
+    """
+    if not isinstance(data, dict):
+        return data  # the conversion says so
+    axes = {}
+    for name in [name for name in data if name not in ("policy", "set", "slo", *own)]:
+        if not isinstance(name, str) or not OPTIONS.row(name, what).axis:
+            raise BadInput(f"{what}, got {name!r}: it is no axis; correct it")
+        axes[name] = data[name]
+    return {name: value for name, value in data.items() if name not in axes} | {"axes": axes}
 
 
 class GridFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +82,7 @@ class GridFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def _axes_of(one: str | OnePolicy, what: str) -> list[PolicyAxis]:
     if isinstance(one, str):
         return policy_of(one)
-    params = {key: of_data(value, "", f"{what}.policy {one.name}.{key}") for key, value in one.set.items()}
+    params = {key: of_data(value, FREE, f"{what}.policy {one.name}.{key}") for key, value in one.set.items()}
     return [PolicyAxis(one.name, params)]
 
 
@@ -114,6 +99,10 @@ def read_grid(path: Path) -> list[Block]:
             f"{path}, got {type(data).__name__}: a grid file is a mapping with `grid:` or `list:`; see docs/sweep.md"
         )
     _no_base_60(text, path)
+    if "grid" in data:
+        data["grid"] = gathered(data["grid"], f"{path}: grid")
+    if isinstance(data.get("list"), list):
+        data["list"] = [gathered(one, f"{path}: list[{at}]") for at, one in enumerate(data["list"])]
     found = to_struct(data, GridFile, str(path))
     blocks = [] if found.grid is None else [found.grid.block(f"{path}: grid")]
     blocks += [block.block(f"{path}: list[{at}]") for at, block in enumerate(found.blocks)]

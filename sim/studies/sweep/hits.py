@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from sim import __version__
 from sim.base.errors import BadInput
+from sim.base.kinds import BYTES, SHARE, capacity_of
 from sim.base.units import show_count, show_frac
-from sim.setup.spec import RunSpec
+from sim.options import OPTIONS, RunSpec
 from sim.studies.pool import n_cores
 from sim.studies.sweep.grid import Block, Point, points_of
 from sim.studies.sweep.table import arrow, typed
-from sim.studies.sweep.values import option_of
 
 if TYPE_CHECKING:
     from sim.studies.pool import Call
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 TABLE = "hits.parquet"
 ANY_HW = "rtx3090"
 """A machine to set the run up with: no figure of it has a say in a hit."""
-NO_SAY = ("hw", "link", "stack", "vram_bytes", "expert_cache_bytes", "gpus", "engine", "hit_definition")
+NO_SAY = ("hw", "cpu", "pcie", "engine", "vram", "gpus", "sim_simulator", "sim_hit")
 MOST_SHOWN = 10
-VARIED = ("precision", "split", "seed", "batch", "scheduler", "batching", "prefill_chunk", "draft")
+VARIED = ("precision", "split", "seed", "batch", "scheduler", "batch_static", "prefill_chunk", "draft")
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -172,21 +172,22 @@ def hits_only(asked: Asked, progress: Progress) -> Hits:
     Raises:
         BadInput: an axis that no hit depends on, or a policy that is no such cache.
     """
-    experts: list[int] = []
+    experts: list[float] = []
     fracs: list[float] = []
     blocks = []
     for block in asked.blocks(Block(axes={"hw": [ANY_HW]})):
         extra = [name for name in NO_SAY if name in block.axes and block.axes[name] != [ANY_HW]]
         if extra or block.set:
-            what = option_of(extra[0]) if extra else f"--set {next(iter(block.set))}"
+            what = OPTIONS.by_field[extra[0]].said if extra else f"--set {next(iter(block.set))}"
             raise BadInput(f"--hits-only, got {what}: these hits do not depend on it; leave it out")
-        experts += [int(n) for n in block.axes.pop("experts", []) if isinstance(n, int)]
-        fracs += [float(frac) for frac in block.axes.pop("cache_frac", []) if isinstance(frac, int | float)]
+        for asked_room in block.axes.pop("cache", []):
+            room = capacity_of(str(asked_room))
+            if room.unit == BYTES:
+                raise BadInput(f"--hits-only, got --cache {room}: experts or a share; write e.g. --cache 40%")
+            (fracs if room.unit == SHARE else experts).append(room.amount)
         blocks.append(block)
-    if any(not 0 < frac <= 1 for frac in fracs):
-        raise BadInput(f"--cache-frac, got {min(fracs)}: a share of all experts in (0, 1]; e.g. 0.25")
     points, _ = points_of(blocks, asked.most)
-    return Hits(_curves(points, asked, progress), experts, fracs)
+    return Hits(_curves(points, asked, progress), [int(n) for n in experts], fracs)
 
 
 def _curves(points: Sequence[Point], asked: Asked, progress: Progress) -> list[Curve]:

@@ -7,21 +7,24 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from sim.base.errors import BadInput, did_you_mean
+from sim.base.errors import BadInput
+from sim.base.kinds import Kind
+from sim.options import OPTIONS
 from sim.policy.registry import name_in_file
-from sim.profiles.overrides import GROUPS
 from sim.studies.cluster import answers_of
+from sim.studies.keywords import with_options
+from sim.studies.option_types import Axes, Name
 from sim.studies.pool import answers
-from sim.studies.simulate import Name, Value
 from sim.studies.sweep.grid import MOST_POINTS, Block, PolicyAxis, policy_of
+from sim.studies.sweep.grid import block_of as sorted_block
 from sim.studies.sweep.hits import hits_only as count_hits
 from sim.studies.sweep.sweep import Asked
 from sim.studies.sweep.sweep import sweep as run_sweep
 from sim.studies.sweep.table import frame
 from sim.studies.sweep.text import answer
-from sim.studies.sweep.values import AXES, Scalar, of_data
+from sim.studies.sweep.values import Scalar, kind_of, of_data
 from sim.workload.slo import slo_of
 
 if TYPE_CHECKING:
@@ -29,56 +32,12 @@ if TYPE_CHECKING:
 
     from sim.policy.api import Policy
 
-Kind = Name | type["Policy"]
-Several = Value | os.PathLike[str] | Iterable[Value | os.PathLike[str]]
+Who = Name | type["Policy"]
 
 
-class Axes(TypedDict, total=False):
-    """What may be varied beside policy and hardware: one value, several, or a range as text (`"0.1:0.9:0.1"`)."""
-
-    model: Several
-    trace: Several
-    precision: Several
-    stack: Several
-    set: Mapping[str, Several]  # hw.*, model.*, stack.*; with one policy its parameters, too
-    gpus: Several
-    peer: Several
-    dense: Several
-    placement: Several
-    host_links: Several
-    host_memory_bytes: Several
-    nvme: Several
-    ram_policy: Several
-    replicas: Several
-    router: Several
-    batch: Several
-    arrivals: Several
-    rate_scale: Several
-    scheduler: Several
-    batching: Several
-    prefill_chunk: Several
-    draft: Several  # "k=0/2/4,acceptance=0.7": one for each k
-    kv_memory_bytes: Several
-    kv_page: Several
-    preempt: Several
-    split: Several
-    requests: Several
-    seed: Several
-    link: Several
-    vram_bytes: Several
-    expert_cache_bytes: Several
-    experts: Several
-    cache_frac: Several
-    hit_definition: Several
-    predictor: Several
-    engine: Several
-    contention: Several
-    energy: Several
-    slo: str | Mapping[str, Mapping[str, float | str]]  # of every point: 'ttft_s <= 2s', or task -> limit -> time
-
-
+@with_options
 def sweep(
-    policy: Kind | Iterable[Kind] = (),
+    policy: Who | Iterable[Who] = (),
     hw: Name | Iterable[Name] = (),
     *,
     grid: Name | None = None,
@@ -132,28 +91,27 @@ def sweep(
     return table
 
 
-def block_of(policy: Kind | Iterable[Kind], hw: Name | Iterable[Name], axes: Mapping[str, Any], what: str) -> Block:
+def block_of(policy: Who | Iterable[Who], hw: Name | Iterable[Name], axes: Mapping[str, Any], what: str) -> Block:
     """The block that a call of `what` asks for. Raises BadInput."""
     kinds = [policy] if isinstance(policy, str | os.PathLike) or inspect.isclass(policy) else list(policy)
     fields: dict[str, Any] = {"hw": hw, **axes}
     sets, slo = fields.pop("set", {}), fields.pop("slo", None)
-    for name in fields:
-        if name not in AXES:
-            raise BadInput(f"{what}(): unknown axis {name!r}; {did_you_mean(name, (*AXES, 'set', 'slo', 'policy'))}")
-    block = Block(
-        [axis for kind in kinds for axis in _policies(kind)],
-        {name: found for name, data in fields.items() if (found := _values(data, name, name))},
-        {key: _values(data, "", f"set {key}") for key, data in dict(sets).items()},
-        {} if slo is None else slo_of(slo),
-    )
-    for key in [key for key in block.set if key.partition(".")[0] not in GROUPS or "." not in key]:
-        if len(block.policies) != 1:
-            raise BadInput(f"set, got {key!r}: which policy's? write it behind the name, policy='NAME {key}=...'")
-        block.policies[0].params[key] = block.set.pop(key)
-    return block
+    found: dict[str, list[Scalar]] = {}
+    for name, data in fields.items():
+        row = OPTIONS.row(name, f"{what}()")
+        if not row.axis:
+            raise BadInput(f"{what}(), got {name}: it is no axis; leave it out")
+        if values := _values(data, row.kind, name):
+            found[row.field] = values
+    settings = {
+        key: _values(data, kind_of(OPTIONS.by_name[key] if OPTIONS.names(key) else None), f"set {key}")
+        for key, data in dict(sets).items()
+    }
+    policies = [axis for kind in kinds for axis in _policies(kind)]
+    return sorted_block(policies, found, settings, {} if slo is None else slo_of(slo), "set")
 
 
-def _policies(kind: Kind) -> list[PolicyAxis]:
+def _policies(kind: Who) -> list[PolicyAxis]:
     if isinstance(kind, str):
         return policy_of(kind)
     if isinstance(kind, os.PathLike):
@@ -161,11 +119,11 @@ def _policies(kind: Kind) -> list[PolicyAxis]:
     return [PolicyAxis(name_in_file(kind))]
 
 
-def _values(data: Any, name: str, what: str) -> list[Scalar]:
+def _values(data: Any, kind: Kind, what: str) -> list[Scalar]:
     """One value or several, as plain data."""
     if isinstance(data, str | os.PathLike | bool | int | float) or data is None or getattr(data, "ndim", None) == 0:
-        return of_data(_plain(data), name, what)
-    return [value for one in data for value in of_data(_plain(one), name, what)]
+        return of_data(_plain(data), kind, what)
+    return [value for one in data for value in of_data(_plain(one), kind, what)]
 
 
 def _plain(value: Any) -> Any:

@@ -12,13 +12,13 @@ import msgspec
 
 from sim.base.errors import BadInput
 from sim.bounds.time_bound import LowerBound
+from sim.options import OPTIONS
 from sim.profiles.overrides import GROUPS
 from sim.results.record import Result
 from sim.results.sampling import Sample, samples
 from sim.setup.prepare import check_words
 from sim.studies.pool import Awaited, answers, n_cores
 from sim.studies.sweep.point_store import BOUNDS, POINTS
-from sim.studies.sweep.values import AXES
 from sim.studies.sweep.work import (
     OK,
     RECORDED,
@@ -32,7 +32,7 @@ from sim.studies.sweep.work import (
 )
 
 if TYPE_CHECKING:
-    from sim.setup.spec import RunSpec
+    from sim.options import RunSpec
     from sim.studies.pool import Call
     from sim.studies.sweep.grid import Point
     from sim.studies.sweep.point_store import Records
@@ -107,7 +107,7 @@ def _refuse_mistakes(points: Sequence[Point], rows: Sequence[Resolved]) -> None:
 
 def _of_policy(name: str) -> bool:
     """Whether it is a policy or a parameter of one."""
-    return name == "policy" or (name not in AXES and name.partition(".")[0] not in GROUPS)
+    return name == "policy" or (name not in OPTIONS.by_field and name.partition(".")[0] not in GROUPS)
 
 
 def _mistaken(spec: RunSpec) -> bool:
@@ -119,7 +119,7 @@ def _mistaken(spec: RunSpec) -> bool:
 
 
 def _values(point: Point) -> list[tuple[str, Any]]:
-    fields = [(name, getattr(point.spec, name)) for name in AXES]
+    fields = [(name, getattr(point.spec, name)) for name in (row.field for row in OPTIONS.axes)]
     found = [("policy", point.label), *fields, *point.spec.set.items()]
     return [(name, value) for name, value in found if value is not None]
 

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.options import OPTIONS
 from sim.results.sampling import ranks
 from sim.studies.common_bound import common_bound
 from sim.studies.promised import keeps_most
 from sim.studies.ranking import Rank, is_bound, ranked, speed
-from sim.studies.sweep.values import AXES
 from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ WORKLOAD = (
     "split",
     "requests",
     "arrivals",
-    "rate_scale",
+    "arrivals.scale",
     "slo",
     "batch",
     "gpus",
@@ -108,8 +108,8 @@ def settings_of(row: PointRow) -> dict[str, Any]:
     """Everything that may be varied -> its value here: fields of the run as asked for, figures that were set, and the
     policy with its parameters as one."""
     spec = row.point.spec
-    fields = {name: getattr(spec, name) for name in AXES}
-    shared = {key: value for key, value in spec.set.items() if key.startswith(("hw.", "model.", "stack."))}
+    fields = {option.key: getattr(spec, option.field) for option in OPTIONS.axes}
+    shared = {key: value for key, value in spec.set.items() if key.startswith(("hw.", "model.", "engine."))}
     return {**fields, **shared, "slo": slo_text(spec.slo) or None, "policy": row.label}
 
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from sim import __version__
 from sim.base.files import replacing
+from sim.options import OPTIONS, Option, Table
 from sim.profiles.overrides import GROUPS
 from sim.results.tables import RUN_COLUMNS
 from sim.setup.naming import show
@@ -24,30 +25,21 @@ from sim.studies.sweep.summary import Summary
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from sim.results.record import Result
     from sim.studies.sweep.run import PointRow
 
 _TEXT, _INT, _FLOAT, _BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 # `wall_s` differs from run to run; parameters and overrides have columns of their own.
 _LEFT_OUT = {"wall_s", "params_json", "overrides_json"}
-_ASKED = ("policy", "hw", "model", "precision", "stack", "trace", "split", "hit_definition", "seed", "gpus", "batch")
+_ASKED = ("policy", "hw", "model", "precision", "engine", "trace", "split", "hit_definition", "seed", "gpus", "batch")
 COMMON = "above_common_bound_frac"
-_DIGESTS = ("policy_sha256", "hw_sha256", "model_sha256", "stack_sha256", "trace_sha256")
+_DIGESTS = ("policy_sha256", "hw_sha256", "model_sha256", "engine_sha256", "trace_sha256")
 
 Cell = Callable[["PointRow"], object]
 
 
 def _spec(name: str) -> Cell:
     return lambda row: getattr(row.asked.spec, name)
-
-
-def _of_pool(name: str) -> Cell:
-    """Of a pool for keys and values; None where there is none."""
-    return lambda row: None if row.asked.spec.kv_memory_bytes is None else getattr(row.asked.spec, name)
-
-
-def _of_gpus(name: str) -> Cell:
-    """Of several GPUs; None where there is one."""
-    return lambda row: None if row.asked.spec.gpus == 1 else getattr(row.asked.spec, name)
 
 
 def _of_host(name: str) -> Cell:
@@ -120,44 +112,48 @@ LAST: list[tuple[str, pa.DataType, Cell]] = [
     ("bound_ttft_s", _FLOAT, _bound("ttft_s")),
     ("bound_lanes", _TEXT, _bound("lanes")),
     ("above_bound_frac", _FLOAT, _bound("above_frac")),
-    ("rate_scale", _FLOAT, _spec("rate_scale")),
-    ("scheduler", _TEXT, _spec("scheduler")),
-    ("replicas", _INT, _spec("replicas")),
-    ("router", _TEXT, _spec("router")),
-    ("link", _TEXT, _spec("link")),
-    ("predictor", _TEXT, _spec("predictor")),
-    ("cap_requests", _INT, _spec("requests")),
-    ("cap_vram_bytes", _INT, _spec("vram_bytes")),
-    ("cap_expert_bytes", _INT, _spec("expert_cache_bytes")),
-    ("cap_experts", _INT, _spec("experts")),
-    ("cache_frac", _FLOAT, _spec("cache_frac")),
+    ("cache", _TEXT, _spec("cache")),
+    ("cache_bytes", _INT, lambda row: None if row.result is None else sum(row.result.expert_budget_bytes)),
+    ("cache_frac", _FLOAT, lambda row: None if row.result is None else _share(row.result)),
     *((name, _TEXT, _digest(name)) for name in _DIGESTS if name != "trace_sha256"),
 ]
 
 
-BATCHED: list[tuple[str, pa.DataType, Cell]] = [
-    ("batching", _TEXT, _spec("batching")),
-    ("prefill_chunk", _INT, _spec("prefill_chunk")),
-    ("draft", _TEXT, _spec("draft")),
+VARIED: list[tuple[str, pa.DataType, Cell]] = [
     ("tokens_per_step", _FLOAT, _tokens_per_step),
-    ("kv_memory_bytes", _INT, _spec("kv_memory_bytes")),
-    ("kv_page", _INT, _of_pool("kv_page")),
-    ("preempt", _TEXT, _of_pool("preempt")),
-    ("peer", _TEXT, _of_gpus("peer")),
-    ("dense", _TEXT, _of_gpus("dense")),
-    ("placement", _TEXT, _spec("placement")),
-    ("host_links", _TEXT, _of_gpus("host_links")),
-    ("contention", _TEXT, _spec("contention")),
-    ("host_memory_bytes", _INT, _spec("host_memory_bytes")),
-    ("nvme", _TEXT, _spec("nvme")),
-    ("ram_policy", _TEXT, _spec("ram_policy")),
     ("ram_hit_rate", _FLOAT, _of_host("hit_rate")),
     ("read_bytes", _INT, _of_host("read_bytes")),
-    ("energy", _TEXT, _spec("energy")),
     ("energy_j", _FLOAT, _of_energy("energy_j")),
     ("joules_per_token", _FLOAT, _of_energy("joules_per_token")),
 ]
-"""Columns of tables that vary them."""
+"""Columns of results that only some options bring."""
+_TYPES = {str: _TEXT, int: _INT, float: _FLOAT, bool: _BOOL}
+
+
+def asked_columns(table: Table = OPTIONS) -> list[tuple[str, pa.DataType, Cell]]:
+    """A column for each option that may vary; one that no point changes from what is usual is left out."""
+    told = {"cache", *(name for name, *_ in RUN_COLUMNS)}
+    return [
+        (row.columned, _TYPES[row.kind.column], _unless(row))
+        for row in table.axes
+        if row.columned not in told and row.field not in told
+    ]
+
+
+def _unless(option: Option) -> Cell:
+    """The value that was asked for; None where it is the usual one."""
+
+    def cell(row: PointRow) -> object:
+        value = getattr(row.asked.spec, option.field)
+        return None if value == option.default else value
+
+    return cell
+
+
+def _share(result: Result) -> float:
+    """Of all experts, those that have room."""
+    shape = result.shape
+    return sum(result.expert_budget_bytes) / (result.expert_bytes * shape.layers * shape.experts)
 
 
 def columns_of(rows: Sequence[PointRow], found: Summary) -> list[tuple[str, pa.DataType, list[Any]]]:
@@ -170,7 +166,7 @@ def columns_of(rows: Sequence[PointRow], found: Summary) -> list[tuple[str, pa.D
     fixed += LAST
     common = None if found.bound is None else found.bound[0]
     fixed.append((COMMON, _FLOAT, lambda row: None if row.result is None else above_frac(row.result, common)))
-    fixed += [one for one in BATCHED if any(one[2](row) is not None for row in rows)]
+    fixed += [one for one in (*asked_columns(), *VARIED) if any(one[2](row) is not None for row in rows)]
     columns = [(name, kind, [cell(row) for row in rows]) for name, kind, cell in fixed]
     columns.append(("pareto", _BOOL, [id(row) in found.on_front for row in rows]))
     columns.append(("rank_best", _INT, [None if (rank := found.rank(row)) is None else rank.best for row in rows]))

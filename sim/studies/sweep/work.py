@@ -15,9 +15,9 @@ from sim import __version__
 from sim.base.digests import of_text
 from sim.base.errors import BadInput, CheckFailed, DoesNotFit, IllegalDecision, MoesimError
 from sim.base.json import to_json
+from sim.options import OPTIONS, VALUE, RunSpec
 from sim.policy.mistakes import told
 from sim.policy.registry import find
-from sim.setup.spec import RunSpec
 from sim.studies.pool import bound_of
 
 if TYPE_CHECKING:
@@ -159,12 +159,12 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
         "version": __version__,
         "expert_bytes": setup.memory.expert_bytes,
         "cpu": "cpu" in setup.policy.traits,
-        **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("hw", "model", "stack", "trace")},
+        **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("hw", "model", "engine", "trace")},
         "scheduler_sha256": meant.get("scheduler_sha256"),
-        "placement_sha256": meant.get("placement_sha256"),
+        "map_sha256": meant.get("map_sha256"),
         **({"unread": True} if setup.leaves_unread else {}),
-        **{name: getattr(spec, name) for name in ("precision", "gpus", "peer", "dense", "host_links")},
-        **{name: getattr(spec, name) for name in ("split", "requests")},
+        **{row.field: getattr(spec, row.field) for row in OPTIONS.rows if row.bound and row.identity == VALUE},
+        "parallel": spec.parallel,
         **setup.batch_terms,
         **setup.load_terms,
         **_drive_terms(setup),

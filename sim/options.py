@@ -1,0 +1,1015 @@
+"""Options of a run, each said once: its field of `RunSpec` has the row that says everything else about it.
+
+From this table come the options of every verb, axes of sweeps and plans, keys of grid and configuration files, keywords
+of Python, columns of tables, the identity and title of a run, what `moesim diff` compares, and docs/options.md. A new
+option is a field here, and the code that reads it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+
+from sim.base.errors import BadInput, did_you_mean
+from sim.base.files import to_struct
+from sim.base.kinds import (
+    CACHE,
+    NUMBER,
+    RAM_SIZE,
+    SIZE,
+    SWITCH,
+    TEXT,
+    WHOLE,
+    Capacity,
+    Kind,
+    capacity_of,
+)
+from sim.base.renamed import GROUPS as OLD_GROUPS
+from sim.base.renamed import VALUES as OLD_VALUES
+from sim.base.renamed import refuse_old
+from sim.machine.several import HOST_LINKS_WAYS, PEER_WAYS, Several, way_of
+from sim.profiles.overrides import GROUPS as PROFILES
+from sim.profiles.overrides import Overrides, grouped
+
+WHAT, MACHINE, MEMORY, LOAD, SIMULATION, OUTPUT = "What runs", "Machine", "Memory", "Load", "Simulation", "Output"
+VALUE, MEANT, NOT = "value", "meaning", "nothing"
+
+MAX_GPUS = 256
+MAX_REPLICAS = 256
+MOST_TOKENS = 10**9  # of an iteration, so of a batch
+CORE, SIMPY = "core", "simpy"
+
+HITS = {
+    "gate": "usable on the GPU when the gate asks (FineMoE release 2; the default)",
+    "slot": "has its slot when the gate asks, in flight or not (cache look-up: HybriMoE figure 9, MoE-Infinity head)",
+    "cached": "usable when the gate asks and not brought by an unused prefetch (MoEpic, AdapMoE code)",
+    "token": "as gate, but every (token, expert) counts (MoEpic's tokens x K)",
+}
+"""What a hit is."""
+
+Value = bool | int | float | str | None
+
+
+class Limits(Kind):
+    """What requests are promised: task -> limit -> seconds."""
+
+    example = "'ttft_s <= 2s, tpot_s <= 200ms'"
+
+    def read(self, text: str, what: str) -> dict[str, dict[str, float]]:
+        from sim.workload.slo import parse_slo
+
+        return parse_slo(text, what)
+
+    def take(self, data: Any, what: str) -> dict[str, dict[str, float]]:
+        from sim.workload.slo import slo_of
+
+        return slo_of(data, what) if data else {}
+
+    def show(self, value: Any) -> str:
+        from sim.workload.slo import slo_text
+
+        return slo_text(value)
+
+
+class Drafts(Kind):
+    """Speculative decoding; one text lists several of its k and acceptance."""
+
+    example = "k=4,acceptance=0.7"
+
+    def several(self, text: str) -> list[str]:
+        from sim.workload.draft_options import each_of
+
+        return each_of(text)
+
+
+class Settings(Kind):
+    """A mapping."""
+
+    def take(self, data: Any, what: str) -> dict[str, Value]:
+        if not isinstance(data, Mapping):
+            raise BadInput(f"{what}, got {type(data).__name__}: a mapping of keys to values; correct it")
+        return dict(data)
+
+
+LIMITS, DRAFTS, SETTINGS = Limits(), Drafts(), Settings()
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table.
+
+    Attributes:
+        name: dotted; `run.batch` may be written `batch`. group, help: of `--help`, without the default.
+        flags: on a command line, the first of them in messages; none: `--set NAME=VALUE` alone. flag_value: what a flag
+            without a value stands for. metavar: of its value. top: among the first in `--help`.
+        kind: how it is written. choices: all values there are. lists: names there are, beside files. least, most: of
+            a number. otherwise: what holds where it is left out, if that is no value of its own.
+        identity: whether its VALUE is part of `run_id` (where it is not the default), or what it MEANT, or NOT.
+        bound: whether a lower bound of the time depends on it. title: of a run, `{}` for its value; empty: the name.
+        per_policy: it may differ between policies of one comparison. replaces: it stands for figures of a profile, or
+            room, so that results list it among what was set. axis: it may vary in a sweep.
+        column: of a table; empty: its field, and unit.
+        field, default: of `RunSpec`, filled in by `rows`.
+    """
+
+    name: str
+    group: str
+    help: str
+    flags: tuple[str, ...] = ()
+    flag_value: str | None = None
+    metavar: str = "NAME"
+    top: bool = False
+    kind: Kind = TEXT
+    choices: tuple[str, ...] = ()
+    lists: Callable[[], Iterable[str]] | None = None
+    least: float | None = None
+    most: float | None = None
+    otherwise: str = ""
+    identity: str = VALUE
+    bound: bool = True
+    title: str = ""
+    per_policy: bool = False
+    replaces: bool = False
+    axis: bool = True
+    column: str = ""
+    field: str = ""
+    default: Any = None
+
+    @property
+    def key(self) -> str:
+        """Its name in files, axes and words."""
+        return self.name.removeprefix("run.")
+
+    @property
+    def said(self) -> str:
+        """How it is written on a command line."""
+        return self.flags[0] if self.flags else f"--set {self.name}"
+
+    @property
+    def columned(self) -> str:
+        """The name of its column."""
+        return self.column or (f"{self.field}_{self.kind.unit}" if self.kind.unit else self.field)
+
+    @property
+    def shown_default(self) -> str:
+        """What holds where it is left out, in words; empty: nothing."""
+        usual = self.default is None or self.default == {}
+        return self.otherwise or ("" if usual else self.kind.show(self.default))
+
+    def show(self, value: Any) -> str:
+        """A value as it can be typed again."""
+        return "null" if value is None else self.kind.show(value)
+
+    def typed(self, value: Any) -> str:
+        """Option and value as they are typed."""
+        if self.flag_value is not None and value == self.flag_value:
+            return self.flags[0]
+        return f"{self.said} {self.show(value)}" if self.flags else f"{self.said}={self.show(value)}"
+
+    def titled(self, value: Any) -> str:
+        """A value that is not the usual one, as the title of a run has it."""
+        said = self.title or f"{self.key.replace('.', ' ').replace('_', ' ')} {{}}"
+        return said.format(self.show(value), s="" if value == 1 else "s")
+
+    def check(self, value: Any) -> None:
+        """Raises BadInput for a value that cannot be, whatever it meets."""
+        if value is None:
+            return
+        if isinstance(value, str) and (way_out := OLD_VALUES.get((self.field, value))):
+            raise BadInput(f"{self.said}, got {value!r}: {way_out}")
+        if self.choices and value not in self.choices:
+            raise BadInput(f"{self.said}, got {value!r}: no such value; {did_you_mean(value, self.choices)}")
+        low, high = self.least, self.most
+        if (low is not None and value < low) or (high is not None and value > high):
+            ends = [f"at least {low:,g}"] * (low is not None) + [f"at most {high:,g}"] * (high is not None)
+            raise BadInput(
+                f"{self.said}, got {value}: {' and '.join(ends)}; correct it, or leave it out"
+                f"{f' for {self.shown_default}' if self.shown_default else ''}"
+            )
+
+
+def _routers() -> Iterable[str]:
+    from sim.workload.routers import routers
+
+    return routers()
+
+
+def _schedulers() -> Iterable[str]:
+    from sim.workload.schedulers import schedulers
+
+    return schedulers()
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
+    """Everything that decides a run's numbers, as data. Sizes are bytes."""
+
+    policy: Annotated[
+        str,
+        Option(
+            name="run.policy",
+            group=WHAT,
+            top=True,
+            flags=("--policy",),
+            metavar="'NAME|FILE.py KEY=VALUE ...'",
+            help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class]; its parameters after its "
+            "name",
+            identity=MEANT,
+            bound=False,
+            axis=False,
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        Option(
+            name="run.model",
+            group=WHAT,
+            top=True,
+            flags=("--model",),
+            metavar="NAME|FILE",
+            help="Geometry: see `moesim models`; a file, or the folder or config.json of a checkpoint",
+            otherwise="a model of the trace's routing shape",
+            identity=MEANT,
+        ),
+    ] = None
+    precision: Annotated[
+        str,
+        Option(
+            name="run.precision",
+            group=WHAT,
+            top=True,
+            flags=("--precision", "--quant"),
+            metavar="TYPE",
+            help="Type of the weights: bf16, q4_k_m ... (`moesim models MODEL` lists them)",
+        ),
+    ] = "bf16"
+    trace: Annotated[
+        str | None,
+        Option(
+            name="run.trace",
+            group=WHAT,
+            top=True,
+            flags=("--trace",),
+            metavar="NAME|FILE",
+            help="Routing trace: see `moesim traces`",
+            otherwise="the bundled one of the model's shape",
+            identity=MEANT,
+        ),
+    ] = None
+    engine: Annotated[
+        str,
+        Option(
+            name="run.engine",
+            group=WHAT,
+            top=True,
+            flags=("--engine",),
+            metavar="NAME|FILE",
+            help="Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/stacks.md)",
+            identity=MEANT,
+            per_policy=True,
+        ),
+    ] = "bare"
+    requests: Annotated[
+        int | None,
+        Option(
+            name="run.requests",
+            group=WHAT,
+            top=True,
+            flags=("--requests",),
+            metavar="N",
+            kind=WHOLE,
+            least=1,
+            help="The first N of the split; more are drawn where requests arrive",
+            otherwise="all of the split",
+            title="first {} request{s}",
+            column="max_requests",
+        ),
+    ] = None
+    split: Annotated[
+        str,
+        Option(
+            name="run.split",
+            group=WHAT,
+            flags=("--split",),
+            choices=("test", "train", "all"),
+            help="Requests to score: test, train or all",
+        ),
+    ] = "test"
+    predictor: Annotated[
+        str | None,
+        Option(
+            name="run.predictor",
+            group=WHAT,
+            flags=("--predictor",),
+            metavar="surrogate:SHARE|FILE",
+            help="What a policy predicts with: trained, a file, or surrogate:0.85, right so often (labelled), which "
+            "also draws what a log of expert ids lacks",
+            otherwise="trained",
+            per_policy=True,
+            bound=False,
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        Option(
+            name="run.seed",
+            group=WHAT,
+            flags=("--seed",),
+            metavar="N",
+            kind=WHOLE,
+            least=0,
+            most=2**63 - 1,
+            help="For whatever is drawn: arrivals, requests, choices of policies",
+            bound=False,
+        ),
+    ] = 0
+    set: Annotated[
+        dict[str, Value],
+        Option(
+            name="run.set",
+            group=WHAT,
+            flags=("--set",),
+            metavar="NAME=VALUE",
+            kind=SETTINGS,
+            help="Any option by its dotted name (docs/options.md), a parameter of the policy by its bare name, or "
+            "hw.*, model.*, engine.*: a field of a profile; repeat it",
+            identity=MEANT,
+            axis=False,
+        ),
+    ] = {}
+
+    hw: Annotated[
+        str,
+        Option(
+            name="run.hw",
+            group=MACHINE,
+            top=True,
+            flags=("--hw", "--gpu"),
+            metavar="NAME|FILE",
+            help="GPU and its machine: see `moesim hw`",
+            identity=MEANT,
+        ),
+    ]
+    cpu: Annotated[
+        str | None,
+        Option(
+            name="run.cpu",
+            group=MACHINE,
+            flags=("--cpu",),
+            help="Put the card into a machine with another CPU: epyc-7302, ryzen-7950x ... (hwprofiles/cpus)",
+            otherwise="the profile's",
+            identity=MEANT,
+            replaces=True,
+        ),
+    ] = None
+    gpus: Annotated[
+        int,
+        Option(
+            name="run.gpus",
+            group=MACHINE,
+            top=True,
+            flags=("--gpus",),
+            metavar="N",
+            kind=WHOLE,
+            least=1,
+            most=MAX_GPUS,
+            help="GPUs that hold experts",
+            title="{} GPUs",
+        ),
+    ] = 1
+    gpus_map: Annotated[
+        str | None,
+        Option(
+            name="gpus.map",
+            group=MACHINE,
+            metavar="FILE",
+            help="A file: which GPU each expert lives on",
+            otherwise="dealt round-robin",
+            identity=MEANT,
+        ),
+    ] = None
+    gpus_dispatch: Annotated[
+        str,
+        Option(
+            name="gpus.dispatch",
+            group=MACHINE,
+            choices=PEER_WAYS,
+            help="How tokens cross to experts on other GPUs: per-expert, or all-to-all: together, in a queue",
+        ),
+    ] = PEER_WAYS[0]
+    gpus_host_bandwidth: Annotated[
+        str,
+        Option(
+            name="gpus.host_bandwidth",
+            group=MACHINE,
+            choices=HOST_LINKS_WAYS,
+            help=(
+                "The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split in equal parts"
+            ),
+        ),
+    ] = HOST_LINKS_WAYS[0]
+    parallel: Annotated[
+        str | None,
+        Option(
+            name="run.parallel",
+            group=MACHINE,
+            flags=("--parallel",),
+            metavar="WAY",
+            help="Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers "
+            "(whole ones, experts included; layers:3/1: by shares)",
+            otherwise="gpu0, or what the serving engine does (llama_cpp: layers)",
+            identity=MEANT,
+        ),
+    ] = None
+    pcie: Annotated[
+        str | None,
+        Option(
+            name="run.pcie",
+            group=MACHINE,
+            flags=("--pcie",),
+            metavar="gen4x16",
+            help="Put the card on another link: gen3x4 to gen6x16",
+            otherwise="the profile's",
+            identity=MEANT,
+            replaces=True,
+        ),
+    ] = None
+
+    vram: Annotated[
+        int | None,
+        Option(
+            name="run.vram",
+            group=MEMORY,
+            flags=("--vram",),
+            metavar="SIZE",
+            kind=SIZE,
+            help="Cap the memory of each whole GPU",
+            otherwise="all that it has",
+            replaces=True,
+            bound=False,
+        ),
+    ] = None
+    cache: Annotated[
+        str | None,
+        Option(
+            name="run.cache",
+            group=MEMORY,
+            top=True,
+            flags=("--cache",),
+            metavar="40%|12GB|60experts",
+            kind=CACHE,
+            help="Room for experts, on all GPUs together",
+            otherwise="all VRAM left",
+            replaces=True,
+            bound=False,
+        ),
+    ] = None
+    ram: Annotated[
+        int | None,
+        Option(
+            name="run.ram",
+            group=MEMORY,
+            flags=("--ram",),
+            metavar="SIZE",
+            kind=RAM_SIZE,
+            help="RAM for experts, in which GB is GiB, as it is sold",
+            otherwise="what the profile's host has",
+            bound=False,
+        ),
+    ] = None
+    drive: Annotated[
+        str | None,
+        Option(
+            name="run.drive",
+            group=MEMORY,
+            flags=("--drive",),
+            metavar="DRIVE",
+            help="Read from a drive what RAM does not hold: gen3x4, gen4x4, gen5x4, own; with terms, e.g. "
+            "gen4x4:depth=8:block=256KiB:reads=buffered:ahead=2:start=warm:evict=lfu",
+            otherwise="none",
+            identity=MEANT,
+        ),
+    ] = None
+    drive_evict: Annotated[
+        str | None,
+        Option(
+            name="drive.evict",
+            group=MEMORY,
+            metavar="NAME|FILE",
+            help="A cache policy: which experts stay in RAM above a drive",
+            otherwise="lru",
+            identity=MEANT,
+            title="RAM by {}",
+        ),
+    ] = None
+    drive_depth: Annotated[
+        int | None,
+        Option(
+            name="drive.depth",
+            group=MEMORY,
+            metavar="N",
+            kind=WHOLE,
+            least=1,
+            most=65536,
+            help="Reads under way at a time",
+            otherwise="32, or 1 where reads are buffered",
+            identity=MEANT,
+        ),
+    ] = None
+    drive_block: Annotated[
+        int | None,
+        Option(
+            name="drive.block",
+            group=MEMORY,
+            metavar="SIZE",
+            kind=SIZE,
+            least=512,
+            help="Bytes of each read, a sector at least",
+            otherwise="1 MiB, or 128 KiB where reads are buffered",
+            identity=MEANT,
+        ),
+    ] = None
+    drive_reads: Annotated[
+        str | None,
+        Option(
+            name="drive.reads",
+            group=MEMORY,
+            choices=("direct", "buffered"),
+            help="direct, into page-locked memory, or buffered, through the page cache",
+            otherwise="direct, or buffered where the serving engine maps its file",
+            identity=MEANT,
+        ),
+    ] = None
+    drive_ahead: Annotated[
+        int | None,
+        Option(
+            name="drive.ahead",
+            group=MEMORY,
+            metavar="N",
+            kind=WHOLE,
+            least=0,
+            most=4096,
+            help="Experts that follow in the file, read after each that was missing",
+            otherwise="0",
+            identity=MEANT,
+        ),
+    ] = None
+    drive_start: Annotated[
+        str | None,
+        Option(
+            name="drive.start",
+            group=MEMORY,
+            choices=("cold", "warm"),
+            help="What RAM holds at first: nothing (cold), or the end of the file, as loading leaves it (warm)",
+            otherwise="cold, or warm where reads of a mapped file are buffered",
+            identity=MEANT,
+        ),
+    ] = None
+    kv_memory: Annotated[
+        int | None,
+        Option(
+            name="run.kv_memory",
+            group=MEMORY,
+            flags=("--kv-memory",),
+            metavar="SIZE",
+            kind=SIZE,
+            help="A pool for keys and values, given out page by page",
+            otherwise="all that the longest contexts need",
+            title="KV memory {}",
+        ),
+    ] = None
+    kv_page: Annotated[
+        int,
+        Option(
+            name="kv.page",
+            group=MEMORY,
+            metavar="TOKENS",
+            kind=WHOLE,
+            least=1,
+            help="Tokens of a page of --kv-memory",
+            title="pages of {} tokens",
+        ),
+    ] = 16
+    kv_preempt: Annotated[
+        str,
+        Option(
+            name="kv.preempt",
+            group=MEMORY,
+            choices=("recompute", "swap"),
+            help="What becomes of the last to come where --kv-memory is full: recompute or swap",
+            title="pre-empted by {}",
+        ),
+    ] = "recompute"
+
+    batch: Annotated[
+        int,
+        Option(
+            name="run.batch",
+            group=LOAD,
+            top=True,
+            flags=("--batch", "--users"),
+            metavar="N",
+            kind=WHOLE,
+            least=1,
+            most=MOST_TOKENS,
+            help="Requests decoded together",
+        ),
+    ] = 1
+    batch_static: Annotated[
+        bool,
+        Option(
+            name="batch.static",
+            group=LOAD,
+            metavar="on|off",
+            kind=SWITCH,
+            help="Fill a batch only when the last of it is done; off: continuous batching",
+            title="static batches",
+        ),
+    ] = False
+    arrivals: Annotated[
+        str | None,
+        Option(
+            name="run.arrivals",
+            group=LOAD,
+            flags=("--arrivals",),
+            metavar="SOURCE|FILE",
+            help="When requests come: poisson:RATE, gamma:RATE,CV, closed:CLIENTS, an Azure, Mooncake or BurstGPT log, "
+            "none (back to back)",
+            otherwise="as the trace has it",
+            identity=MEANT,
+        ),
+    ] = None
+    arrivals_scale: Annotated[
+        float,
+        Option(
+            name="arrivals.scale",
+            group=LOAD,
+            metavar="X",
+            kind=NUMBER,
+            help="Times the rate of --arrivals",
+            title="at {} times the rate",
+        ),
+    ] = 1.0
+    scheduler: Annotated[
+        str | None,
+        Option(
+            name="run.scheduler",
+            group=LOAD,
+            flags=("--scheduler",),
+            metavar="NAME|FILE",
+            lists=_schedulers,
+            help="Whose prompt runs next",
+            otherwise="fcfs",
+            identity=MEANT,
+        ),
+    ] = None
+    prefill_chunk: Annotated[
+        int | None,
+        Option(
+            name="run.prefill_chunk",
+            group=LOAD,
+            flags=("--prefill-chunk",),
+            metavar="N",
+            kind=WHOLE,
+            most=MOST_TOKENS,
+            help="At most N tokens an iteration: decode tokens first, then prompts, in chunks",
+            otherwise="a prompt is an iteration of its own",
+            title="at most {} token{s} an iteration",
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        Option(
+            name="run.draft",
+            group=LOAD,
+            flags=("--draft",),
+            metavar="K,ACCEPTANCE",
+            kind=DRAFTS,
+            help="Speculative decoding: k=4,acceptance=0.7 (by position 0.8/0.7/...; accepted=FILE); draft_s=SECONDS "
+            "or model=NAME, else n-grams at no cost",
+            otherwise="a token at a time",
+            identity=MEANT,
+            title="drafts {}",
+        ),
+    ] = None
+    replicas: Annotated[
+        int,
+        Option(
+            name="run.replicas",
+            group=LOAD,
+            flags=("--replicas",),
+            metavar="N",
+            kind=WHOLE,
+            least=1,
+            most=MAX_REPLICAS,
+            help="Equal machines behind a router, each with its own --gpus",
+            title="{} replicas",
+            bound=False,
+        ),
+    ] = 1
+    router: Annotated[
+        str | None,
+        Option(
+            name="run.router",
+            group=LOAD,
+            flags=("--router",),
+            metavar="NAME|FILE",
+            lists=_routers,
+            help="Which replica a request goes to",
+            otherwise="round_robin",
+            identity=MEANT,
+        ),
+    ] = None
+    slo: Annotated[
+        dict[str, dict[str, float]],
+        Option(
+            name="run.slo",
+            group=LOAD,
+            flags=("--slo",),
+            metavar="LIMITS|FILE",
+            kind=LIMITS,
+            help="What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task",
+            otherwise="nothing",
+            title="SLO {}",
+            axis=False,
+            bound=False,
+        ),
+    ] = {}
+
+    sim_simulator: Annotated[
+        str | None,
+        Option(
+            name="sim.simulator",
+            group=SIMULATION,
+            flags=("--simpy",),
+            flag_value=SIMPY,
+            metavar="core|simpy",
+            choices=(CORE, SIMPY),
+            help="Simulate by SimPy events, where what shares a memory does so at every instant",
+            otherwise="core, and simpy where lanes slow one another in ways that arithmetic does not know",
+            identity=MEANT,
+            bound=False,
+        ),
+    ] = None
+    sim_contention: Annotated[
+        bool,
+        Option(
+            name="sim.contention",
+            group=SIMULATION,
+            metavar="on|off",
+            kind=SWITCH,
+            help="Whether what runs at once shares the bandwidth of memory",
+            bound=False,
+        ),
+    ] = True
+    sim_energy: Annotated[
+        str | None,
+        Option(
+            name="sim.energy",
+            group=SIMULATION,
+            choices=("gpu", "machine"),
+            help="Count joules: of the GPUs, or of CPU, RAM and drive too, by the profile's watts",
+            otherwise="none",
+            bound=False,
+        ),
+    ] = None
+    sim_hit: Annotated[
+        str,
+        Option(
+            name="sim.hit",
+            group=SIMULATION,
+            choices=tuple(HITS),
+            help="What is a hit: gate, slot, cached or token",
+            title="hits by {}",
+            bound=False,
+        ),
+    ] = "gate"
+
+    def __post_init__(self) -> None:
+        """One form for what may be written in several."""
+        put = msgspec.structs.force_setattr
+        if (folded := self.precision.lower()) != self.precision:  # files are called Q4_K_M
+            put(self, "precision", folded)
+        if self.cache is not None:
+            put(self, "cache", CACHE.take(self.cache, "--cache"))
+        for row in OPTIONS.with_terms:
+            said = getattr(self, row.field)
+            if said is not None and ":" in said:
+                said, terms = OPTIONS.terms_in(said, row)
+                put(self, row.field, said)
+                for term, value in terms.items():
+                    if getattr(self, term.field) not in (term.default, value):
+                        raise BadInput(f"{term.name}, got it twice: one value each; keep one of them")
+                    put(self, term.field, value)
+
+    @property
+    def together(self) -> int:
+        """Neighbours in the order of arrival of which any may share iterations."""
+        return self.batch * self.replicas if self.batch > 1 else 1
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """The room for experts that was asked for; None: all VRAM left."""
+        return None if self.cache is None else capacity_of(self.cache)
+
+    @property
+    def overrides(self) -> Overrides:
+        """What was set of the policy and of profiles, by what it belongs to. Raises BadInput for a CPU said twice."""
+        found = grouped(self.set)
+        if self.cpu is not None:
+            if any(key == "cpu" for key in found.hw):
+                raise BadInput("--cpu, got it beside --set hw.cpu: one CPU; leave one of them out")
+            found.hw["cpu"] = self.cpu
+        return found
+
+    @property
+    def several(self) -> Several:
+        """How its GPUs work together, all but where experts live. Raises BadInput for a way that cannot be read."""
+        way = way_of(self.parallel)
+        return Several(self.gpus, self.gpus_dispatch, self.gpus_host_bandwidth, way.name, way.shares)
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run is kept, and what of it; no part of what it is."""
+
+    out: Annotated[
+        str | None,
+        Option(
+            name="run.out",
+            group=OUTPUT,
+            flags=("--out",),
+            metavar="DIR",
+            help="Write configuration, result and tables; missing folders are made",
+        ),
+    ] = None
+    out_spans: Annotated[
+        bool,
+        Option(
+            name="out.spans",
+            group=OUTPUT,
+            metavar="on|off",
+            kind=SWITCH,
+            help="Write what every lane did, too; some hundred rows a token",
+        ),
+    ] = False
+    timeline: Annotated[
+        str | None,
+        Option(
+            name="run.timeline",
+            group=OUTPUT,
+            flags=("--timeline",),
+            metavar="FILE",
+            help="Write the lanes as trace events for Perfetto: of 20 iterations, or FILE:from=2.5s:iterations=40",
+        ),
+    ] = None
+    timeline_from: Annotated[
+        str,
+        Option(
+            name="timeline.from",
+            group=OUTPUT,
+            metavar="N|TIME",
+            help="The first iteration of a timeline, or when that is under way: 120, or 2.5s",
+        ),
+    ] = "0"
+    timeline_iterations: Annotated[
+        int,
+        Option(
+            name="timeline.iterations",
+            group=OUTPUT,
+            metavar="N",
+            kind=WHOLE,
+            least=1,
+            help="How many iterations a timeline covers",
+        ),
+    ] = 20
+
+
+class Table:
+    """The rows of a class of options, found by name."""
+
+    def __init__(self, cls: type[msgspec.Struct] = RunSpec) -> None:
+        self.cls = cls
+        self.rows = rows(cls)
+        self.by_field = {row.field: row for row in self.rows}
+        self.by_name = {row.name: row for row in self.rows} | {row.key: row for row in self.rows}
+        self.prefixes = {row.name.partition(".")[0] for row in self.rows}
+
+    @cached_property
+    def axes(self) -> tuple[Option, ...]:
+        """What may vary in a sweep, beside the policy."""
+        return tuple(row for row in self.rows if row.axis)
+
+    @cached_property
+    def with_terms(self) -> tuple[Option, ...]:
+        """Options whose value is text that may carry others as terms: those called `drive.*` with `drive`."""
+        return tuple(row for row in self.rows if type(row.kind) is Kind and self.terms_of(row))
+
+    def terms_of(self, row: Option) -> dict[str, Option]:
+        """The rows that are terms of one, by the word of the term."""
+        start = f"{row.key}."
+        return {one.name.removeprefix(start): one for one in self.rows if one.name.startswith(start)}
+
+    def terms_in(self, text: str, row: Option) -> tuple[str, dict[Option, Any]]:
+        """`gen4x4:reads=buffered` as the value and its terms, parted at `:WORD=` of known words alone, so that a colon
+        of a path is none. Raises BadInput."""
+        known = self.terms_of(row)
+        value, *parts = re.split(rf":(?=(?:{'|'.join(known)})=)", text)
+        unknown = re.search(r":([a-z_]{2,})=", value)
+        if unknown:
+            raise BadInput(f"{row.said}, got {unknown[1]!r}: no such term; {did_you_mean(unknown[1], known)}")
+        found: dict[Option, Any] = {}
+        for part in parts:
+            word, _, said = part.partition("=")
+            if known[word] in found:
+                raise BadInput(f"{row.said}, got {word} twice: one value each; keep one of them")
+            found[known[word]] = known[word].kind.read(said, f"{row.said} {word}")
+        return value, found
+
+    def row(self, name: str, what: str = "") -> Option:
+        """The row of a name: dotted, or bare for `run.*`. Raises BadInput for a name that went, or that never was."""
+        if (row := self.by_name.get(name) or self.by_field.get(name)) is not None:
+            return row
+        refuse_old(name, f"{what or name}, got {name!r}" if what else name)
+        raise BadInput(f"{what or 'option'}, got {name!r}: no such option of a run; {did_you_mean(name, self.keys())}")
+
+    def keys(self) -> list[str]:
+        """All names, as files have them."""
+        return [row.key for row in self.rows]
+
+    def values(self, given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+        """Named values as fields: names as files or Python have them, values as text or data.
+
+        Raises:
+            BadInput: an unknown name, one given twice (also by `set`), or a value that is none.
+        """
+        found: dict[str, Any] = {}
+        within = f"{where}: " if where else ""
+        for name, value in given.items():
+            if name == "set":
+                continue
+            row = self.row(name, where)
+            if row.field in found:
+                raise BadInput(f"{within}{row.name}, got it twice: one value each; keep one of them")
+            self._put(found, row, value, f"{within}{name}")
+        if given.get("set") is not None:
+            set_ = SETTINGS.take(given["set"], f"{within}set")
+            for key in [key for key in set_ if self.names(key)]:
+                if (row := self.row(key)).field in found:
+                    raise BadInput(f"{within}set, got {key!r} beside {row.key}: one value each; keep one of them")
+                self._put(found, row, set_.pop(key), f"{within}set {key}")
+            found["set"] = set_
+        return found
+
+    def _put(self, found: dict[str, Any], row: Option, data: Any, what: str) -> None:
+        """A value, and its terms."""
+        value = None if data is None else row.kind.take(data, what)
+        terms: dict[str, Any] = {}
+        if isinstance(value, str) and row in self.with_terms:
+            value, own = self.terms_in(value, row)
+            terms = {term.field: said for term, said in own.items()}
+        for field in terms:
+            if field in found:
+                raise BadInput(f"{self.by_field[field].name}, got it twice: one value each; keep one of them")
+        found |= {row.field: value, **terms}
+
+    def names(self, key: str) -> bool:
+        """Whether a key of `set` names an option, which only a dotted one does. Raises BadInput for one that went, or
+        that is misspelt."""
+        prefix, dot, rest = key.partition(".")
+        if not dot or prefix in PROFILES:
+            return False
+        if prefix in OLD_GROUPS:
+            raise BadInput(f"--set, got {key!r}: no such name any more; write {OLD_GROUPS[prefix]}.{rest}")
+        if key not in self.by_name and prefix in self.prefixes:
+            raise BadInput(f"--set, got {key!r}: no such option; {did_you_mean(key, [row.name for row in self.rows])}")
+        return key in self.by_name
+
+    def spec(self, given: Mapping[str, Any], where: str = "") -> Any:
+        """The run that named values ask for. Raises BadInput."""
+        return to_struct(self.values(given, where), self.cls, where or "run")
+
+
+def rows(cls: type[msgspec.Struct] = RunSpec) -> tuple[Option, ...]:
+    """The rows of a class, in its order, each with its field and default."""
+    found = []
+    for field in msgspec.structs.fields(cls):
+        for said in getattr(field.type, "__metadata__", ()):
+            if isinstance(said, Option):
+                no = field.default is msgspec.NODEFAULT
+                default = field.default_factory() if callable(field.default_factory) else None if no else field.default
+                found.append(msgspec.structs.replace(said, field=field.name, default=default))
+    return tuple(found)
+
+
+OPTIONS = Table(RunSpec)
+OUTPUTS = Table(Output)
+
+
+def spec_of(given: Mapping[str, Any], where: str = "") -> RunSpec:
+    """The run that named values ask for: names as files or Python have them, values as text or data.
+
+    Raises:
+        BadInput: naming what is wrong, and how to write it.
+    """
+    spec: RunSpec = OPTIONS.spec(given, where)
+    return spec
