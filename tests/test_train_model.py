@@ -219,6 +219,9 @@ def test_checkpoint_splits_into_shards_and_names_what_is_missing(tmp_path, monke
     shards[0].unlink()
     with pytest.raises(BadInput, match="do not match"):
         load(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(BadInput, match="model_type, got 'llama': give a checkpoint of mixtral or phimoe"):
+        load(tmp_path / "run")
     with pytest.raises(BadInput, match="did you mean 'mixtral-8x7b'"):
         models.get_shape("mixtral-8x7")
 

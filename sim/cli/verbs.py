@@ -45,7 +45,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "traces": ("traces", "List, inspect and check routing traces."),
     "record": ("record", "Record the routing of a Hugging Face MoE model."),
     "reproduce": ("reproduce", "Published figures beside simulated ones, misses included."),
-    "bench": ("bench", "Time the replay against bare SimPy, and the main job's memory."),
+    "bench": ("bench", "Time commands and replays as ratios to bare imports and bare SimPy."),
     "conformance": ("conformance", "Run every conformance check that applies to a policy, or to a scheduler."),
 }
 

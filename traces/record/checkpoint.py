@@ -22,12 +22,15 @@ def of_config(config: Any) -> Any:
 
 
 def load(folder: Path) -> Any:
-    """Read a checkpoint as a float32 model in evaluation mode. Raises BadInput for missing or unknown weights."""
+    """Read a checkpoint as a float32 model in evaluation mode. Raises BadInput for another class or other weights."""
     import transformers
 
     if not (folder / "config.json").exists():
-        raise BadInput(f"{folder}: no config.json in it; is it a checkpoint of tools.train?")
-    model = of_config(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
+        raise BadInput(f"{folder}: no config.json in it; give the folder of a checkpoint")
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    if config.model_type not in CLASSES:
+        raise BadInput(f"{folder}: model_type, got {config.model_type!r}: give a checkpoint of {' or '.join(CLASSES)}")
+    model = of_config(config)
     state: dict[str, Any] = {}
     for file in sorted(folder.glob("*.safetensors")):
         state.update(load_file(file))
