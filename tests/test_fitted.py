@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from sim.base.errors import BadInput, DoesNotFit
 from sim.cli import main
 from sim.profiles.overrides import Overrides
 from sim.setup.pairing import trace_for
+from traces.format import growing
 from traces.format.catalogue import open_trace
 from traces.format.check import check_trace
+from traces.format.growing import marks
 from traces.format.reader import Trace
 from traces.stats import observe
 from traces.stats.public import public_traces
@@ -31,6 +35,7 @@ from traces.synth.fields import Fields
 from traces.synth.fit import fit
 from traces.synth.over_fits import drawn_from, over_fits
 from traces.synth.profile import Lengths, Vocabulary
+from traces.synth.scale import scaled
 from traces.synth.text import Text, hashed
 from traces.synth.write import write
 
@@ -402,19 +407,60 @@ def test_a_trace_in_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
         drawn.drawn("deepseek-v2-lite")
 
 
-def test_a_drawn_trace_that_is_damaged_or_cut_off_is_drawn_anew_for_this_user_alone(tmp_path, monkeypatch):
+def test_a_drawn_trace_is_drawn_request_by_request_and_is_one_trace_however_much_of_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "cache" / "moesim" / "drawn")
-    path = drawn.drawn("qwen3-30b-a3b@3x4k2")
+    name = "qwen3-30b-a3b@3x4k2"
+    whole = write(tmp_path / "whole.safetensors", scaled(fitted.load("qwen3-30b-a3b").profile, 3, 4, 2), n_requests=24)
+    with open_trace(name) as trace, Trace(whole) as other:
+        path, sha256 = trace.path, trace.sha256
+        assert [one.stat().st_mode & 0o777 for one in (path.parents[1], path.parents[2])] == [
+            0o700
+        ] * 2 or os.name == "nt"
+        assert trace.requests.offsets.tolist() == other.requests.offsets.tolist(), "known before anything is drawn"
+        assert not list(marks(path).iterdir())
+        one, two = trace.requests[7], trace.requests[8]
+        rows = slice(one.first_decode_row, two.first_row + 1)
+        assert np.array_equal(trace.experts[rows], other.experts[rows])
+        assert {mark.stem for mark in marks(path).iterdir()} == {"7", "8"}
+        again = pickle.loads(pickle.dumps(trace))
+        assert np.array_equal(again.scores(two.first_row, two.end_row), other.scores(two.first_row, two.end_row))
+        assert trace.experts[[0, -1]].tolist() == other.experts[[0, -1]].tolist()
+        assert {mark.stem for mark in marks(path).iterdir()} == {"0", "7", "8", "23"}
+        for tensor in other.entries:
+            assert np.array_equal(np.asarray(trace.stored(tensor)), other.stored(tensor)), tensor
+        assert check_trace(trace) == []
+    drawn._drawer.cache_clear()
+    with open_trace(name) as trace:
+        assert (trace.path, trace.sha256) == (path, sha256)
+        copied = shutil.copy(path, tmp_path / "copied.safetensors")
+    with Trace(copied) as trace, pytest.raises(BadInput, match="none of this version's drawn traces"):
+        trace.experts[:1]
+
+
+@pytest.mark.parametrize("damage", ["byte of a row", "byte of the header", "cut off", "empty", "killed writer"])
+def test_what_is_damaged_or_cut_off_of_a_drawn_trace_is_drawn_anew(damage, tmp_path, monkeypatch):
+    monkeypatch.setattr(drawn, "folder", lambda: tmp_path / "cache" / "moesim" / "drawn")
+    name = "qwen3-30b-a3b@3x4k2"
+    with open_trace(name) as trace:
+        path, wanted = trace.path, np.array(trace.experts[:])
+        at = trace.entries["experts"].start
     whole, modified = path.read_bytes(), path.stat()
-    assert [one.stat().st_mode & 0o777 for one in (path.parents[1], path.parents[2])] == [0o700] * 2 or os.name == "nt"
-    for damaged in (whole[:-1], b"", whole[:-9] + b"x" + whole[-8:]):
-        path.write_bytes(damaged)
-        os.utime(path, ns=(0, modified.st_mtime_ns - len(damaged) - 1))
-        assert drawn.drawn("qwen3-30b-a3b@3x4k2").read_bytes() == whole
-    path.with_name(f"{path.name}.sha256").unlink()
-    drawn._sound.cache_clear()
-    assert drawn.drawn("qwen3-30b-a3b@3x4k2").read_bytes() == whole
-    assert len(list(path.parent.iterdir())) == 2, "nothing else is left"
+    made = {
+        "byte of a row": whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+        "byte of the header": whole[:40] + b"x" + whole[41:],
+        "cut off": whole[:-1],
+        "empty": b"",
+        "killed writer": whole[:at] + bytes(99) + whole[at + 99 :],
+    }
+    path.write_bytes(made[damage])
+    os.utime(path, ns=(0, modified.st_mtime_ns - 1))
+    if damage == "killed writer":
+        (marks(path) / "0.sha256").unlink()
+    growing._FOUND.clear()  # as in another process
+    with open_trace(name) as trace:
+        assert np.array_equal(trace.experts[:], wanted)
+    assert path.read_bytes() == whole
+    assert len(list(path.parent.iterdir())) == 3, "nothing else is left"
 
 
 def test_fit_and_synth_on_the_command_line(tmp_path, capsys, monkeypatch):

@@ -40,6 +40,7 @@ OPTIONAL = (
     "tasks",
     "notes",
     "plain_sha256",
+    "drawn_sha256",
 )
 
 
@@ -161,8 +162,9 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
         raise get.breach("gate_score", gate.score, "its weights are applied ones and not renormalised")
     if gate.score == "sparsemixer" and pairs.get("weights_kind") == "derived":
         raise get.breach("weights_kind", "derived", "the weights of a sparsemixer gate do not follow from its scores")
-    if not _DIGEST.match(pairs.get("plain_sha256", "0" * 64)):
-        raise get.breach("plain_sha256", pairs["plain_sha256"], "64 hexadecimal digits")
+    for key in ("plain_sha256", "drawn_sha256"):
+        if not _DIGEST.match(pairs.get(key, "0" * 64)):
+            raise get.breach(key, pairs[key], "64 hexadecimal digits")
     labels = get.words("labels")
     if bad := [word for word in labels if not _WORD.match(word)]:
         raise get.breach("labels", bad[0], "a label is lower-case letters, digits, - and _")

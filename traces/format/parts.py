@@ -65,6 +65,26 @@ class Parts:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class Held(Parts):
+    """The same in memory, for rows that go elsewhere than into a file of their own."""
+
+    def __init__(self) -> None:
+        self.shapes = {}
+        self._rows: dict[str, list[Array]] = {}
+
+    def add(self, tensor: str, rows: Array) -> None:
+        self._rows.setdefault(tensor, []).append(rows)
+        self.shapes[tensor] = (type_name(rows), rows.shape)
+
+    def drop(self) -> None:
+        """Nothing is left to throw away."""
+
+    @property
+    def rows(self) -> dict[str, Array]:
+        """All rows of each tensor."""
+        return {tensor: np.concatenate(rows) for tensor, rows in self._rows.items()}
+
+
 def type_name(values: Array) -> str:
     """The safetensors name of an array's type."""
     return next(name for name, dtype in DTYPES.items() if dtype == values.dtype)

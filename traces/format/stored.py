@@ -18,8 +18,9 @@ import numpy as np
 from sim.base.errors import BadInput
 from traces.format.blocks import Column, unsqueezed
 from traces.format.container import Entry, read_file
+from traces.format.growing import DRAWN_SHA256, Growing
 from traces.format.header import Header, code_of, parse_header
-from traces.format.layout import CODES, DTYPES, LEVELS, Array, Code, common_scale
+from traces.format.layout import CODES, DTYPES, LEVELS, TENSORS, Array, Code, common_scale
 from traces.format.requests import RequestTable
 from traces.format.structure import check_requests, check_shapes
 
@@ -119,6 +120,7 @@ class StoredTrace:
     def close(self) -> None:
         """Let go of the file; arrays already sliced stay valid."""
         self._bytes = np.empty(0, np.uint8)
+        self.__dict__.pop("_growing", None)
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         return type(self), (self.path,)
@@ -136,10 +138,13 @@ class StoredTrace:
         """Hex digest of the whole file, read in pieces; once for many runs of one process.
 
         Of a squeezed file it is that of the plain one, which its header states: the same routing is the same input,
-        however it is stored. `check_trace` unpacks everything and holds the two together.
+        however it is stored. `check_trace` unpacks everything and holds the two together. Of a trace whose requests are
+        drawn as they are read it is that of what decides them: the same routing, however much of it is there yet.
         """
         if self.squeezed:
             return self._pairs["plain_sha256"]
+        if DRAWN_SHA256 in self._pairs:
+            return self._pairs[DRAWN_SHA256]
         with self.path.open("rb") as file:
             key = _facts(os.fstat(file.fileno()))
             if key not in _DIGESTS:
@@ -160,7 +165,9 @@ class StoredTrace:
     def plain_pairs(self) -> dict[str, str]:
         """The header's strings without what is said of squeezed tensors."""
         return {
-            key: text for key, text in self._pairs.items() if key != "plain_sha256" and not key.endswith(".squeezed")
+            key: text
+            for key, text in self._pairs.items()
+            if key not in ("plain_sha256", DRAWN_SHA256) and not key.endswith(".squeezed")
         }
 
     def plain_shape(self, tensor: str, packed: bool = True) -> tuple[int, ...]:
@@ -184,7 +191,15 @@ class StoredTrace:
             )
         if tensor in self._squeezed:
             return Column(self._squeezed[tensor], self._bytes, str(self.path), self._file)
-        return self._bytes[entry.start : entry.stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
+        found = self._bytes[entry.start : entry.stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
+        if DRAWN_SHA256 in self._pairs and TENSORS[tensor].by_row:
+            return self._growing.column(tensor, found)
+        return found
+
+    @cached_property
+    def _growing(self) -> Growing:
+        """What is there of its requests."""
+        return Growing(self, self._bytes)
 
     @property
     def code_names(self) -> frozenset[str]:

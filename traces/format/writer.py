@@ -45,9 +45,17 @@ class TraceWriter:
     """
 
     def __init__(
-        self, path: str | Path, header: Header, store: Layout | None = None, embedding_table: Array | None = None
+        self,
+        path: str | Path,
+        header: Header,
+        store: Layout | None = None,
+        embedding_table: Array | None = None,
+        parts: Parts | None = None,
     ) -> None:
         """Prepare a trace of `header`'s shape; `embedding_table` (V, h) goes with `token_ids`.
+
+        Args:
+            parts: where tensors wait; default: beside `path`.
 
         Raises:
             BadInput: a header or layout that FORMAT.md forbids.
@@ -60,7 +68,7 @@ class TraceWriter:
                 raise BadInput(f"{self.path}: layout of tensor {name!r}: no such tensor, or it cannot be stored so")
         self._codes = {name: self._code(name) for name, spec in TENSORS.items() if spec.scored}
         self._table = None if embedding_table is None else _cast("embedding_table", embedding_table, self.header)
-        self._parts = Parts(self.path)
+        self._parts = parts or Parts(self.path)
         self._given: frozenset[str] | None = None
         self._requests: list[tuple[int, int, float | None]] = []  # prompt rows, task, arrival
         self._splits: list[int] = []
@@ -178,7 +186,7 @@ class TraceWriter:
             if not self._requests:
                 raise BadInput(f"{self.path}: no request: a trace has at least one")
             self._add_table()
-            self._parts.assemble(self._metadata())
+            self._parts.assemble(self.metadata())
         finally:
             self.abort()
         return self.path
@@ -200,7 +208,8 @@ class TraceWriter:
         if self._table is not None:
             self._parts.add("embedding_table", self._table)
 
-    def _metadata(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
+        """The header's strings, once the first rows are there."""
         pairs = self.header.to_metadata()
         if "weights" not in self._parts.shapes and self.header.weights_kind != "derived":
             pairs.pop("weights_kind", None)

@@ -2,7 +2,11 @@
 
 `NAME` is the trace drawn from the bundled fit of that name; `NAME@LxEkK` the one scaled from a bundled fit or trace to
 another shape. Either is drawn once by each version of the code that draws, into a folder of the user's own for what can
-be had again; beside it lies its digest, by which one that is damaged or cut off is known, and drawn anew.
+be had again; each request when a run first reads it (`traces.format.growing`).
+
+What a run rests on must not depend on what ran before. So a drawn trace has all its requests from the start, drawn or
+not, and its digest is that of what decides them: header, request table, the fit, and the rows of the first request that
+is scored, in which a change of the code that draws shows.
 """
 
 from __future__ import annotations
@@ -14,24 +18,33 @@ import re
 import shutil
 import time
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import platformdirs
 
 from sim import __version__
-from sim.base.digests import of_file
 from sim.base.errors import BadInput
-from sim.base.files import must_be_writable, replacing, sweep_out
+from sim.base.files import must_be_writable, sweep_out
 from traces.format.catalogue import DEFAULT, bundled_traces, open_trace
-from traces.format.layout import SUFFIX
+from traces.format.growing import Rows, marks
+from traces.format.header import Header
+from traces.format.layout import SPLITS, SUFFIX, Array
+from traces.format.parts import Held
 from traces.format.reader import Trace
 from traces.format.shapes import apart, family
+from traces.format.writer import TraceWriter
 from traces.synth import fitted
-from traces.synth.profile import Profile
+from traces.synth.draw import Drawer
+from traces.synth.frame import begin, is_sound
+from traces.synth.profile import Profile, to_json
 from traces.synth.scale import scaled
+from traces.synth.streams import RequestPlan
+from traces.synth.write import both_splits, header, layout, put
 
+SEED = 0
 SAME_SPARSITY = 1.1  # 4 of 60 experts and 4 of 64 are one design; taken, not measured
 _SCALED = re.compile(r"(?P<source>[^@/\\]+)@(?P<shape>[0-9]{1,4}x[0-9]{1,4}k[0-9]{1,4})")
 
@@ -120,40 +133,90 @@ def _code() -> str:
 
 
 def drawn(name: str) -> Path:
-    """The trace of that name (`drawn_path` knows it), drawn now if it was not yet or is damaged. Raises BadInput."""
+    """The trace of that name (`drawn_path` knows it): its file, whose requests are drawn as they are read.
+
+    Raises:
+        BadInput: the folder for drawn traces cannot be had.
+    """
     path = drawn_path(name)
     assert path is not None
-    if path.exists() and _sound(path, path.stat().st_size, path.stat().st_mtime_ns):
-        return path
+    if path.exists():
+        if _sound(path, path.stat().st_size, path.stat().st_mtime_ns):
+            return path
+        path.unlink()
     _make_private(folder(), path)
-    from traces.synth.write import write  # loads scipy
-
-    source, shape = _parts(name)
-    profile, own_shape = _profile(source, shape)
     path.parent.mkdir(exist_ok=True)
     sweep_out(path.parent)
-    with replacing(path) as own:
-        write(own, scaled(profile, *(shape or own_shape)), n_requests=fitted.DRAWN_REQUESTS, model=name)
-        digest = of_file(own)  # first: without the file it belongs to it does no harm
-        with replacing(_digest_path(path)) as part:
-            part.write_text(f"{digest}\n", encoding="ascii")
+    marks(path).mkdir(exist_ok=True)
+    _begin(path)
     _remove_unused(path.parent)
     return path
 
 
-def _digest_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sha256")
+def _begin(path: Path) -> None:
+    """Make a drawn trace's file, with the first request that is scored: most runs read that."""
+    drawer, head = _drawer(path.stem)
+    both_splits(drawer, fitted.DRAWN_REQUESTS, None)
+    plans = _plans(path.stem)
+    first = next((plan for plan in plans if plan.split == "test"), plans[0])
+    rows, metadata = _rows(path.stem, first.index)
+    tables: dict[str, Array] = {
+        "req_offsets": np.cumsum([0, *(plan.n_rows for plan in plans)]).astype("<i8"),
+        "req_prompt_len": np.array([plan.prompt_len for plan in plans], "<i8"),
+        "req_split": np.array([SPLITS.index(plan.split) for plan in plans], "u1"),
+    }
+    if head.tasks:
+        tables["req_task"] = np.array([plan.task for plan in plans], "<u2")
+    if drawer.embedding_table is not None:
+        tables["embedding_table"] = drawer.embedding_table
+    begin(path, metadata, rows, tables, to_json(drawer.profile))
+
+
+def rows_of(path: Path, request: int) -> Rows:
+    """A request of a drawn trace, drawn now.
+
+    Raises:
+        BadInput: the file is none of this version's own.
+    """
+    name = path.stem
+    if drawn_path(name) != path:
+        raise BadInput(
+            f"{path}: request {request} is not drawn yet, and the file is none of this version's drawn traces: name "
+            f"the trace or the model instead of the file, or write a whole one: moesim traces synth NAME -o FILE"
+        )
+    return _rows(name, request)[0]
+
+
+@lru_cache(maxsize=1)  # the first one is asked for twice
+def _rows(name: str, request: int) -> tuple[Rows, dict[str, str]]:
+    """A request's rows, and the strings of a header for them."""
+    drawer, head = _drawer(name)
+    held = Held()
+    writer = TraceWriter(Path(f"{name}{SUFFIX}"), head, layout(drawer.profile), None, held)
+    put(writer, drawer, _plans(name)[request])
+    return held.rows, writer.metadata()
+
+
+@lru_cache(maxsize=1)
+def _drawer(name: str) -> tuple[Drawer, Header]:
+    source, shape = _parts(name)
+    profile, own_shape = _profile(source, shape)
+    profile = scaled(profile, *(shape or own_shape))
+    return Drawer(profile, SEED), header(profile, name, SEED)
+
+
+def _plans(name: str) -> list[RequestPlan]:
+    return list(_drawer(name)[0].plans(fitted.DRAWN_REQUESTS, None))
 
 
 @cache
 def _sound(path: Path, n_bytes: int, mtime_ns: int) -> bool:  # noqa: ARG001 - they tell a file that has changed
-    """Whether a drawn trace is as it was drawn: read through once by each process."""
-    with suppress(OSError, ValueError, BadInput):
-        sound = _digest_path(path).read_text(encoding="ascii").strip() == of_file(path)
+    """Whether a drawn trace's file is as it was made, but for its rows; a request is judged when it is read."""
+    sound = is_sound(path)
+    with suppress(OSError):
         if sound and time.time() - path.parent.stat().st_mtime > UNUSED_S / 30:
             os.utime(path.parent)  # used, for `_remove_unused`
-        return sound
-    return False
+    return sound
 
 
 def _make_private(top: Path, path: Path) -> None:

@@ -6,12 +6,11 @@ The parts of a score (see `profile`) are fields over layers and experts that kee
 from __future__ import annotations
 
 import numpy as np
-from scipy.signal import lfilter
 
 from traces.format.layout import DISTANCES, Array, Floats, Ints
 from traces.synth.latent import chosen_mask
 from traces.synth.profile import FADES, GRAMS, Profile
-from traces.synth.streams import RequestPlan, stream
+from traces.synth.streams import RequestPlan, fading, stream
 from traces.synth.text import CONTEXT_KINDS, Text, hashed
 
 _GRAIN = 16  # embeddings are multiples of 1/16 and their weights of 1/256: products and sums of them are exact
@@ -181,11 +180,5 @@ class FieldRows:
     def _fading(self, name: str, keep: float, n: int) -> Array:
         """The next n rows of a field of which a row keeps `keep` of the row before; its variance is 1 throughout."""
         fresh = self._shared.projected(self.noise[name].standard_normal((n, *self._shared.shape), np.float32))
-        gain, state = np.sqrt(1 - keep * keep), self._memory[name]
-        if state is None:
-            state = np.zeros((1, *self._shape), np.float32)
-            fresh[0] /= np.float32(gain)  # nothing comes before the first row, so it is all fresh
-        taps = np.array([gain], np.float32), np.array([1, -keep], np.float32)
-        rows, self._memory[name] = lfilter(*taps, fresh, axis=0, zi=state)
-        found: Array = rows
-        return found
+        rows, self._memory[name] = fading(fresh, keep, self._memory[name])
+        return rows

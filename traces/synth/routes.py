@@ -13,13 +13,12 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 
 import numpy as np
-from scipy.signal import lfilter
 
 from sim.base.errors import BadInput
 from traces.format.layout import DISTANCES, Array, Floats, Ints
 from traces.synth.fields import odds
 from traces.synth.profile import FADES, Profile
-from traces.synth.streams import RequestPlan, stream
+from traces.synth.streams import RequestPlan, fading, stream
 from traces.synth.text import CONTEXT_KINDS, Text, hashed
 
 WIDTH = 64  # of synthetic embeddings, and the most directions that ids have
@@ -177,19 +176,6 @@ class RouteRows:
             rows, self._memory[name] = fading(drawn, float(np.exp(-1 / fade)), self._memory[name])
             found += np.sqrt(share[name]) * rows
         return found
-
-
-def fading(fresh: Array, keep: float, state: Array | None) -> tuple[Array, Array]:
-    """Rows of which each keeps `keep` of the row before, of variance 1 throughout, and what the next ones go on from.
-
-    fresh: (n, m) independent normal numbers; may be changed.
-    """
-    gain = np.sqrt(1 - keep * keep)
-    if state is None:
-        state = np.zeros((1, fresh.shape[1]))
-        fresh[0] /= gain  # nothing comes before the first row, so it is all fresh
-    rows, state = lfilter([gain], [1, -keep], fresh, axis=0, zi=state)
-    return rows, state
 
 
 def _on_grain(numbers: Array) -> Array:

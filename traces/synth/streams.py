@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.format.layout import DISTANCES
+from traces.format.layout import DISTANCES, Array
 from traces.synth.profile import FADES
 
 # Streams of random numbers. A new one goes to the end, so that the others keep what they draw.
@@ -31,6 +31,22 @@ _STREAMS = (
 def stream(seed: int, name: str, request: int = 0) -> np.random.Generator:
     """The generator of one purpose, for one request."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, _STREAMS.index(name), request))))
+
+
+def fading(fresh: Array, keep: float, state: Array | None) -> tuple[Array, Array]:
+    """Rows of which each keeps `keep` of the row before, of variance 1 throughout, and what the next ones go on from.
+
+    fresh: (n, ...) independent normal numbers; may be changed.
+    """
+    own, kept = (fresh.dtype.type(value) for value in (np.sqrt(1 - keep * keep), keep))
+    if state is None:
+        state = np.zeros(fresh.shape[1:], fresh.dtype)
+        fresh[0] /= own  # nothing comes before the first row, so it is all fresh
+    rows = own * fresh
+    for row in rows:
+        row += state
+        state = kept * row
+    return rows, state
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from traces.format.layout import DISTANCES, MAX_TEXT, U8_SQUARE
 from traces.format.writer import Layout, TraceWriter
 from traces.synth.draw import Drawer
 from traces.synth.profile import ALONE, TAUGHT, Profile, to_json
+from traces.synth.streams import RequestPlan
 
 DENSE_EXPERTS = 16  # up to so many experts, predictions two and three layers ahead are kept whole
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
@@ -112,11 +113,16 @@ def write(
     done = 0
     with TraceWriter(path, header(profile, model, seed), layout(profile), table) as writer:
         for plan in drawer.plans(n_requests, n_tokens):
-            task = profile.tasks[plan.task] if profile.tasks else ""
-            writer.start_request(plan.prompt_len, task, plan.split)
-            for block in drawer.rows(plan):
-                writer.append(**{name: rows for name, rows in block.items() if keep is None or name in keep})
+            put(writer, drawer, plan, keep)
             done += plan.n_rows
             if progress:
                 progress(*((done, n_tokens) if n_tokens is not None else (plan.index + 1, n_requests or 1)))
     return path
+
+
+def put(writer: TraceWriter, drawer: Drawer, plan: RequestPlan, keep: frozenset[str] | None = None) -> None:
+    """Draw a request's rows, block by block; keep: the tensors to write, all by default."""
+    tasks = drawer.profile.tasks
+    writer.start_request(plan.prompt_len, tasks[plan.task] if tasks else "", plan.split)
+    for block in drawer.rows(plan):
+        writer.append(**{name: rows for name, rows in block.items() if keep is None or name in keep})
