@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
+import os
+import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sim.base import index
 from sim.base.errors import BadInput
 from sim.base.files import bundled, parse_yaml, read_yaml
 from sim.profiles.find import as_a_start
@@ -81,3 +87,49 @@ def test_a_start_for_a_file_of_ones_own(verb: str) -> None:
         start = parse_yaml(as_a_start(package, verb, name, alone=True), name)
         assert start == {key: value for key, value in data.items() if key not in ("aliases", "note")}
         assert start["id"] == name
+
+
+class TestIndex:
+    """What a run asks of every file of a folder is in an index, so that it reads those alone that it names."""
+
+    def test_it_says_what_the_files_say(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(Path(__file__).parents[1])
+        tool = runpy.run_path("tools/index.py")
+        for package in tool["PACKAGES"]:
+            is_there = tool["path_of"](package).read_text(encoding="utf-8")
+            assert is_there == tool["text_of"](package), f"{package}: run python tools/index.py"
+
+    def test_what_is_new_or_was_changed_is_read(self, tmp_path: Path) -> None:
+        known, other = tmp_path / "known.yaml", tmp_path / "other.yaml"
+        known.write_bytes(b"aliases: [mine]\n")
+        other.write_bytes(b"aliases: [yours]\n")
+        assert index.facts(known) is None, "no index"
+        entry = {"sha256": index.digest(known), "names": ["mine"]}
+        (tmp_path / index.NAME).write_text(json.dumps({"known": entry}))
+        assert index.facts(known) == entry
+        assert index.facts(other) is None
+        known.write_bytes(b"aliases: [mine]\r\n")
+        assert index.facts(known) == entry, "the same file, as Windows has it"
+        known.write_bytes(b"aliases: [ours]\n")
+        assert index.facts(known) is None
+        (tmp_path / index.NAME).write_text("{")
+        os.utime(tmp_path / index.NAME, ns=(0, 1))
+        assert index.facts(known) is None
+
+    def test_a_run_parses_no_file_that_it_does_not_name(self) -> None:
+        code = (
+            "import sim.base.files as files\n"
+            "parse, seen = files.parse_yaml, []\n"
+            "def told(text, where):\n    seen.append(where)\n    return parse(text, where)\n"
+            "files.parse_yaml = told\n"
+            "from sim.profiles.overrides import Overrides\n"
+            "from sim.setup.pairing import trace_for\n"
+            "from sim.setup.prepare import prepare\n"
+            "from sim.setup.spec import RunSpec\n"
+            "prepare(RunSpec(policy='lru', hw='4090')).close()\n"
+            "trace_for('glm-4.6', Overrides())\n"
+            "print(seen)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        named = {"rtx4090", "core-i9-13900k", "mixtral-8x7b", "bare", "glm-4.6"}  # a GPU names its host's CPU
+        assert {Path(where).stem for where in ast.literal_eval(done.stdout)} == named

@@ -12,6 +12,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar
 
+from sim.base import index
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import MAX_JSON_BYTES, MAX_YAML_BYTES, bundled, read_text, read_yaml, to_struct
 from sim.base.paths import mode_of
@@ -40,7 +41,6 @@ def find(package: str, what: str, name_or_path: str) -> Path:
     plain = {_plain(stem): file for stem, file in files.items()}
     if _plain(name_or_path) in plain:
         return plain[_plain(name_or_path)]
-    # Aliases stand inside the files, so this last resort parses them all: about 0.1 s, and only for an alias or a typo.
     others = {file: _aliases(file) for file in files.values()}
     meant = [file for file, names in others.items() if _plain(name_or_path) in map(_plain, names)]
     if len(meant) > 1:
@@ -76,6 +76,12 @@ def aliases(package: str) -> dict[str, Path]:
 
 
 def _aliases(file: Path) -> list[str]:
+    known = index.facts(file)
+    return names_in(file) if known is None else list(known["names"])
+
+
+def names_in(file: Path) -> list[str]:
+    """What else a file says it is called."""
     data = read_yaml(file)
     return [str(name) for name in (*data.get("aliases", []), data.get("hf_id")) if name]
 

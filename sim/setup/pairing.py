@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sim.base import index
 from sim.base.errors import BadInput
 from sim.base.paths import mode_of
 from sim.profiles.models import load_model, model_names
@@ -91,7 +92,11 @@ def model_of_shape(named: str, shape: tuple[int, int, int]) -> str | None:
 @cache
 def _bundled_shape(name: str) -> tuple[int, int, int]:
     """Of a model in the catalogue."""
-    return shape_of(load_model(name))
+    known = index.facts(model_names()[name])
+    if known is None:
+        return shape_of(load_model(name))
+    n_layers, n_experts, top_k = known["shape"]
+    return n_layers, n_experts, top_k
 
 
 @cache

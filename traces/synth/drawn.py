@@ -63,10 +63,7 @@ class Source(NamedTuple):
 
 def sources() -> list[Source]:
     """Every bundled fit and trace."""
-    found = []
-    for name in fitted.fitted():
-        n_layers, n_experts, top_k = fitted.load(name).shape
-        found.append(Source(name, (n_layers, n_experts, top_k), True))
+    found = [Source(name, fitted.shape(name), True) for name in fitted.fitted()]
     for name, path in bundled_traces().items():
         with Trace(path) as trace:
             found.append(Source(name, (trace.n_layers, trace.n_experts, trace.top_k), False))
@@ -248,15 +245,12 @@ def _remove_unused(own: Path) -> None:
 def shape_named(name: str) -> tuple[int, int, int]:
     """The routing shape of the trace drawn under that name, known without drawing it."""
     source, shape = _parts(name)
-    if shape is None:
-        n_layers, n_experts, top_k = fitted.load(source).shape
-        return n_layers, n_experts, top_k
-    return shape
+    return fitted.shape(source) if shape is None else shape
 
 
 def of_shape(n_layers: int, n_experts: int, top_k: int) -> list[str]:
     """Ids of the bundled fits that are drawn in this shape."""
-    return [name for name in fitted.fitted() if fitted.load(name).shape == [n_layers, n_experts, top_k]]
+    return [name for name in fitted.fitted() if fitted.shape(name) == (n_layers, n_experts, top_k)]
 
 
 def _parts(name: str) -> tuple[str, tuple[int, int, int] | None]:

@@ -13,6 +13,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from sim.base import index
 from sim.base.errors import BadInput
 from sim.base.files import bundled, read_yaml, replacing, to_struct
 from traces.stats.counts import WHAT_FOR, is_one
@@ -68,6 +69,13 @@ def load(name: str | Path) -> Fitted:
     found = to_struct(read_yaml(path), Fitted, str(path))
     check(found.profile, found.shape, str(path))
     return found
+
+
+def shape(name: str) -> tuple[int, int, int]:
+    """Layers, experts and k that a bundled fit is drawn in."""
+    known = index.facts(fitted()[name])
+    n_layers, n_experts, top_k = load(name).shape if known is None else known["shape"]
+    return n_layers, n_experts, top_k
 
 
 def save(path: Path, found: Fitted) -> None:
