@@ -31,7 +31,7 @@ from sim.base.renamed import VALUES as OLD_VALUES
 from sim.base.renamed import refuse_old
 from sim.machine.several import HOST_LINKS_WAYS, PEER_WAYS, Several, way_of
 from sim.profiles.overrides import GROUPS as PROFILES
-from sim.profiles.overrides import Overrides, grouped
+from sim.profiles.overrides import Overrides, grouped, parse_set
 
 WHAT, MACHINE, MEMORY, LOAD, SIMULATION, OUTPUT = "What runs", "Machine", "Memory", "Load", "Simulation", "Output"
 VALUE, MEANT, NOT = "value", "meaning", "nothing"
@@ -180,13 +180,11 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput(f"{self.said}, got {value!r}: {way_out}")
         if self.choices and value not in self.choices:
             raise BadInput(f"{self.said}, got {value!r}: no such value; {did_you_mean(value, self.choices)}")
-        low, high = self.least, self.most
-        if (low is not None and value < low) or (high is not None and value > high):
-            ends = [f"at least {low:,g}"] * (low is not None) + [f"at most {high:,g}"] * (high is not None)
-            raise BadInput(
-                f"{self.said}, got {value}: {' and '.join(ends)}; correct it, or leave it out"
-                f"{f' for {self.shown_default}' if self.shown_default else ''}"
-            )
+        if self.least is not None and value < self.least:
+            usual = f", or leave it out for {self.shown_default}" if self.shown_default else ""
+            raise BadInput(f"{self.said}, got {value}: at least {self.least:,}; raise it{usual}")
+        if self.most is not None and value > self.most:
+            raise BadInput(f"{self.said}, got {value}: at most {self.most:,}; lower it")
 
 
 def _routers() -> Iterable[str]:
@@ -958,6 +956,20 @@ class Table:
                     raise BadInput(f"{within}set, got {key!r} beside {row.key}: one value each; keep one of them")
                 self._put(found, row, set_.pop(key), f"{within}set {key}")
             found["set"] = set_
+        return found
+
+    def settings(self, items: Iterable[str], what: str = "--set", bare: bool = False) -> dict[str, Any]:
+        """`NAME=VALUE` texts as a mapping: an option's value as text, which its row reads; any other's as YAML.
+
+        Args:
+            bare: whether a bare name is an option, too.
+        """
+        given = list(items)
+        found = parse_set(given, what)
+        for key, _, text in (item.partition("=") for item in given):
+            name = key.strip()
+            if name in self.by_name and (bare or "." in name):
+                found[name] = None if text.strip() == "null" else text.strip()
         return found
 
     def _put(self, found: dict[str, Any], row: Option, data: Any, what: str) -> None:

@@ -200,7 +200,7 @@ def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None
 
 def above_drive(setup: Setup, tier: ThirdTier, machine: Machine, cost: Cost, arrays: Arrays) -> Tiered:
     """A machine whose host memory is a cache of what lies on the drive, its policy bound and taught."""
-    kind, model = find(tier.ram_policy), setup.model
+    kind, model = find(tier.evict), setup.model
     check_declared(kind)
     host_bytes = setup.host_bytes - model.host_bytes(setup.spec.precision)  # tables stay there, whatever leaves
     pieces = Pieces(model.n_moe_layers, model.n_experts, setup.spec.precision, 1, model.expert_bytes)

@@ -912,7 +912,7 @@ def of_texts(bench: Bench, rng: random.Random) -> list[str]:
             ("--pcie", "gen4x16"),
             ("--engine", "hf"),
             ("--set", "drive.evict=lru"),
-            ("--timeline-from", "2.5s"),
+            ("--set", "timeline.from=2.5s"),
             ("--set", "gpus.map=layers"),
             ("--predictor", "surrogate:0.85"),
             ("--set", "sim.contention=share"),

@@ -16,12 +16,12 @@ import random_worlds
 from sim.machine.several import LAYERS, Way, homes_by_layer, stages
 
 WAYS: tuple[dict[str, Any], ...] = (
-    {"peer": "all-to-all"},
-    {"host_links": "split"},
-    {"dense": "tensor"},
-    {"dense": "data"},
-    {"host_links": "split", "peer": "all-to-all"},
-    {"dense": "layers"},
+    {"gpus_dispatch": "all-to-all"},
+    {"gpus_host_bandwidth": "split"},
+    {"parallel": "tensor"},
+    {"parallel": "data"},
+    {"gpus_host_bandwidth": "split", "gpus_dispatch": "all-to-all"},
+    {"parallel": "layers"},
 )
 
 
@@ -37,12 +37,12 @@ def several(seed: int, folder: Path, policy: str | None = None, **ways: Any) -> 
     model, spec = of.facts["model"], of.facts["spec"]
     gpus = min(rng.choice((2, 2, 3, 4)), model.n_experts)
     chosen = ways or rng.choice(WAYS)
-    if chosen.get("dense") == LAYERS:
+    if chosen.get("parallel") == LAYERS:
         drawn = [[1] * n for n in range(1, gpus + 1)] + [[rng.randint(1, 4) for _ in range(gpus)]]
         dealt = [one for one in drawn if len({*lives_with(model, one)}) == len(one)]  # a GPU without experts is refused
         of_layers = dealt[-1]
         gpus = len(of_layers)
-        chosen = {**chosen, "dense": Way(LAYERS, tuple(of_layers)).said} if gpus > 1 else {}
+        chosen = {**chosen, "parallel": Way(LAYERS, tuple(of_layers)).said} if gpus > 1 else {}
     spec = msgspec.structs.replace(spec, gpus=gpus, **chosen)
     size, total = model.expert_bytes(spec.precision), model.n_moe_layers * model.n_experts
     shares = [total // gpus + (gpu < total % gpus) for gpu in range(gpus)]

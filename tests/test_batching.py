@@ -222,7 +222,7 @@ def test_times_of_a_queue_in_parts_by_hand(tmp_path: Path) -> None:
 
 
 def test_times_of_a_static_queue_by_hand(tmp_path: Path) -> None:
-    outcome = easy_run(tmp_path, 2, batching="static")
+    outcome = easy_run(tmp_path, 2, batch_static=True)
     served = outcome.report.requests
     assert [t.first_token_s for t in served] == [4.0, 4.0, 16.0]
     assert [t.last_token_s for t in served] == [12.0, 8.0, 16.0]
@@ -322,8 +322,8 @@ def run(**spec: Any) -> Outcome:
 def test_one_request_at_a_time_is_as_ever() -> None:
     alone = figures(run(batch=1, prefill_chunk=None).result)
     assert figures(run(batch=1, prefill_chunk=4096).result) == alone
-    assert figures(run(batch=1, prefill_chunk=None, batching="static").result) == alone
-    assert figures(run(batch=1, prefill_chunk=None, batching="continuous").result) == alone
+    assert figures(run(batch=1, prefill_chunk=None, batch_static=True).result) == alone
+    assert figures(run(batch=1, prefill_chunk=None, batch_static=False).result) == alone
 
 
 @pytest.mark.thorough

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tiny_traces import tiny_trace
 
 from sim.base.errors import BadInput, DoesNotFit
+from sim.base.kinds import BYTES, Capacity
 from sim.bounds.time_bound import lower_bound
 from sim.conformance import seeded
 from sim.conformance.behaviour import others
@@ -143,7 +144,7 @@ def wild_run(rng, kind, world):
         made.hw,
         "bf16",
         Demand(contexts=(64 * batch,), iteration_tokens=64, batch=batch),
-        BudgetRule(expert_cache_bytes=room),
+        BudgetRule(cache=Capacity(BYTES, room)),
         gpus,
         True,
         made.policy.keeps_all,

@@ -66,7 +66,7 @@ def test_static_batches_wait_as_the_formula_says(tmp_path: Path, most: int, load
     server = Server(tmp_path, [(2, 3)])
     (took_s,) = server.service_s()
     rate_per_s = load_frac * most / took_s
-    outcome = server.run(f"poisson:{rate_per_s!r}", 4000, batch=most, batching="static")
+    outcome = server.run(f"poisson:{rate_per_s!r}", 4000, batch=most, batch_static=True)
     served = outcome.report.requests
     waits = [times.queue_s for times in served]
     expected_s = mean_wait_s(rate_per_s, took_s, most)

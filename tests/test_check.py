@@ -115,7 +115,7 @@ def test_verdicts(key: str, expected: float | None, value: float | None, toleran
 
 def test_from_new_to_recorded_to_worse(check, baseline) -> None:
     path = baseline(
-        "- policy: lru      # plain\n- {policy: lfu, experts: 50}\n- policy: fifo\n  figures:\n    hit_rate:\n"
+        "- policy: lru      # plain\n- {policy: lfu, cache: 50experts}\n- policy: fifo\n  figures:\n    hit_rate:\n"
     )
     first = check(path)
     assert first.code == 1
@@ -128,7 +128,7 @@ def test_from_new_to_recorded_to_worse(check, baseline) -> None:
     assert "- policy: lru      # plain\n  figures: {hit_rate: " in text
     data = yaml.safe_load(text)
     assert list(data["runs"][0]["figures"]) == ["hit_rate", "tpot_s.mean", "h2d_bytes"]
-    assert set(data["inputs"]) >= {"hw rtx3090", "stack bare", "model mixtral-8x7b"}
+    assert set(data["inputs"]) >= {"hw rtx3090", "engine bare", "model mixtral-8x7b"}
     again = check(path, "--strict")
     assert (again.code, again.out) == (0, "as expected: 7 figures of 3 runs\n")
     assert check(path, "--update").out.splitlines()[0].startswith("recorded: 0 figures")
@@ -177,7 +177,7 @@ def test_files_for_machines(check, baseline, tmp_path: Path, monkeypatch: pytest
     summary = tmp_path / "summary.md"
     summary.write_text("before\n", "utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    path = baseline("- {policy: lru, name: a|b, figures: {requests: 3, gpus: 1}}\n- {policy: lru, vram_bytes: 4GB}\n")
+    path = baseline("- {policy: lru, name: a|b, figures: {requests: 3, gpus: 1}}\n- {policy: lru, vram: 4GB}\n")
     done = check(path, "--junit", tmp_path / "j.xml", "--markdown", summary, "--json")
     assert done.code == 1
     told = json.loads(done.out)
@@ -392,7 +392,7 @@ def test_a_policys_mistake_is_told_with_file_and_line(check, baseline, tmp_path:
 
 def test_both_a_run_that_stops_and_a_misspelt_figure_are_told(check, baseline) -> None:
     """Whichever was found first hid the other."""
-    stops = "- {policy: lru, name: stops, vram_bytes: 4GB, figures: {hit_rat: 0.5}}\n"
+    stops = "- {policy: lru, name: stops, vram: 4GB, figures: {hit_rat: 0.5}}\n"
     path = baseline(f"{stops}- {{policy: lru, figures: {{requests: 2, tpot_s.men: 1}}}}\n")
     before = path.read_bytes()
     done = check(path, "--update", "--json")
@@ -505,7 +505,7 @@ def lru_of_its_own(trace: Any, requests: list[Any], capacity: int) -> list[tuple
 def engine_rows() -> list[tuple[int, int, int, int, str]]:
     setup = prepare(RunSpec(policy="lru", set={"scope": "global"}, **RUN))
     with setup.trace:
-        return lru_of_its_own(setup.trace, setup.requests, RUN["experts"])
+        return lru_of_its_own(setup.trace, setup.requests, int(RUN["cache"].removesuffix("experts")))
 
 
 def written(path: Path, rows: Iterable[tuple[Any, ...]], head: str = "request,token,layer,expert,event") -> Path:

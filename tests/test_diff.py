@@ -20,7 +20,7 @@ from sim.cli.verbs import VERBS
 from sim.options import RunSpec
 from sim.results.by_layer import WAITS_S
 from sim.results.tables import SCHEMAS
-from sim.setup.naming import OPTIONS
+from sim.setup.naming import REPLACES
 from sim.studies.diff.diff import Diff
 from sim.studies.diff.inputs import ASKED, TOLD
 from sim.studies.diff.named import both
@@ -266,11 +266,11 @@ def test_words_are_over_the_other_run(trace: Path, run: Any) -> None:
     a = run("a", "--cache", "20%", "--set", "scope=layer")
     spec = both(str(a), "lfu", {})[1].spec
     assert spec is not None
-    assert (spec.policy, spec.cache_frac, spec.set) == ("lfu", 0.2, {})  # another policy's scope is not lfu's
+    assert (spec.policy, spec.cache, spec.set) == ("lfu", "20%", {})  # another policy's scope is not lfu's
     spec = both(str(a), "cache=40experts", {})[1].spec
     assert spec is not None
-    assert (spec.policy, spec.cache_frac, spec.experts, spec.set) == ("lru", None, 40, {"scope": "layer"})
-    spec = both("hw.h2d.latency_s=1e-3 vram_bytes=20GB", str(a), {})[0].spec
+    assert (spec.policy, spec.cache, spec.set) == ("lru", "40experts", {"scope": "layer"})
+    spec = both("hw.h2d.latency_s=1e-3 vram=20GB", str(a), {})[0].spec
     assert spec is not None
     assert (spec.vram, spec.set) == (20_000_000_000, {"scope": "layer", "hw.h2d.latency_s": 1e-3})
     first, second = both("moepic split=uniform requests=1", "lru", {"hw": "rtx3090", "set": {"hw.h2d.latency_s": 0.1}})
@@ -283,11 +283,11 @@ def test_words_are_over_the_other_run(trace: Path, run: Any) -> None:
 @pytest.mark.parametrize(
     ("word", "key", "value"),
     [
-        ("contention=off", "contention", "off"),
-        ("energy=gpu", "energy", "gpu"),
-        ("peer=all-to-all", "peer", "all-to-all"),
-        ("dense=tensor", "dense", "tensor"),
-        ("host_links=shared", "host_links", "shared"),
+        ("sim.contention=off", "sim_contention", False),
+        ("sim.energy=gpu", "sim_energy", "gpu"),
+        ("gpus.dispatch=all-to-all", "gpus_dispatch", "all-to-all"),
+        ("parallel=tensor", "parallel", "tensor"),
+        ("gpus.host_bandwidth=shared", "gpus_host_bandwidth", "shared"),
     ],
 )
 def test_an_option_that_was_changed_is_an_input_that_differs(
@@ -299,28 +299,29 @@ def test_an_option_that_was_changed_is_an_input_that_differs(
 
 
 def test_joules_are_in_the_answer_where_both_count_the_same(diff: Any, trace: Path) -> None:
-    a = f"lru hw=rtx3090 requests=1 trace={trace} energy=gpu"
+    a = f"lru hw=rtx3090 requests=1 trace={trace} sim.energy=gpu"
     said = diff(a, "hw.h2d.bandwidth_bytes_per_s=5e10", "--json").json
     each = [side["energy.joules_per_token"] for side in ({row["key"]: row["a"] for row in said["figures"]},)]
     assert re.search(rf"; [\d.]+ J per token against {each[0]:.3g} J;", said["answer"] + ";")
-    assert "J per token" not in diff(a, "energy=machine", "--json").json["answer"]
+    assert "J per token" not in diff(a, "sim.energy=machine", "--json").json["answer"]
 
 
 def test_every_field_of_a_run_is_compared() -> None:
-    """But for what changes no figure (`unstable`) and what a result tells as `set.*`."""
-    elsewhere = {"set", "predictor", *OPTIONS, "unstable"}
-    assert set(RunSpec.__struct_fields__) <= {*TOLD, *ASKED, *elsewhere}
+    """But for what a result tells as `set.*`."""
+    as_set = {"set", "predictor", *REPLACES}
+    told = {"engine": "stack", "sim_hit": "hit_definition"}
+    assert {told.get(name, name) for name in RunSpec.__struct_fields__ if name not in as_set} <= {*TOLD, *ASKED}
 
 
 def test_one_at_a_time_is_what_each_run_gives(diff: Any, trace: Path) -> None:
     a = f"lru hw=rtx3090 trace={trace} requests=1"
     found = diff(a, "lfu hw=a6000 cache=15% hw.h2d.latency_s=1e-3", "--one-at-a-time", "--json").json
     rows = {one["input"]: one for one in found["one_at_a_time"]}
-    assert list(rows) == ["policy", "hw", "budget", "hw.h2d.latency_s"]
+    assert list(rows) == ["policy", "hw", "cache", "hw.h2d.latency_s"]
     changes: dict[str, dict[str, Any]] = {
         "policy": {"policy": "lfu"},
         "hw": {"hw": "a6000"},
-        "budget": {"cache": "15%"},
+        "cache": {"cache": "15%"},
         "hw.h2d.latency_s": {"set": {"hw.h2d.latency_s": 1e-3}},
     }
     for name, change in changes.items():
@@ -331,7 +332,7 @@ def test_one_at_a_time_is_what_each_run_gives(diff: Any, trace: Path) -> None:
 def test_an_input_that_cannot_run_alone_says_why(diff: Any, trace: Path) -> None:
     a = f"lru hw=a100-80g-sxm trace={trace} requests=1"
     said = diff(a, "hw=rtx3090 precision=int4_g128 cache=90%", "--one-at-a-time", "--json").json
-    (row,) = [one for one in said["one_at_a_time"] if one["input"] == "budget"]
+    (row,) = [one for one in said["one_at_a_time"] if one["input"] == "cache"]
     assert (row["tpot_s"] is None) == bool(row["reason"])
     (row,) = [one for one in said["one_at_a_time"] if one["input"] == "hw"]
     assert row["tpot_s"] is not None
@@ -528,4 +529,4 @@ def test_requests_that_are_drawn_otherwise_are_not_paired(diff: Any, trace: Path
     other = diff(a, "seed=1", "--json").json
     assert other["tpot_s"]["paired"] is False
     assert "drawn otherwise" in other["answer"]
-    assert diff(a, "rate_scale=2", "--json").json["inputs"] == [{"key": "rate_scale", "a": 1.0, "b": 2.0}]
+    assert diff(a, "arrivals.scale=2", "--json").json["inputs"] == [{"key": "arrivals_scale", "a": 1.0, "b": 2.0}]

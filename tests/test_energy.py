@@ -164,7 +164,7 @@ def test_more_work_takes_more_joules_and_waiting_is_the_least(
     [{}, {"gpus": 2}, {"replicas": 2, "arrivals": "poisson:0.1"}, {"drive": "gen4x4", "ram": 60 * 10**9}],
 )
 def test_a_run_draws_what_its_lanes_draw(tiny: Path, world: dict[str, Any]) -> None:
-    outcome = run(tiny, "llama_cpp_lru", hw="rtx3090", energy="machine", **world)
+    outcome = run(tiny, "llama_cpp_lru", hw="rtx3090", sim_energy="machine", **world)
     result, hw, n_replicas = outcome.result, outcome.setup.hw, world.get("replicas", 1)
     found, makespan_s = result.energy, result.simulated_s
     assert found.energy_j == pytest.approx(math.fsum(found.lanes_j.values()))
@@ -193,13 +193,13 @@ def test_a_run_draws_what_its_lanes_draw(tiny: Path, world: dict[str, Any]) -> N
 def test_the_range_leaves_time_without_requests_as_it_is(tiny: Path) -> None:
     """A board that waits for requests draws 115 to 144 W (130) for as long, however fast it serves."""
     crowded, seldom = (
-        run(tiny, "lru", hw="rtx3090", energy="gpu", arrivals=f"poisson:{rate}").result for rate in (100.0, 1e-5)
+        run(tiny, "lru", hw="rtx3090", sim_energy="gpu", arrivals=f"poisson:{rate}").result for rate in (100.0, 1e-5)
     )
     low, high = (end / seldom.energy.joules_per_token for end in seldom.energy.range_joules_per_token)
     assert (low, high) == pytest.approx((115 / 130, 144 / 130), rel=1e-3)
     low, high = (end / crowded.energy.joules_per_token for end in crowded.energy.range_joules_per_token)
     assert low < 0.99 * 115 / 130 and high > 144 / 130
-    alone = run(tiny, "lru", hw="rtx3090", energy="gpu").result
+    alone = run(tiny, "lru", hw="rtx3090", sim_energy="gpu").result
     watts, factor = alone.energy.lanes_j, alone.uncertainty.low_factor
     least = factor * (115 / 130 * watts["gpu_waiting"] + 277 / 334 * watts["gpu_memory_bound"])
     assert watts["gpu_compute_bound"] == 0.0
@@ -209,15 +209,15 @@ def test_the_range_leaves_time_without_requests_as_it_is(tiny: Path) -> None:
 @pytest.mark.parametrize("policy", ["lru", "llama_cpp"])
 def test_engines_count_alike(tiny: Path, policy: str) -> None:
     found = [
-        run(tiny, policy, hw="rtx3090", energy="machine", contention="off", engine=engine).result.energy
+        run(tiny, policy, hw="rtx3090", sim_energy="machine", sim_contention=False, engine=engine).result.energy
         for engine in ("arithmetic", "simpy")
     ]
     assert found[0].lanes_j == found[1].lanes_j
 
 
 def test_boards_alone_are_part_of_the_machine(tiny: Path) -> None:
-    whole = run(tiny, "lru", hw="rtx3090", energy="machine").result.energy
-    boards = run(tiny, "lru", hw="rtx3090", energy="gpu").result.energy
+    whole = run(tiny, "lru", hw="rtx3090", sim_energy="machine").result.energy
+    boards = run(tiny, "lru", hw="rtx3090", sim_energy="gpu").result.energy
     assert boards.lanes_j == {lane: lane_j for lane, lane_j in whole.lanes_j.items() if lane.startswith("gpu")}
     assert boards.energy_j < whole.energy_j
 
@@ -239,8 +239,8 @@ def test_watts_tell_runs_apart_that_count_them_and_no_others(tmp_path: Path) -> 
     bare = tmp_path / "rtx3090.yaml"
     bare.write_bytes(msgspec.yaml.encode(plain))
     assert identity(hw="rtx3090") == identity(hw=str(bare))
-    counted = {identity(hw="rtx3090", energy=word) for word in COUNTED}
-    counted.add(identity(hw="rtx3090", energy="gpu", set={"hw.gpu.power.waiting_w": 100.0}))
+    counted = {identity(hw="rtx3090", sim_energy=word) for word in COUNTED}
+    counted.add(identity(hw="rtx3090", sim_energy="gpu", set={"hw.gpu.power.waiting_w": 100.0}))
     assert len(counted | {identity(hw="rtx3090")}) == 4
 
 
@@ -256,18 +256,18 @@ def test_energy_changes_nothing_else(tiny: Path) -> None:
 
 
 def test_where_watts_are_lacking_there_is_no_number(tiny: Path) -> None:
-    result = run(tiny, "lru", hw="rtx3060", energy="machine").result
+    result = run(tiny, "lru", hw="rtx3060", sim_energy="machine").result
     assert result.energy.missing == ["gpu.power", "cpu.power"]
     assert result.to_dict()["energy"]["energy_j"] is None
     assert "not known: rtx3060 has no hw.gpu.power and hw.cpu.power" in render(result)
-    other = run(tiny, "lru", hw="rtx3090", set={"hw.cpu": "epyc-9355"}, energy="machine").result
+    other = run(tiny, "lru", hw="rtx3090", set={"hw.cpu": "epyc-9355"}, sim_energy="machine").result
     assert other.energy.missing == ["cpu.power"]
-    assert run(tiny, "lru", hw="rtx3090", set={"hw.cpu": "epyc-9355"}, energy="gpu").result.energy.energy_j > 0
+    assert run(tiny, "lru", hw="rtx3090", set={"hw.cpu": "epyc-9355"}, sim_energy="gpu").result.energy.energy_j > 0
 
 
 def test_watts_of_nothing_are_said(tiny: Path) -> None:
     none = {f"hw.gpu.power.{figure}": 0.0 for figure in ("waiting_w", "memory_bound_w", "compute_bound_w")}
-    result = run(tiny, "lru", hw="rtx3090", set=none, energy="gpu").result
+    result = run(tiny, "lru", hw="rtx3090", set=none, sim_energy="gpu").result
     assert (result.energy.energy_j, result.energy.mean_w) == (0.0, 0.0)
     assert "0 J: every watt that was counted is 0" in render(result)
 
@@ -314,13 +314,13 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], text: str) -> None:
 
 
 def test_a_real_run_measures_no_watts() -> None:
-    with pytest.raises(BadInput, match="--set sim.energy, got 'gpu' with --real"):
+    with pytest.raises(BadInput, match=r"--set sim\.energy, got 'gpu' with --real"):
         with_fields(RunRequest(given={"sim_energy": "gpu"}), real=True).check()
 
 
 def test_joules_are_a_figure_like_others(tiny: Path) -> None:
     """`--expect` and `--goal` know it, less is better, and text shows it with its unit."""
-    result = run(tiny, "lru", hw="rtx3090", energy="gpu").result
+    result = run(tiny, "lru", hw="rtx3090", sim_energy="gpu").result
     (met,) = judged(parsed(("energy.joules_per_token > 1",)), result.to_dict())
     assert met.held
     (reading,) = readings(goals_of(["energy.joules_per_token <= 1e6"]), result)
@@ -330,7 +330,7 @@ def test_joules_are_a_figure_like_others(tiny: Path) -> None:
     shown = render(result)
     assert "of the GPU per output token, prefill included" in shown
     assert "gpu.power.waiting_w = 130 W (measured) [clubp2]" in shown
-    with pytest.raises(BadInput, match="nobody counts joules; add --set sim.energy=gpu"):
+    with pytest.raises(BadInput, match=r"nobody counts joules; add --set sim\.energy=gpu"):
         readings(goals_of(["energy.energy_j <= 1"]), run(tiny, "lru", hw="rtx3090").result)
 
 

@@ -186,11 +186,9 @@ def case(bench: Bench, number: int) -> tuple[dict[str, Any], tuple[str, ...], by
                     "split",
                     "requests",
                     "seed",
-                    "vram_bytes",
-                    "expert_cache_bytes",
-                    "experts",
-                    "cache_frac",
-                    "hit_definition",
+                    "vram",
+                    "cache",
+                    "sim.hit",
                     "predictor",
                 )
             )

@@ -117,7 +117,7 @@ def test_shares_that_are_none(said, why):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_layer_on_the_first_and_two_on_the_second(tmp_path, engine):
-    seen = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], engine, dense="layers:1/3")
+    seen = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], engine, parallel="layers:1/3")
     assert [step for step in seen.lane("gpu") if step[0].startswith("hand_over")] == [("hand_over 1", 3, 5)]
 
 
@@ -185,7 +185,7 @@ def test_as_if_one_gpu_had_the_memory_of_all(tmp_path):
 def test_engines_agree_and_bounds_hold_for_every_policy(tmp_path, policy):
     n = 0
     for seed in (7, 100, 103):
-        of = several_worlds.several(seed, tmp_path, policy, dense="layers")
+        of = several_worlds.several(seed, tmp_path, policy, parallel="layers")
         told, seen = random_worlds.engines_disagree(of)
         assert told is None, f"{of}\n  {told}"
         assert seen.error in ("", None, "DoesNotFit", "BadInput"), f"{of}\n  {seen.error}"
@@ -221,7 +221,7 @@ def test_one_gpu_has_all_layers(tiny_path):
     """So that one and two cards can be asked for in one sweep or plan."""
     found = []
     for dense in ("layers", "gpu0"):
-        one = made(tiny_path, gpus=1, dense=dense)
+        one = made(tiny_path, gpus=1, parallel=dense)
         found.append((one.run_id, execute(one).result.tpot_s.mean, one.homes, one.labels))
         one.close()
     assert found[0] == found[1]
@@ -273,14 +273,14 @@ def test_a_stack_says_how_its_engine_uses_several_gpus(tiny_path):
         found.close()
         return found.several.dense, found.run_id
 
-    assert told()[0] == told(dense="gpu0")[0] == told(stack="llama_cpp", dense="gpu0")[0] == "gpu0"
-    assert told()[1] == told(dense="gpu0")[1]
-    assert told(stack="llama_cpp") == told(stack="llama_cpp", dense="layers")
-    assert told(stack="llama_cpp")[0] == "layers"
-    assert told(stack="llama_cpp", peer="all-to-all")[0] == "gpu0"
-    assert told(stack="llama_cpp", gpus=1)[0] == "gpu0"
+    assert told()[0] == told(parallel="gpu0")[0] == told(engine="llama_cpp", parallel="gpu0")[0] == "gpu0"
+    assert told()[1] == told(parallel="gpu0")[1]
+    assert told(engine="llama_cpp") == told(engine="llama_cpp", parallel="layers")
+    assert told(engine="llama_cpp")[0] == "layers"
+    assert told(engine="llama_cpp", gpus_dispatch="all-to-all")[0] == "gpu0"
+    assert told(engine="llama_cpp", gpus=1)[0] == "gpu0"
     with pytest.raises(BadInput, match=r"with --gpus 2 and stack llama_cpp, which splits a model by layers: pages"):
-        told(stack="llama_cpp", kv_memory=10**9)
+        told(engine="llama_cpp", kv_memory=10**9)
 
 
 def test_llama_cpp_with_room_for_all_is_gpu_only():
@@ -315,7 +315,7 @@ def test_a_gpu_keeps_what_its_layers_have_room_for():
     """Each had half of it while a layer's experts were taken to lie on every GPU."""
     every = held("moe_lightning", precision="int4")
     assert every.hit_rate == 1.0
-    assert every.tpot_s.mean < 1.3 * held("moe_lightning", precision="int4", dense="gpu0").tpot_s.mean
+    assert every.tpot_s.mean < 1.3 * held("moe_lightning", precision="int4", parallel="gpu0").tpot_s.mean
     static = {"selection": "static", "scope": "layer"}
     assert held("random", cache="40%", settings=static).hit_rate > 0.38
     assert sum(held("moe_cache", settings={"pool": 256, "hw.vram_bytes": 1e12}).expert_budget_bytes) > 0
@@ -333,7 +333,7 @@ def test_slots_asked_for_are_those_of_each_layer(tmp_path):
         text = "\n".join(["experts: [0, 0, 0, 0, 0, 0, 0, 0]", "layers:", *rows, f"  31: {last}"])
         (tmp_path / "p.yaml").write_text(text)
         given = {"precision": "int8", "cache": "75%", "placement": str(tmp_path / "p.yaml")}
-        rates.append(held("static_cache", dense="gpu0", settings={"slots": 4}, **given).hit_rate)
+        rates.append(held("static_cache", parallel="gpu0", settings={"slots": 4}, **given).hit_rate)
     assert rates[1] == pytest.approx(rates[0], abs=0.02)
 
 
@@ -361,7 +361,7 @@ def test_a_timeline_has_the_arrows_of_one_gpu(capsys, tmp_path):
             "--timeline",
             path,
         )
-        assert simulated(capsys, *words, "--timeline-iterations", 6, "--overwrite", *options).code == 0
+        assert simulated(capsys, *words, "--set", "timeline.iterations=6", "--overwrite", *options).code == 0
         text = path.read_text(encoding="utf-8")
         counts.append([text.count(f'"{kind}"') for kind in ("copied for", "sent to the CPU", "result of the CPU")])
     for one, both in zip(*counts, strict=True):
@@ -381,12 +381,12 @@ def test_tied_embeddings_are_on_the_first_and_the_last_gpu(name):
 
 
 def test_memory_lies_with_the_layers(tiny_path):
-    one = made(tiny_path, gpus=1, dense="gpu0")
+    one = made(tiny_path, gpus=1, parallel="gpu0")
     model, whole = one.model, one.memory.parts
     one.close()
     for dense, shares in (("layers", [1, 1]), ("layers", [1, 1, 1]), ("layers:3/2/1", [3, 2, 1])):
         gpus, of_layer = len(shares), stages(32, shares)
-        found = made(tiny_path, gpus=gpus, dense=dense)
+        found = made(tiny_path, gpus=gpus, parallel=dense)
         held = dense_bytes_by_gpu(model, "bf16", of_layer)
         assert sum(held) == model.dense_bytes("bf16") == whole.dense_bytes
         assert found.memory.parts.dense_bytes == held[0]

@@ -47,7 +47,7 @@ class Uneven(Lru):
 
 
 def spec(trace: Path, n: int, scope: str, batch: int = 1, policy: str = "lru") -> RunSpec:
-    options: dict[str, Any] = {"experts": n, "batch": batch, "trace": str(trace), "model": "mixtral-8x7b"}
+    options: dict[str, Any] = {"cache": f"{n}experts", "batch": batch, "trace": str(trace), "model": "mixtral-8x7b"}
     name, *own = policy.split()
     params = {**ROOMY, "scope": scope, **dict(word.split("=") for word in own)}
     return RunSpec(policy=name, hw="rtx3090", set=params, split="all", **options)

@@ -306,7 +306,7 @@ def result_of(spec: RunSpec, bounds: bool = True) -> dict[str, Any]:
 def test_simpy_says_the_same(tiny: Path, policy: str, how: dict[str, Any], preempt: str) -> None:
     """Copies of experts and of pages share the links; `fiddler` sends activations down the way that pages go."""
     found = [
-        result_of(spec_of(tiny, policy, preempt=preempt, engine=engine, contention="off", **how), bounds=False)
+        result_of(spec_of(tiny, policy, kv_preempt=preempt, engine=engine, sim_contention=False, **how), bounds=False)
         for engine in ("arithmetic", "simpy")
     ]
     for one in found:
@@ -350,7 +350,7 @@ def test_simpy_says_the_same_in_random_worlds(tmp_path: Path) -> None:
 
 def test_copies_of_pages_and_of_experts_take_turns(tiny: Path) -> None:
     """On every lane one thing at a time; what runs waits for pages that come, and for the room of those that go."""
-    made, spans = prepare(spec_of(tiny, preempt="swap")), []
+    made, spans = prepare(spec_of(tiny, kv_preempt="swap")), []
     with made.trace:
         execute(made, spans=lambda *span: spans.append(span), bounds=False)
     by_lane = defaultdict(list)
@@ -368,7 +368,7 @@ def test_copies_of_pages_and_of_experts_take_turns(tiny: Path) -> None:
 @pytest.mark.parametrize("how", [{}, {"prefill_chunk": 3}, {"batch_static": True}])
 def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], preempt: str) -> None:
     """Nobody makes room for itself: every figure but those of memory."""
-    with_pool = result_of(spec_of(tiny, batch=1, preempt=preempt, experts=60, **how))
+    with_pool = result_of(spec_of(tiny, batch=1, kv_preempt=preempt, experts=60, **how))
     without = result_of(spec_of(tiny, batch=1, kv_memory=None, kv_page=16, experts=60, **how))
     assert with_pool["kv"]["preemptions"] == 0
     assert "kv" not in without
@@ -380,7 +380,7 @@ def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], pre
 
 @pytest.mark.parametrize("preempt", PREEMPTIONS)
 def test_a_pool_for_all_changes_nothing(tiny: Path, preempt: str) -> None:
-    ample = spec_of(tiny, kv_memory=100 * 2 * 131_072, experts=60, preempt=preempt)
+    ample = spec_of(tiny, kv_memory=100 * 2 * 131_072, experts=60, kv_preempt=preempt)
     with_pool = result_of(ample)
     without = result_of(spec_of(tiny, kv_memory=None, kv_page=16, experts=60))
     assert with_pool["kv"]["peak_pages"] < 100
@@ -395,7 +395,7 @@ def test_who_knows_the_future_knows_who_makes_room(tiny: Path, how: dict[str, An
     """`belady` keeps what is used soonest, of iterations as they come with pre-emption: it copies the least, and no
     policy is below the bound, which is of these iterations, too."""
     policies = ("belady", "lru", "lfu")
-    found = {policy: result_of(spec_of(tiny, policy, preempt=preempt, experts=60, **how)) for policy in policies}
+    found = {policy: result_of(spec_of(tiny, policy, kv_preempt=preempt, experts=60, **how)) for policy in policies}
     copied = {policy: one["h2d_bytes"] for policy, one in found.items()}
     assert min(copied, key=lambda policy: copied[policy]) == "belady"
     for one in found.values():

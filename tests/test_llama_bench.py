@@ -150,7 +150,10 @@ def test_what_is_copied_straight_out_of_a_mapped_file_is_pageable(
 
 
 def test_hidden_states_have_a_share_of_host_memory_that_is_split() -> None:
-    links = [copies_of(name, {}, gpus=8, host_links="split", dense="gpu0")[0] for name in ("llama_cpp", "moe_cache")]
+    links = [
+        copies_of(name, {}, gpus=8, gpus_host_bandwidth="split", parallel="gpu0")[0]
+        for name in ("llama_cpp", "moe_cache")
+    ]
     moves_s = [copies.h2d_s(10**9) - copies.h2d_s(0) for copies in links]
     assert moves_s[0] == pytest.approx(moves_s[1])
     assert moves_s[0] > 1e9 / load_hardware("rtx3090").h2d.bandwidth_bytes_per_s.value

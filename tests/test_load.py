@@ -468,12 +468,12 @@ def test_points_of_a_sweep_have_the_bounds_of_their_own_loads() -> None:
     import moesim
 
     load: dict[str, Any] = {"arrivals": "poisson:0.02", "requests": 20}
-    points = {"rate_scale": [0.2, 1.0], "seed": [0, 1]}
+    points = {"arrivals_scale": [0.2, 1.0], "seed": [0, 1]}
     frame = moesim.sweep("lru", "rtx3090", **load, **points)
     assert len(set(frame["bound_ttft_s"])) == 4
     assert list(frame["rank_best"]) == [1] * 4  # other loads are other questions: nothing is ranked between them
     for row in frame.to_dict("records"):
-        alone = moesim.simulate("lru", "rtx3090", **load, arrivals_scale=row["rate_scale"], seed=row["seed"])
+        alone = moesim.simulate("lru", "rtx3090", **load, arrivals_scale=row["arrivals_scale"], seed=row["seed"])
         assert row["bound_ttft_s"] == alone.bound.ttft_s
 
 

@@ -170,7 +170,7 @@ def test_a_timeline_counts_who_is_there(
     """The counter along time gives the run's own averages: who is there, and who of them waits."""
     path = tmp_path / "t.json"
     args = ("--hw", "rtx3090", "--trace", load[3], "--arrivals", how, "--requests", 9, "--batch", 2)
-    drawn = ("--timeline", path, "--timeline-iterations", 10_000, "--json")
+    drawn = ("--timeline", path, "--set", "timeline.iterations=10_000", "--json")
     told = simulated(capsys, "--policy", "lru", *args, *drawn).json["load"]
     events = json.loads(path.read_text())["traceEvents"]
     come = [(event["ts"] / 1e6, event["args"]) for event in events if event["name"] == "requests"]

@@ -83,7 +83,7 @@ def test_refusals_carry_the_table():
     assert lines[1] == f"  {'KV cache, 10 tokens':<34}{'120 B':>12}"
     assert [line[2:36].rstrip() for line in lines[::2]] == ["dense weights", "activations, 4 tokens", "VRAM"]
     with pytest.raises(DoesNotFit, match=r"--cache 9experts \(1.44 kB on GPU 0\): easy has 1.00 kB left"):
-        divide(1000, BudgetRule(n_experts=9))
+        divide(1000, cap("9experts"))
 
 
 def test_bounds_may_run_in_hypothetical_memory():
@@ -128,7 +128,7 @@ def test_ram_is_written_as_it_is_sold(word):
     assert simulate_options(["--ram", word])["ram"] == held
     assert show("ram", held) == "128GiB"
     assert of_text("24GB", SIZE, "--vram") == [24 * 10**9]
-    assert load_hardware("rtx3090", {"vram": "24GB"}).vram_bytes.value == 24e9
+    assert load_hardware("rtx3090", {"vram_bytes": "24GB"}).vram_bytes.value == 24e9
 
 
 def simulate_options(words: list[str]) -> dict[str, Any]:

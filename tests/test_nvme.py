@@ -163,7 +163,7 @@ def test_host_memory_has_a_policy_of_its_own(tmp_path):
     rows = [[[0]], [[1]], [[0]], [[1]], [[0]], [[2]], [[1]], [[0]]]
     reads = {}
     for policy in ("lru", "lfu", "fifo"):
-        seen = run(Lru(), tmp_path, rows, room=1, host=2, lengths=[(1, 8)], drive_evict=policy)
+        seen = run(Lru(), tmp_path, rows, room=1, host=2, lengths=[(1, 8)], evict=policy)
         reads[policy] = seen.result.host_memory.reads
     # lru: 0 1 . . . 2(1 leaves) 1(0 leaves) 0(2 leaves); lfu: 0 1 . . . 2(1 leaves) 1(2 leaves) .
     # fifo: 0 1 . . . 2(0 leaves) . 0(1 leaves)
@@ -180,7 +180,7 @@ def test_warm_host_memory_holds_the_end_of_the_file(tmp_path):
 def test_a_warm_cache_of_any_policy_lets_what_the_load_left_leave(ram_policy, tmp_path):
     # Of 4 experts the load left 2 and 3. Each of 0 and 1 takes the place of one, and neither passes by.
     rows = [[[0]], [[1]]]
-    host = run(Lru(), tmp_path, rows, 1, 2, [(1, 2)], start="warm", drive_evict=ram_policy).result.host_memory
+    host = run(Lru(), tmp_path, rows, 1, 2, [(1, 2)], start="warm", evict=ram_policy).result.host_memory
     assert (host.reads, host.evicted, host.passed) == (2, 2, 0)
 
 
@@ -235,7 +235,7 @@ def test_a_drive_as_fast_as_ram_changes_nothing(tmp_path):
 @pytest.mark.parametrize("seed", [129, 180])
 def test_a_cache_of_host_memory_knows_what_was_read_ahead_of_its_use(seed, tmp_path):
     """`random` draws among those it knows; in these worlds one that was read for a prefetch leaves unused."""
-    seen = random_worlds.run(tiered_worlds.tiered(seed, tmp_path, drive_evict="random"), random_worlds.by_engine)
+    seen = random_worlds.run(tiered_worlds.tiered(seed, tmp_path, evict="random"), random_worlds.by_engine)
     assert not seen.crash
 
 
@@ -298,7 +298,7 @@ def conserves(of: Any, seen: random_worlds.Seen) -> None:
 
 @pytest.mark.parametrize("seed", range(0, 40, 4))
 def test_with_room_for_all_no_expert_is_read_twice(seed, tmp_path):
-    of = tiered_worlds.tiered(seed, tmp_path, drive_evict="lru")
+    of = tiered_worlds.tiered(seed, tmp_path, evict="lru")
     model, spec = of.facts["model"], of.facts["spec"]
     of.host_bytes = 40 * model.n_moe_layers * model.n_experts * model.expert_bytes(spec.precision)
     seen = random_worlds.run(of, random_worlds.by_engine)
@@ -368,17 +368,17 @@ def refused(**fields: Any) -> str:
     ("fields", "told"),
     [
         ({"drive": "gen9x4"}, "--drive, got 'gen9x4': no such drive"),
-        ({"nvme": f"gen4x4:depth={'9' * 5000}"}, "a whole number from 1 to 65536"),
+        ({"drive": f"gen4x4:depth={'9' * 5000}"}, "not a whole number"),
         ({"drive": "gen4x4", "drive_evict": ""}, "--set drive.evict: policy, got ''"),
         ({"drive": "gen4x4", "drive_evict": "./nowhere.py"}, "--set drive.evict: policy, got './nowhere.py'"),
         ({"drive": "gen4"}, "no such drive; did you mean 'gen4x4'"),
         ({"drive": "own"}, "has no block `drive`; name one, e.g. gen4x4"),
-        ({"drive": "gen4x4:deep=3"}, "--drive, got 'deep=3': no such term"),
-        ({"drive": "gen4x4:depth=0"}, "--drive depth, got '0': a whole number from 1"),
+        ({"drive": "gen4x4:deep=3"}, "--drive, got 'deep': no such term"),
+        ({"drive": "gen4x4:depth=0"}, "--set drive.depth, got 0: at least 1"),
         ({"drive": "gen4x4:depth=1:depth=2"}, "--drive, got depth twice"),
-        ({"drive": "gen4x4:block=1"}, "at least 512 bytes"),
-        ({"drive": "gen4x4:reads=mmap"}, "--drive reads, got 'mmap': no such way"),
-        ({"drive_evict": "lru"}, "--set drive.evict, got 'lru' without a drive"),
+        ({"drive": "gen4x4:block=100"}, "that is 100 bytes"),
+        ({"drive": "gen4x4:reads=mmap"}, "--set drive.reads, got 'mmap': no such value"),
+        ({"drive_evict": "lru"}, "--set drive.evict, got lru without a drive"),
         (
             {"drive": "gen4x4", "drive_evict": "belady"},
             "--set drive.evict, got 'belady': oracle is more than keeping experts",

@@ -66,7 +66,7 @@ def test_a_new_row_is_an_option_a_setting_a_key_an_axis_a_keyword_and_a_column(
     assert "batch_patience" in [name for name, *_ in asked_columns(table)]
     assert "| `batch.patience` | `--patience`, `--wait` | N | 3 |" in page_text((table,))
     assert "    batch_patience: int\n" in types_text(table)
-    with pytest.raises(BadInput, match="--patience, got 0: at least 1; correct it, or leave it out for 3"):
+    with pytest.raises(BadInput, match="--patience, got 0: at least 1; raise it, or leave it out for 3"):
         table.by_field["batch_patience"].check(0)
     monkeypatch.setattr("sim.studies.sweep.grid_file.OPTIONS", table)
     assert gathered({"policy": "lru", "batch.patience": "1:4"}, "g.yaml")["axes"] == {"batch.patience": "1:4"}

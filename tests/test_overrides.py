@@ -13,13 +13,17 @@ from sim.options import RunSpec
 from sim.profiles.hardware import Hardware, load_hardware
 from sim.profiles.labels import ONLY_SHOWN
 from sim.profiles.models import Model
-from sim.profiles.overrides import Overrides, apply, parse_set
+from sim.profiles.overrides import Overrides, apply, grouped, parse_set
 from sim.profiles.stack import Stack
 from sim.run import prepare
 
 
+def grouped_of(items: list[str]) -> Overrides:
+    return grouped(parse_set(items))
+
+
 def test_keys_find_their_group() -> None:
-    found = parse_set(
+    found = grouped_of(
         [
             "hw.h2d.bandwidth_bytes_per_s=5e10",
             "model.top_k=2",
@@ -32,7 +36,7 @@ def test_keys_find_their_group() -> None:
     assert found == Overrides(
         hw={"h2d.bandwidth_bytes_per_s": 5e10},
         model={"top_k": 2},
-        stack={"per_layer_s": 1e-3},
+        engine={"per_layer_s": 1e-3},
         policy={"distance": 3},
         policies={"fine_moe": {"distance": 4, "store.size": 9}},
     )
@@ -56,7 +60,7 @@ def test_keys_find_their_group() -> None:
     ],
 )
 def test_values_are_yaml(text: str, value: object) -> None:
-    parsed = parse_set([f"key={text}"]).policy["key"]
+    parsed = parse_set([f"key={text}"])["key"]
     assert parsed == value
     assert type(parsed) is type(value)
 
@@ -64,14 +68,14 @@ def test_values_are_yaml(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["distance"], r"--set, got 'distance': not key=value; write e\.g\. --set hw\.h2d\.latency_s=1e-5"),
-        (["=3"], r"--set, got '=3': not key=value"),
-        (["hw.=3"], r"not key=value"),
-        (["hw..x=3"], r"not key=value"),
-        (["my key=3"], r"--set, got key 'my key': a key has no spaces"),
+        (["distance"], r"--set, got 'distance': not NAME=VALUE; write e\.g\. --set hw\.h2d\.latency_s=1e-5"),
+        (["=3"], r"--set, got '=3': not NAME=VALUE"),
+        (["hw.=3"], r"not NAME=VALUE"),
+        (["hw..x=3"], r"not NAME=VALUE"),
+        (["my key=3"], r"--set, got name 'my key': a name has no spaces"),
         (["x=[1"], r"--set x line 1"),
         (["x=*a"], r"--set x.*"),
-        (["x=1", "x=2"], r"--set x, got it twice: one value per key; keep one of them"),
+        (["x=1", "x=2"], r"--set x, got it twice: one value each; keep one of them"),
         (["hw.a=1", "hw.a=2"], r"--set hw\.a, got it twice"),
     ],
 )
@@ -82,13 +86,13 @@ def test_malformed_items_are_refused(items: list[str], message: str) -> None:
 
 
 def test_policy_parameters() -> None:
-    found = parse_set(["distance=3", "window=1", "fine_moe.distance=4"])
+    found = grouped_of(["distance=3", "window=1", "fine_moe.distance=4"])
     assert found.for_policy("fine_moe") == {"distance": 4, "window": 1}
     assert found.for_policy("lru", others=["fine_moe"]) == {"distance": 3, "window": 1}
-    with pytest.raises(BadInput, match=r"--set fine_moe\.distance, got prefix 'fine_moe': not hw, model, stack or a"):
+    with pytest.raises(BadInput, match=r"--set fine_moe\.distance, got prefix 'fine_moe': not hw, model, engine or a"):
         found.for_policy("lru")
     with pytest.raises(BadInput, match=r"did you mean 'model'\?"):
-        parse_set(["modle.top_k=1"]).for_policy("lru")
+        grouped_of(["modle.top_k=1"]).for_policy("lru")
 
 
 def test_apply_leaves_the_original_alone() -> None:
@@ -100,7 +104,7 @@ def test_apply_leaves_the_original_alone() -> None:
 
 def test_a_bundled_file_is_named_from_its_folder_on() -> None:
     """Where it is installed is nothing that its reader can change."""
-    setting = parse_set(["hw.d2h.bandwidth_bytes_per_s=-1"]).hw
+    setting = grouped_of(["hw.d2h.bandwidth_bytes_per_s=-1"]).hw
     with pytest.raises(BadInput, match=r"^hwprofiles/gpus/rtx3090\.yaml with --set d2h\..*, got -1"):
         load_hardware("rtx3090", setting)
 
@@ -116,7 +120,7 @@ def test_a_bundled_file_is_named_from_its_folder_on() -> None:
     ],
 )
 def test_figures_in_bytes_take_the_units_of_sizes(path: str, text: str, n: int) -> None:
-    hw = load_hardware("rtx3090", parse_set([f"hw.{path}={text}"]).hw)
+    hw = load_hardware("rtx3090", grouped_of([f"hw.{path}={text}"]).hw)
     figure = hw.vram_bytes if "vram" in path else hw.h2d.bandwidth_bytes_per_s
     assert (figure.value, figure.source, figure.ref) == (n, "assumed", USER_REF)
 
@@ -151,7 +155,7 @@ def test_what_is_only_shown_cannot_be_set(setting: str, way_out: str) -> None:
 
 def test_every_label_is_a_field() -> None:
     """A renamed field must not become settable again by way of a label that names nothing."""
-    for group, kind in (("hw", Hardware), ("stack", Stack), ("model", Model)):
+    for group, kind in (("hw", Hardware), ("engine", Stack), ("model", Model)):
         for path in ONLY_SHOWN[group]:
             node: Any = kind
             for name in path.split("."):

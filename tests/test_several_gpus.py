@@ -176,7 +176,7 @@ def test_links_never_draw_more_than_host_memory_gives(tmp_path):
     """Of any two instants: what was copied wholly between them is no more than memory gives in that time."""
     n_tight = 0
     for seed in range(24):
-        of = several_worlds.several(seed, tmp_path, host_links="shared")
+        of = several_worlds.several(seed, tmp_path, gpus_host_bandwidth="shared")
         hw, stack = of.facts["hw"], of.facts["stack"]
         up, _ = rates(hw, stack)
         if not 0.0 < up < math.inf:
@@ -200,7 +200,7 @@ def test_links_never_draw_more_than_host_memory_gives(tmp_path):
 
 def test_where_memory_is_enough_sharing_it_changes_nothing(tmp_path):
     for seed in range(12):
-        of = several_worlds.several(seed, tmp_path, host_links="shared")
+        of = several_worlds.several(seed, tmp_path, gpus_host_bandwidth="shared")
         cpu = msgspec.structs.replace(of.facts["hw"].cpu, copies_bandwidth_bytes_per_s=figure(math.inf))
         of.facts["hw"] = msgspec.structs.replace(of.facts["hw"], cpu=cpu)
         told, _ = random_worlds.engines_disagree(of)
@@ -214,13 +214,13 @@ def test_where_memory_is_enough_sharing_it_changes_nothing(tmp_path):
 def test_tensor_parallel_by_hand(tmp_path, engine):
     # All-reduce of a token: two steps of 1 s and of half of it, 3 s. Logits, 16 x 2 bytes: 1 s and half of them.
     #   attention 0..1, all-reduce 1..4; experts where they are, without a transfer; all-reduce when both are done
-    seen = by_hand(tmp_path, [[[0, 1]]], [(0, 0), (0, 1)], engine, gpus=2, dense="tensor")
+    seen = by_hand(tmp_path, [[[0, 1]]], [(0, 0), (0, 1)], engine, gpus=2, parallel="tensor")
     dense = [("attention 0", 0, 1), ("all_reduce 0", 1, 4)]
     after = [("all_reduce", 6, 9), ("head", 9, 10), ("all_gather", 10, 12)]
     assert seen.lane("gpu0") == [*dense, ("expert 0.0", 4, 6), *after]
     assert seen.lane("gpu1") == [*dense, ("expert 0.1", 4, 6), *after]
     # Expert 1 missing: copied 4..14, so GPU 0 waits for the link from 6 to 16.
-    missing = by_hand(tmp_path, [[[0, 1]]], [(0, 0)], engine, gpus=2, dense="tensor")
+    missing = by_hand(tmp_path, [[[0, 1]]], [(0, 0)], engine, gpus=2, parallel="tensor")
     assert missing.lane("gpu0")[-3:] == [("all_reduce", 16, 19), ("head", 19, 20), ("all_gather", 20, 22)]
     assert missing.machine.parts_s() == [12, 10, 0, 0, 0, 0, 0]
 
@@ -228,7 +228,7 @@ def test_tensor_parallel_by_hand(tmp_path, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_data_parallel_by_hand(tmp_path, engine):
     # One request, on GPU 0: of its pairs one goes to GPU 1, 1 s and 1 s of latency, and comes back.
-    seen = by_hand(tmp_path, [[[0, 1]]], [(0, 0), (0, 1)], engine, gpus=2, dense="data")
+    seen = by_hand(tmp_path, [[[0, 1]]], [(0, 0), (0, 1)], engine, gpus=2, parallel="data")
     there, back = ("all_to_all 0", 1, 3), ("all_to_all", 5, 7)
     assert seen.lane("gpu0") == [("attention 0", 0, 1), there, ("expert 0.0", 3, 5), back, ("head", 7, 8)]
     assert seen.lane("gpu1") == [there, ("expert 0.1", 3, 5), back]
@@ -307,7 +307,7 @@ def test_experts_run_where_they_are_placed(tmp_path, tiny_path, policy):
     shown = []
     for engine in ENGINES:
         hw = {"hw.vram_bytes": 1e12} if policy == "gpu_only" else {}
-        made = placed(tmp_path, UNEVEN, tiny_path, policy=policy, engine=engine, set=hw, contention="off")
+        made = placed(tmp_path, UNEVEN, tiny_path, policy=policy, engine=engine, set=hw, sim_contention=False)
         spans: list[Any] = []
         result = execute(made, lambda *span, to=spans: to.append(span)).result
         made.close()
@@ -516,10 +516,10 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"gpus_dispatch": "all"}, "--set gpus.dispatch, got 'all': no such way; known: all-to-all, per-expert"),
+        ({"gpus_dispatch": "all"}, "--set gpus.dispatch, got 'all': no such value; known: all-to-all, per-expert"),
         (
             {"gpus_host_bandwidth": "half"},
-            "--set gpus.host_bandwidth, got 'half': no such way; known: apart, shared, split",
+            "--set gpus.host_bandwidth, got 'half': no such value; known: per-link, shared, split",
         ),
         (
             {
@@ -527,7 +527,8 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "sim_simulator": "core",
                 "set": {"hw.cpu.copies_bandwidth_bytes_per_s": 3e10},
             },
-            "--engine, got 'arithmetic': it cannot tell who shares host memory with whom, and 2 links ask for more",
+            "--set sim.simulator, got 'core': it cannot tell who shares host memory with whom, and 2 links ask for "
+            "more",
         ),
         ({"parallel": "data", "gpus": 1}, "--parallel, got 'data' with one GPU: there is no other to share with"),
         ({"parallel": "tensor", "gpus": 3}, "--parallel, got 'tensor' on 3 GPUs: mixtral-8x7b has 32 heads"),

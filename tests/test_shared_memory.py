@@ -202,12 +202,12 @@ def told(tiny: Path, policy: str, **rest: Any) -> dict[str, Any]:
     [pytest.param(name, marks=[] if name in (*ON_CPU, "lru") else [pytest.mark.thorough]) for name in policies()],
 )
 def test_where_there_is_plenty_nothing_is_shared(tiny: Path, policy: str) -> None:
-    assert told(tiny, policy) == told(tiny, policy, contention="off")
+    assert told(tiny, policy) == told(tiny, policy, sim_contention=False)
 
 
 @pytest.mark.parametrize("policy", ["lru", "ktransformers"])
 def test_where_there_is_plenty_nothing_is_shared_on_events_either(tiny: Path, policy: str) -> None:
-    assert told(tiny, policy, engine="simpy") == told(tiny, policy, contention="off", engine="simpy")
+    assert told(tiny, policy, engine="simpy") == told(tiny, policy, sim_contention=False, engine="simpy")
 
 
 @pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
@@ -215,7 +215,7 @@ def test_where_there_is_plenty_nothing_is_shared_on_events_either(tiny: Path, po
 def test_what_is_said_to_be_added_is_what_lanes_are_longer_busy(tiny: Path, policy: str, engine: str) -> None:
     """These decide alike whatever things take, so a lane does the same work with contention and without."""
     seen = run(tiny, policy, hw="rtx4090", engine=engine)
-    alone = run(tiny, policy, hw="rtx4090", engine=engine, contention="off")
+    alone = run(tiny, policy, hw="rtx4090", engine=engine, sim_contention=False)
     busy_s, alone_s = seen.report.lanes.busy_s, alone.report.lanes.busy_s
     assert seen.result.h2d_bytes == alone.result.h2d_bytes
     found = seen.result.contention.by_activity()
@@ -240,7 +240,7 @@ def test_a_term_says_what_it_is_from(tiny: Path) -> None:
 def test_a_line_says_what_was_added_where_it_is_much(tiny: Path) -> None:
     said = render(run(tiny, "llama_cpp_lru", hw="rtx4090").result, 200)
     assert re.search(r"shared memory +added .* to experts on the CPU \([\d.]+ % of their time, by law, assumed\)", said)
-    assert "shared memory " not in render(run(tiny, "llama_cpp_lru", hw="rtx4090", contention="off").result, 200)
+    assert "shared memory " not in render(run(tiny, "llama_cpp_lru", hw="rtx4090", sim_contention=False).result, 200)
 
 
 @pytest.mark.thorough

@@ -289,7 +289,7 @@ class TestTimeline:
 
     def test_it_covers_as_many_iterations_as_asked(self, run: Any, tmp_path: Path) -> None:
         def shown(n: int) -> tuple[list[str], float]:
-            run("--timeline", tmp_path / "t.json", "--overwrite", "--timeline-iterations", n)
+            run("--timeline", tmp_path / "t.json", "--overwrite", "--set", f"timeline.iterations={n}")
             events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
             names = [event["name"] for event in events if event.get("cat") in ("prefill", "decode")]
             return names, max(event["ts"] for event in events if event["ph"] == "X")
@@ -307,8 +307,8 @@ class TestTimeline:
             "out.spans=on",
             "--timeline",
             tmp_path / "t.json",
-            "--timeline-iterations",
-            10_000,
+            "--set",
+            "timeline.iterations=10_000",
         )
         events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
         spans = pd.read_parquet(tmp_path / "a" / "spans.parquet")

@@ -14,7 +14,7 @@ from cli_help import Said, called, mixtral_shaped, moesim, simulated
 
 from sim.machine.lanes import OWED
 
-WHOLE = ("--timeline-iterations", 10_000)
+WHOLE = ("--set", "timeline.iterations=10_000")
 ENDS = {"copied for": ("h2d", "gpu"), "sent to the CPU": ("d2h", "cpu"), "result of the CPU": ("cpu", "h2d")}
 
 
@@ -155,7 +155,15 @@ def test_two_writes_are_equal(run: Any, tmp_path: Path) -> None:
 class TestWindow:
     def test_it_is_a_cut_of_the_whole(self, run: Any, tmp_path: Path) -> None:
         run("--timeline", tmp_path / "all", *WHOLE, policy="promoe")
-        run("--timeline", tmp_path / "cut", "--timeline-from", 4, "--timeline-iterations", 3, policy="promoe")
+        run(
+            "--timeline",
+            tmp_path / "cut",
+            "--set",
+            "timeline.from=4",
+            "--set",
+            "timeline.iterations=3",
+            policy="promoe",
+        )
         whole, cut = Drawn(tmp_path / "all"), Drawn(tmp_path / "cut")
         cut.check()
         steps = cut.slices[1, "iterations"]
@@ -173,17 +181,24 @@ class TestWindow:
         run("--timeline", tmp_path / "all", *WHOLE)
         steps = Drawn(tmp_path / "all").slices[1, "iterations"]
         middle_s = (steps[6][0] + steps[6][1]) / 2e9
-        run("--timeline", tmp_path / "t", "--timeline-from", f"{middle_s * 1e3}ms", "--timeline-iterations", 2)
+        run(
+            "--timeline",
+            tmp_path / "t",
+            "--set",
+            f"timeline.from={middle_s * 1e3}ms",
+            "--set",
+            "timeline.iterations=2",
+        )
         shown = Drawn(tmp_path / "t").slices[1, "iterations"]
         assert [e["name"] for *_, e in shown] == [e["name"] for *_, e in steps[6:8]]
 
     def test_beyond_the_run(self, run: Any, tmp_path: Path) -> None:
-        said = run("--timeline", tmp_path / "t", "--timeline-from", "500", "--out", tmp_path / "out")
-        assert "--timeline-from, got 500: the run has 18 iterations in " in said.error
+        said = run("--timeline", tmp_path / "t", "--set", "timeline.from=500", "--out", tmp_path / "out")
+        assert "--set timeline.from, got 500: the run has 18 iterations in " in said.error
         assert not (tmp_path / "t").exists()
         assert (tmp_path / "out" / "result.json").is_file(), "a finished run is not thrown away"
         for wrong in ("x", "-1", "2.5", "nan s"):
-            assert f"--timeline-from, got {wrong!r}: neither" in run("--timeline-from", wrong).error
+            assert f"timeline.from, got {wrong!r}: neither" in run("--set", f"timeline.from={wrong}").error
 
 
 class TestSeveral:

@@ -53,7 +53,7 @@ def tiered(seed: int, folder: Path, policy: str | None = None, made: Drive | Non
         "block_bytes": max(1, size // rng.choice((1, 3))),
         "read_ahead": rng.choice((0, 0, 1, 3)),
         "start": rng.choice(("cold", "warm")),
-        "ram_policy": rng.choice(RAM_POLICIES),
+        "evict": rng.choice(RAM_POLICIES),
     }
     of.facts |= {"hw": msgspec.structs.replace(hw, drive=made), "tier": ThirdTier("easy", **(drawn | terms))}
     of.host_bytes = rng.randint(1, total) * size

@@ -9,7 +9,6 @@ from typing import Any, Self
 from sim.base.errors import BadInput
 from sim.cli.output_place import OutputFile, OutputFolder
 from sim.options import OUTPUTS, Output
-from sim.profiles.overrides import parse_set
 from sim.results.keep import TIMELINE_ITERATIONS, Keep, timeline_start
 
 ANYWHERE = "where it is quickest"
@@ -43,11 +42,13 @@ class RunRequest:
         for text in options.pop("settings"):
             key = text.partition("=")[0].strip()
             if key.partition(".")[0] in OUTPUTS.prefixes - {"run"} and OUTPUTS.names(key):
-                output |= {"set": {**output.get("set", {}), **parse_set([text])}}
+                output |= {"set": {**output.get("set", {}), **OUTPUTS.settings([text])}}
             else:
                 settings.append(text)
         output = {name: value for name, value in output.items() if value is not None}
         where: Output = OUTPUTS.spec(output, "output")
+        for row in OUTPUTS.rows:
+            row.check(getattr(where, row.field))
         places = (("--out", where.out, OutputFolder()), ("--timeline", where.timeline, OutputFile()))
         out, timeline = (None if place is None else kind.checked(place, name) for name, place, kind in places)
         if timeline is None and (where.timeline_from, where.timeline_iterations) != ("0", TIMELINE_ITERATIONS):

@@ -117,7 +117,6 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
 def stated(given: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     """Fields that options, `--set` and the words behind the policy's name give. Raises BadInput."""
     from sim.policy.policy_file import split
-    from sim.profiles.overrides import parse_set
     from sim.setup.words import words_of
 
     typed = {name: value for name, value in given.items() if value is not None}
@@ -127,7 +126,7 @@ def stated(given: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     if isinstance(said, str) and len(words := split(said)) > 1:
         typed["policy"] = words[0]
         own, shared = words_of(words[0], words[1:])
-    changes = parse_set(settings)
+    changes = OPTIONS.settings(settings)
     for key in own:
         if key in changes:
             raise BadInput(f"--set {key}, got it behind the policy's name, too: one value each; keep one of them")

@@ -194,8 +194,7 @@ def _measure(
 
     from sim.base.json import finite
     from sim.cli.run_real import prepare_real
-    from sim.options import RunSpec
-    from sim.profiles.overrides import parse_set
+    from sim.options import OPTIONS, spec_of
     from sim.real.devices import environment
     from sim.real.devices.lanes import cores
     from sim.real.devices.open import usable_device
@@ -204,19 +203,10 @@ def _measure(
     from sim.real.validate import SCHEMA, Case, compared, judge, summary
 
     place = usable_device(device)
-    changes = parse_set(settings)
+    asked = {"hw": hw, "model": model, "trace": trace, "precision": precision or "bf16"}
+    asked |= {"requests": requests, "batch": batch, "set": OPTIONS.settings(settings)}
     cases = [
-        RunSpec(
-            policy=policy,
-            hw=hw,
-            model=model,
-            trace=trace,
-            precision=precision or "bf16",
-            requests=requests,
-            batch=batch,
-            cache=None if n is None else f"{n}experts",
-            set=changes,
-        )
+        spec_of({**asked, "policy": policy, "cache": None if n is None else f"{n}experts"}, "moesim validate")
         for n in experts
         for policy in policies
     ]
@@ -328,9 +318,8 @@ def _talk(
     from sim.base.json import finite
     from sim.base.kinds import EXPERTS, amount_in
     from sim.cli.run_real import checkpoint_folder
-    from sim.options import RunSpec
+    from sim.options import OPTIONS, spec_of
     from sim.policy.policy_file import split
-    from sim.profiles.overrides import parse_set
     from sim.real.devices.open import usable_device
     from sim.real.generate import talk
 
@@ -339,19 +328,9 @@ def _talk(
     for n in experts:
         for item in policies:
             policy, *own = split(item) or [""]
-            changes = parse_set((*settings, *own))
-            specs.append(
-                RunSpec(
-                    policy=policy,
-                    hw=hw,
-                    model=str(folder),
-                    trace=trace,
-                    precision="fp32",
-                    requests=requests,
-                    cache=None if n is None else f"{n}experts",
-                    set=changes,
-                )
-            )
+            asked = {"policy": policy, "hw": hw, "model": str(folder), "trace": trace, "precision": "fp32"}
+            asked |= {"requests": requests, "set": OPTIONS.settings((*settings, *own))}
+            specs.append(spec_of({**asked, "cache": None if n is None else f"{n}experts"}, "moesim validate"))
             named_so.append(" ".join((policy, *own)))
     rows = talk(specs, folder, usable_device(device), outputs)
     for row, name, spec in zip(rows, named_so, specs, strict=True):

@@ -34,7 +34,7 @@ def host_memory(setup: Setup, report: Report) -> HostMemory | None:
         block_bytes=drive.block_bytes,
         bytes_per_s=drive.bytes_per_s if math.isfinite(drive.bytes_per_s) else None,
         start=tier.start,
-        ram_policy=tier.ram_policy,
+        ram_policy=tier.evict,
         bytes=setup.host_bytes,
         peak_bytes=max(host.peak_bytes for host in hosts),
         reads=figures.n_reads,

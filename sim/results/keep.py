@@ -23,7 +23,7 @@ class TimelineStart(NamedTuple):
 FIRST = TimelineStart()
 
 
-def timeline_start(text: str, what: str = "--timeline from") -> TimelineStart:
+def timeline_start(text: str, what: str = "timeline.from") -> TimelineStart:
     """Read `120`, or a time with its unit, `2.5s`. Raises BadInput."""
     if text.strip().isdecimal():
         return TimelineStart(f"{what}, got {text}", int(text))

@@ -268,7 +268,7 @@ class Setup:
         router_file = read_from(self.router) if self.spec.replicas > 1 else None
         if router_file is not None:
             code |= {"router": self.router.name, "router_sha256": router_file.sha256}
-        ram_file = None if self.tier is None else file_of(find(self.tier.ram_policy))
+        ram_file = None if self.tier is None else file_of(find(self.tier.evict))
         if ram_file is not None:
             code |= {"evict_sha256": ram_file.sha256}
         scheduler_file = read_from(self.scheduler)
@@ -326,8 +326,8 @@ class Setup:
         if spec.arrivals is not None and self.arrivals_file is None:
             found["arrivals"] = spec.arrivals
         if self.tier is not None:
-            own_file = file_of(find(self.tier.ram_policy)) is not None
-            found["drive"] = self.tier._replace(why="", ram_policy="" if own_file else self.tier.ram_policy)
+            own_file = file_of(find(self.tier.evict)) is not None
+            found["drive"] = self.tier._replace(why="", evict="" if own_file else self.tier.evict)
         return found
 
     def explicit(self) -> RunSpec:

@@ -43,7 +43,7 @@ class ThirdTier(NamedTuple):
     reads: str = DIRECT
     read_ahead: int = 0
     start: str = COLD
-    ram_policy: str = LRU
+    evict: str = LRU
     why: str = ""
 
 
@@ -132,7 +132,7 @@ def host_memory_of(spec: RunSpec, hw: Hardware) -> int:
 def described(tier: ThirdTier, n_bytes: int) -> str:
     """In words, for a label."""
     return (
-        f"host memory of {show_ram(n_bytes)} caches experts by {tier.ram_policy}, above {tier.drive} "
+        f"host memory of {show_ram(n_bytes)} caches experts by {tier.evict}, above {tier.drive} "
         f"({tier.reads} reads, {show_bytes(tier.block_bytes)} at a depth of {tier.depth}"
         f"{f'; {tier.why}' if tier.why else ''})"
     )

@@ -20,6 +20,7 @@ def words_of(policy: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[st
         BadInput: a word that is no NAME=VALUE, or an unknown policy.
     """
     values = parse_set(words, f"--policy {policy}".strip())
+    texts = OPTIONS.settings(words, bare=True)
     options = {key for key in values if key in OPTIONS.by_name and key != "policy"}
     bare = [key for key in values if "." not in key]
     params = {param.name for param in find(policy).params} if policy and bare else set()
@@ -28,7 +29,7 @@ def words_of(policy: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[st
     for key in bare:
         if key in own and key not in params:
             refuse_old(key, f"{key}, got it in a run's words")
-    return own, OPTIONS.values({key: values[key] for key in options})
+    return own, OPTIONS.values({key: texts[key] for key in options})
 
 
 def for_one(policy: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -29,7 +29,7 @@ TOLD = (
     "seed",
     "hit_definition",
 )
-TOLD_OF = (*TOLD, "policy", "set", "pcie", "vram", "cache", "cpu", "predictor", "sim_hit", "arrivals")
+TOLD_OF = (*TOLD, "engine", "policy", "set", "pcie", "vram", "cache", "cpu", "predictor", "sim_hit", "arrivals")
 """Fields of a run that its result tells, under the same name or as what was set."""
 ASKED = tuple(row.field for row in OPTIONS.rows if row.field not in TOLD_OF)
 DIGESTS = ("arrivals_sha256", "hw_sha256", "model_sha256", "router_sha256", "scheduler_sha256", "engine_sha256")

@@ -32,7 +32,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | OnePolicy | list[str | OnePolicy] = msgspec.field(default_factory=list)
     set: dict[str, Several] = {}
     slo: str | dict[str, dict[str, int | float | str]] = {}
-    axes: dict[str, Several] = {}
+    axes: dict[str, Any] = {}
 
     def block(self, what: str) -> Block:
         """Its axes. Raises BadInput."""
@@ -68,7 +68,7 @@ def gathered(data: Any, what: str, own: tuple[str, ...] = ()) -> Any:
     for name in [name for name in data if name not in ("policy", "set", "slo", *own)]:
         if not isinstance(name, str) or not OPTIONS.row(name, what).axis:
             raise BadInput(f"{what}, got {name!r}: it is no axis; correct it")
-        axes[name] = data[name]
+        axes[name] = to_struct(data[name], Several, f"{what}.{name}")
     return {name: value for name, value in data.items() if name not in axes} | {"axes": axes}
 
 
