@@ -20,6 +20,7 @@ TYPE_CHECKING = False  # `typing` takes as long as all else here; a command hear
 if TYPE_CHECKING:
     from sim import __version__
     from sim.base.errors import CheckFailed, MoesimError
+    from sim.figures import Statistic
     from sim.policy import (
         DECODE,
         FREE,
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
         no_store,
     )
     from sim.results.record import Result
-    from sim.results.schema import Statistic
     from sim.studies.compare_api import compare
     from sim.studies.diff.diff import Diff
     from sim.studies.diff.python_api import diff
@@ -170,7 +170,7 @@ _ELSEWHERE = {
     "MoesimError": "sim.base.errors",
     "Options": "sim.studies.option_types",
     "Result": "sim.results.record",
-    "Statistic": "sim.results.schema",
+    "Statistic": "sim.figures",
     "compare": "sim.studies.compare_api",
     "plan": "sim.studies.plan.python_api",
     "diff": "sim.studies.diff.python_api",

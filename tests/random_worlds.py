@@ -78,7 +78,7 @@ NAMES_SETUP_DECIDES = {
     "lookup",
     "labels",
     "peak_vram_bytes",
-    "peak_host_bytes",
+    "ram_peak_bytes",
     "bound",
     "wall_s",
     "engine",
@@ -321,9 +321,9 @@ def is_bounded(of: World) -> bool:
     """Whether a world has a lower bound; it is to be one."""
     with Trace(of.trace) as trace:
         result = execute(setup_of(of, trace)).result
-    if result.bound is None or "lossy" in find(result.policy).traits:
+    if result.lower_bound is None or "lossy" in find(result.policy).traits:
         return False
-    for least_s, found in ((result.bound.ttft_s, result.ttft_s), (result.bound.tpot_s, result.tpot_s)):
+    for least_s, found in ((result.lower_bound.ttft_s, result.ttft_s), (result.lower_bound.tpot_s, result.tpot_s)):
         if least_s is not None and found.mean is not None:
             assert least_s <= found.mean * (1 + 1e-9), f"{of}: bound {least_s} s, took {found.mean} s"
     return True
@@ -386,15 +386,15 @@ def by_engine(setup: Setup, spans: Any, log: Any) -> Any:
 def by_time_line(setup: Setup, spans: Any, log: Any) -> Any:
     """As `by_engine`, but what is charged to lanes is GPU 0's own time line, as the oracle has it.
 
-    The oracle knows no critical path, which `bound_by`, `provenance` and `uncertainty` rest on since;
+    The oracle knows no critical path, which `bottleneck`, `provenance` and `uncertainty` rest on since;
     `test_critical_path.py` holds it.
     """
     outcome = by_engine(setup, spans, log)
     phases = outcome.report.phases.items()
     shown = {name: one._replace(path_s=[*one.parts_s, 0.0, 0.0]) for name, one in phases}
-    result = {**plain(outcome.result), "bound_by": msgspec.to_builtins(metrics.bound_by(shown))}
-    if result["bound_by"]["mixed"] is None:
-        del result["bound_by"]["mixed"]
+    result = {**plain(outcome.result), "bottleneck": msgspec.to_builtins(metrics.bottleneck(shown))}
+    if result["bottleneck"]["mixed"] is None:
+        del result["bottleneck"]["mixed"]
     return SimpleNamespace(result=result, engine=outcome.engine, machine=outcome.machine)
 
 
@@ -410,9 +410,9 @@ def engine_keys(result: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in result.items() if name not in NAMES_SETUP_DECIDES | SINCE_THE_ORACLE}
     for name in ("ttft_s", "tpot_s", "e2e_s"):  # under load they say more than they did
         kept[name] = {key: value for key, value in kept[name].items() if key not in ("p90", "sampling")}
-    kept["memory"] = {name: kept["memory"][name] for name in ("expert_budget_bytes", "peak_expert_bytes")}
+    kept["memory"] = {name: kept["memory"][name] for name in ("cache_capacity_bytes", "cache_peak_bytes")}
     start = "beyond the calibrated range: "
-    kept["beyond"] = [label.removeprefix(start) for label in result["labels"] if label.startswith(start)]
+    kept["beyond"] = [label.removeprefix(start) for label in result["caveats"] if label.startswith(start)]
     return kept
 
 

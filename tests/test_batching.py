@@ -212,8 +212,8 @@ def test_times_of_a_queue_in_parts_by_hand(tmp_path: Path) -> None:
     assert result.n_outputs == 6
     assert (result.hit_rate, result.mixed_hit_rates.hit) == (None, 1.0)
     assert {row["phase"]: row["asked_n"] for row in result.by_layer} == {"prefill": 2, "mixed": 2}
-    assert result.bound_by.mixed.gpu == 1.0
-    assert result.bound_by.resource == "gpu"
+    assert result.bottleneck.mixed.gpu == 1.0
+    assert result.bottleneck.resource == "gpu"
     assert lines(result) == []  # nothing was missed, nothing waited for
     assert way_of(result) == CACHE  # where nothing decodes by itself, by what ran beside prompts
     told = result.to_dict()
@@ -237,7 +237,7 @@ def test_keys_of_runs_that_ask_for_nothing(tmp_path: Path) -> None:
     told = easy_run(tmp_path, 2).result.to_dict()
     assert not {"batching", "prefill_chunk", "mixed_hit_rates"} & told.keys()
     assert "mixed" not in told["phases"]
-    assert "mixed" not in told["bound_by"]
+    assert "mixed" not in told["bottleneck"]
 
 
 def test_a_prompt_in_parts_is_the_same_attention(tmp_path: Path) -> None:
@@ -341,8 +341,8 @@ def test_parts_on_events_and_from_a_tape_and_above_the_bound() -> None:
         assert recording is not None
         again = timed(made, recording).result
     assert figures(again) == figures(outcome.result) == {**mine, "bound": None}
-    assert straight.bound.tpot_s < straight.tpot_s.mean
-    assert straight.bound.ttft_s < straight.ttft_s.mean
+    assert straight.lower_bound.tpot_s < straight.tpot_s.mean
+    assert straight.lower_bound.ttft_s < straight.ttft_s.mean
 
 
 def test_who_knows_the_future_knows_parts() -> None:

@@ -367,23 +367,23 @@ def test_any_machine(seed, room, make, host, copy_s, batch, dense, shared, gpus,
     with Trace(path) as trace:
         world = dict(host, copy_s=copy_s, batch=batch, dense_layers=dense, shared=shared, gpus=gpus, peer_s=0.5)
         result = execute_easy(setup(one_cache(make), trace, room, **world)).result
-        assert result.bound.tpot_s <= result.tpot_s.mean
-        assert result.bound.ttft_s <= result.ttft_s.mean
+        assert result.lower_bound.tpot_s <= result.tpot_s.mean
+        assert result.lower_bound.ttft_s <= result.ttft_s.mean
 
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_gpu_only_is_the_bound(host, tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 5, 2, prompt=4, outputs=7, levels=set())) as trace:
         result = execute(setup(GpuOnly(), trace, 15, **host)).result
-        assert result.bound.above_frac == pytest.approx(0, abs=1e-9)
-        assert result.bound.ttft_s == pytest.approx(result.ttft_s.mean)
+        assert result.lower_bound.above_frac == pytest.approx(0, abs=1e-9)
+        assert result.lower_bound.ttft_s == pytest.approx(result.ttft_s.mean)
 
 
 @pytest.mark.parametrize("room", [20, 60, 100])
 def test_perfect_prefetching_comes_close_where_the_link_is_the_bottleneck(room, tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 16, 8, 2, n_requests=4, outputs=40, levels=set())) as trace:
         results = [execute(setup(one_cache(make), trace, room)).result for make in (PerfectPrefetch, Belady, Lru)]
-        above = [result.bound.above_frac for result in results]
+        above = [result.lower_bound.above_frac for result in results]
         assert 0 <= above[0] < 0.08
         assert above[0] < above[1] < above[2]
 
@@ -391,19 +391,19 @@ def test_perfect_prefetching_comes_close_where_the_link_is_the_bottleneck(room, 
 def test_arrivals_and_batches_leave_the_future_open(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 2, 4, 2, levels={"arrivals"})) as trace:
         assert lower_bound(setup(Lru(scope="global"), trace, 3, batch=2)) is None
-        assert execute(setup(Lru(scope="global"), trace, 3, batch=2)).result.bound is None
+        assert execute(setup(Lru(scope="global"), trace, 3, batch=2)).result.lower_bound is None
         waiting = execute(setup(Lru(scope="global"), trace, 3)).result
         # One by one in turn, a request waits for those before it, whoever decides.
-        assert waiting.bound.ttft_s <= waiting.ttft_s.mean
+        assert waiting.lower_bound.ttft_s <= waiting.ttft_s.mean
 
 
 def test_people_read_it_too():
     with World(Lru) as world:
         seen = execute(world.setup(12)).result
-    assert seen.bound.above_frac == pytest.approx(seen.tpot_s.mean / seen.bound.tpot_s - 1)
+    assert seen.lower_bound.above_frac == pytest.approx(seen.tpot_s.mean / seen.lower_bound.tpot_s - 1)
     (line,) = [line for line in render(seen).splitlines() if line.startswith("lower bound")]
     assert "for any lossless policy" in line
-    assert f"{100 * seen.bound.above_frac:.0f} % above it" in line
+    assert f"{100 * seen.lower_bound.above_frac:.0f} % above it" in line
 
 
 def test_links_share_what_they_have_no_part_in(monkeypatch):

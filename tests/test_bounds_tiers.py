@@ -69,8 +69,8 @@ def test_drafting_takes_its_time_by_hand() -> None:
     launches, steps = found[""].engine.cost.launches, drafted.draft.steps
     drafted_s = 0.01 * drafted.draft.drafted + steps * (launches.kernel_s + launches.sync_s)
     n_tokens = drafted.decode_tokens
-    assert (drafted.bound.tpot_s - plain.bound.tpot_s) * n_tokens == pytest.approx(drafted_s, rel=1e-6)
-    assert drafted.bound.tpot_s <= drafted.tpot_s.mean
+    assert (drafted.lower_bound.tpot_s - plain.lower_bound.tpot_s) * n_tokens == pytest.approx(drafted_s, rel=1e-6)
+    assert drafted.lower_bound.tpot_s <= drafted.tpot_s.mean
 
 
 LOSSLESS = sorted(name for name, kind in policies().items() if "lossy" not in kind.traits)
@@ -114,9 +114,9 @@ def test_a_band_that_begins_below_the_bound_says_why() -> None:
         result = execute(made).result
     finally:
         made.close()
-    assert result.uncertainty.tpot_s[0] < result.bound.tpot_s <= result.tpot_s.mean
+    assert result.uncertainty.tpot_s[0] < result.lower_bound.tpot_s <= result.tpot_s.mean
     said = "it begins below the lower bound of"
     assert said in render(result, 400)
     assert "is of these figures and requests: with better ones it is lower, too" in render(result, 400)
-    above = msgspec.structs.replace(result, bound=msgspec.structs.replace(result.bound, tpot_s=1e-9))
+    above = msgspec.structs.replace(result, lower_bound=msgspec.structs.replace(result.lower_bound, tpot_s=1e-9))
     assert said not in render(above, 400)

@@ -114,7 +114,7 @@ def test_memory_and_time(capsys: pytest.CaptureFixture[str], trace: dict[str, np
     assert memory["kv_cache_bytes"] == KV_BYTES_PER_TOKEN * (int(lengths.max()) + 1)
     assert memory["vram_bytes"] == 24 << 30
     taken = sum(memory[f"{part}_bytes"] for part in ("dense", "kv_cache", "activation", "reserve", "predictor"))
-    assert memory["expert_budget_bytes"] == memory["vram_bytes"] - taken
+    assert memory["cache_capacity_bytes"] == memory["vram_bytes"] - taken
     copy_s, expert_s = 10e-6 + EXPERT_BYTES / 24.5e9, EXPERT_BYTES / 860e9
     attention_s, head_s = 2 * (2 * 4096**2 + 2 * 4096 * 1024) / 860e9, 2 * 32000 * 4096 / 860e9
     by_hand_s = 32 * (attention_s + 2 * copy_s + expert_s) + head_s
@@ -134,6 +134,6 @@ def test_waiting_for_an_expert_on_another_gpu_is_not_waiting_for_the_host(capsys
     decode = said["phases"]["decode"]
     reads_s = (32 + 1) * 15e-6 + 32 * 5e-6
     assert said["hit_rate"] > 0.999
-    assert said["bound_by"]["resource"] == "gpu"
+    assert said["bottleneck"]["resource"] == "gpu"
     waited_s = sum(row["wait_host_s"] for row in said["by_layer"] if row["phase"] == "decode")
     assert waited_s < reads_s * decode["tokens"]

@@ -56,7 +56,7 @@ def baseline(tmp_path: Path):
 
     def write(runs: str, head: str = "") -> Path:
         path = tmp_path / "baseline.yaml"
-        path.write_text(f"# ours\nschema: 1\nrun: {{hw: rtx3090, trace: {trace}}}\n{head}runs:\n{runs}", "utf-8")
+        path.write_text(f"# ours\nschema: 2\nrun: {{hw: rtx3090, trace: {trace}}}\n{head}runs:\n{runs}", "utf-8")
         return path
 
     return write
@@ -65,18 +65,18 @@ def baseline(tmp_path: Path):
 @pytest.mark.parametrize(
     ("key", "unit", "way"),
     [
-        ("hit_rate", "frac", 1),
-        ("prefill_hit_rates.hit", "frac", 1),
-        ("token_hit_rates.miss", "frac", -1),
+        ("hit_rate", "share", 1),
+        ("prefill_hit_rates.hit", "share", 1),
+        ("token_hit_rates.miss", "share", -1),
         ("tpot_s.mean", "s", -1),
         ("tpot_s.n", "", 0),
         ("h2d_bytes", "bytes", -1),
         ("prefetch.issued.bytes", "bytes", 0),
         ("prefetch.wasted.n", "", -1),
-        ("throughput_tokens_per_s", "", 1),
-        ("bound.tpot_s", "s", 0),
-        ("lane_utilisation.gpu", "frac", 0),
-        ("memory.expert_budget_bytes", "bytes", 0),
+        ("throughput_tokens_per_s", "per_s", 1),
+        ("lower_bound.tpot_s", "s", 0),
+        ("lane_utilisation.gpu", "share", 0),
+        ("memory.cache_capacity_bytes", "bytes", 0),
     ],
 )
 def test_units_and_ways_of_figures(key: str, unit: str, way: int) -> None:
@@ -219,25 +219,25 @@ LAYOUTS = {
     "json, null figures": '{"runs": [{"figures": null, "policy": "lru", "hw": "x"}], "schema": 1, "inputs": {}}',
     "json, figures": '{"runs": [{"figures": {"hit_rate": 1e-3, "h2d_bytes":null}, "policy": "lru"}], "schema": 1}',
     "json, byte order mark": '\ufeff{"schema": 1, "runs": [{"policy": "lru", "hw": "rtx3090"}]}\n',
-    "flow": f"{{schema: 1, runs: [{LRU}, {LRU}], inputs: {{hw rtx3090: x}}}}\n",
-    "flow, comments": "# a\n{schema: 1, # b\n runs: [ # c\n  {policy: lru, # d\n   hw: rtx3090, }, # e\n  ]}\n# f\n",
-    "flow inputs": f"schema: 1\nruns: [{LRU}]\ninputs: {{hw rtx3090: x, # a\n  hw gone: y}} # b\n",
-    "flow inputs, kept": f"schema: 1\nruns: [{LRU}]\ninputs: {{hw rtx3090: x}} # b\n",
-    "no value": "schema: 1\nruns: [{policy: lru, name: , figures: }]\n",
-    "block": "schema: 1\nruns:\n  - policy: lru # a\n    hw: rtx3090 # b\n  # - policy: off\n# c",
-    "indented root": "  schema: 1\n  runs:\n    -   policy: lru\n        hw: rtx3090\n",
+    "flow": f"{{schema: 2, runs: [{LRU}, {LRU}], inputs: {{hw rtx3090: x}}}}\n",
+    "flow, comments": "# a\n{schema: 2, # b\n runs: [ # c\n  {policy: lru, # d\n   hw: rtx3090, }, # e\n  ]}\n# f\n",
+    "flow inputs": f"schema: 2\nruns: [{LRU}]\ninputs: {{hw rtx3090: x, # a\n  hw gone: y}} # b\n",
+    "flow inputs, kept": f"schema: 2\nruns: [{LRU}]\ninputs: {{hw rtx3090: x}} # b\n",
+    "no value": "schema: 2\nruns: [{policy: lru, name: , figures: }]\n",
+    "block": "schema: 2\nruns:\n  - policy: lru # a\n    hw: rtx3090 # b\n  # - policy: off\n# c",
+    "indented root": "  schema: 2\n  runs:\n    -   policy: lru\n        hw: rtx3090\n",
     "inputs with comments": (
-        f"inputs: # a\n  hw rtx3090: x # b\n  # c\n  model kept: 'z'\n  hw gone: y\n  # e\nschema: 1\nruns: [{LRU}]\n"
+        f"inputs: # a\n  hw rtx3090: x # b\n  # c\n  model kept: 'z'\n  hw gone: y\n  # e\nschema: 2\nruns: [{LRU}]\n"
     ),
-    "inputs last, gone last": f"schema: 1\nruns: [{LRU}]\ninputs:\n  hw rtx3090: x # b\n  hw gone: y",
-    "documents' ends": f"%YAML 1.1\n--- # a\nschema: 1\nruns: [{LRU}]\n... # b\n",
-    "a block of text last": "schema: 1\nruns:\n- policy: lru\n  name: |\n    two\n    lines\n# a\n- policy: lfu\n",
-    "a folded text kept last": "schema: 1\nruns:\n- policy: lru\n  name: >+\n    two\n\n\n- policy: lfu\n",
-    "a figure in a block of text": "schema: 1\nruns:\n- policy: lru\n  figures:\n    hit_rate: |\n      1\n  name: a\n",
+    "inputs last, gone last": f"schema: 2\nruns: [{LRU}]\ninputs:\n  hw rtx3090: x # b\n  hw gone: y",
+    "documents' ends": f"%YAML 1.1\n--- # a\nschema: 2\nruns: [{LRU}]\n... # b\n",
+    "a block of text last": "schema: 2\nruns:\n- policy: lru\n  name: |\n    two\n    lines\n# a\n- policy: lfu\n",
+    "a folded text kept last": "schema: 2\nruns:\n- policy: lru\n  name: >+\n    two\n\n\n- policy: lfu\n",
+    "a figure in a block of text": "schema: 2\nruns:\n- policy: lru\n  figures:\n    hit_rate: |\n      1\n  name: a\n",
     "anchors and tags": f"schema: !!int 1\nruns: &all\n- &one {LRU}\n- !!map {{figures: &f {{hit_rate: &h 1}}}}\n",
     "odd keys": "'schema': 1\n? runs\n: - \"policy\" : lru\n    'figures' : {\"hit_rate\" : 1 , 'h2d_bytes': 2,}\n",
-    "tabs": "schema: 1\t# a\nruns: [{policy: lru,\thw: rtx3090\t}]\t# b\n",
-    "a block of text without an end": "schema: 1\nruns:\n- policy: lru\n  name: |\n    two",
+    "tabs": "schema: 2\t# a\nruns: [{policy: lru,\thw: rtx3090\t}]\t# b\n",
+    "a block of text without an end": "schema: 2\nruns:\n- policy: lru\n  name: |\n    two",
 }
 
 
@@ -286,7 +286,7 @@ def test_a_baseline_is_replaced_in_its_place_or_refused_before_the_runs(check, b
     assert (done.code, path.read_bytes()) == (2, text)
     assert "it is read-only" in done.err and done.err.count("\n") == 1
     path.chmod(0o640)
-    path.write_text("\n" * (MAX_YAML_BYTES - 60) + "{schema: 1, runs: [{policy: lru, hw: rtx3090}]}")
+    path.write_text("\n" * (MAX_YAML_BYTES - 60) + "{schema: 2, runs: [{policy: lru, hw: rtx3090}]}")
     done = check(path, "--update")
     assert (done.code, done.err.count("\n")) == (2, 1)
 
@@ -310,27 +310,27 @@ def test_a_baseline_that_is_edited_while_its_runs_are_replayed_stays(check, base
     ("text", "says"),
     [
         ("[]", "a baseline is a mapping"),
-        ("schema: 1\nruns: []", "there are none"),
-        ("schema: 2\nruns: [{policy: lru, hw: rtx3090}]", "schema"),
-        ("schema: 1\nruns: [{hw: rtx3090}]", "no policy"),
-        ("schema: 1\nruns: [{policy: lru}]", "no hardware"),
-        ("schema: 1\nruns: [{policy: lru, hw: [rtx3090, a6000]}]", "got 2 runs: each field has one value"),
-        ("schema: 1\nruns: [{policy: all, hw: rtx3090}]", "each field has one value"),
-        ("schema: 1\nruns: [{policy: lru, hw: rtx3090}, {policy: lru, hw: rtx3090}]", "give it a name of its own"),
+        ("schema: 2\nruns: []", "there are none"),
+        (f"schema: {1}\nruns: [{{policy: lru, hw: rtx3090}}]", "schema, got 1: 2 is read; write schema: 2"),
+        ("schema: 2\nruns: [{hw: rtx3090}]", "no policy"),
+        ("schema: 2\nruns: [{policy: lru}]", "no hardware"),
+        ("schema: 2\nruns: [{policy: lru, hw: [rtx3090, a6000]}]", "got 2 runs: each field has one value"),
+        ("schema: 2\nruns: [{policy: all, hw: rtx3090}]", "each field has one value"),
+        ("schema: 2\nruns: [{policy: lru, hw: rtx3090}, {policy: lru, hw: rtx3090}]", "give it a name of its own"),
         (
-            "schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {hit_rate: 5ms}}]",
+            "schema: 2\nruns: [{policy: lru, hw: rtx3090, figures: {hit_rate: 5ms}}]",
             "runs[0].figures.hit_rate, got '5ms'",
         ),
         (
-            "schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {hit_rate: 31}}]",
+            "schema: 2\nruns: [{policy: lru, hw: rtx3090, figures: {hit_rate: 31}}]",
             "a share, 1 at most; write e.g. 0.31",
         ),
-        ("schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {hitrate: 3%}}]", "if it is called so"),
-        ("schema: 1\nruns: [{policy: lru, hw: rtx3090, figures: {}}]", "name at least one"),
-        ("schema: 1\nruns: [{policy: lru, hw: rtx3090, tolerance: {hits: 1}}]", "tolerance, got 'hits'"),
-        ("schema: 1\ntolerance: {hit_rat: 1%}\nruns: [{policy: lru, hw: rtx3090}]", "did you mean 'hit_rate'"),
-        ("schema: 1\ntolerance: {hit_rate: -1%}\nruns: [{policy: lru, hw: rtx3090}]", "a tolerance is not negative"),
-        ("schema: 1\nruns: [{polciy: lru, hw: rtx3090}]", "did you mean 'policy'"),
+        ("schema: 2\nruns: [{policy: lru, hw: rtx3090, figures: {hitrate: 3%}}]", "if it is called so"),
+        ("schema: 2\nruns: [{policy: lru, hw: rtx3090, figures: {}}]", "name at least one"),
+        ("schema: 2\nruns: [{policy: lru, hw: rtx3090, tolerance: {hits: 1}}]", "tolerance, got 'hits'"),
+        ("schema: 2\ntolerance: {hit_rat: 1%}\nruns: [{policy: lru, hw: rtx3090}]", "did you mean 'hit_rate'"),
+        ("schema: 2\ntolerance: {hit_rate: -1%}\nruns: [{policy: lru, hw: rtx3090}]", "a tolerance is not negative"),
+        ("schema: 2\nruns: [{polciy: lru, hw: rtx3090}]", "did you mean 'policy'"),
     ],
 )
 def test_what_is_no_baseline(tmp_path: Path, text: str, says: str) -> None:

@@ -14,10 +14,10 @@ from tiny_traces import tiny_trace
 from sim.base.errors import BadInput, IllegalDecision
 from sim.bounds.time_bound import lower_bound
 from sim.cli import main
+from sim.figures import Statistic
 from sim.policy.registry import policies
 from sim.results.routing_words import routing_words
 from sim.results.sampling import Sample
-from sim.results.schema import Statistic
 from sim.studies.compare import Candidate, none_ran
 from sim.studies.compare_text import verdict
 from sim.studies.ranking import Row, ranks_of
@@ -56,11 +56,11 @@ def test_it_ranks_systems_and_lists_bounds_beside_them(capsys, trace):
     )
     runs = json.loads(out)["runs"]
     assert code == 0
-    assert sorted(run["as"] for run in runs) == ["belady", "gpu_only", "lru", "lru scope=global"]
+    assert sorted(run["applied_as"] for run in runs) == ["belady", "gpu_only", "lru", "lru scope=global"]
     times = [run["tpot_s"]["mean"] for run in runs]
     assert times == sorted(times)
-    assert runs[0]["as"] == "gpu_only"
-    assert len({run["expert_budget_bytes"][0] for run in runs if run["as"] != "gpu_only"}) == 1
+    assert runs[0]["applied_as"] == "gpu_only"
+    assert len({run["cache_capacity_bytes"][0] for run in runs if run["applied_as"] != "gpu_only"}) == 1
 
 
 def test_labels_of_all_runs_are_said_once(capsys, tmp_path):
@@ -105,7 +105,7 @@ def row(label: str, tpot_s: float, *labels: str, times: tuple[float, ...] = ()) 
     sample = Sample(dict(enumerate(times or (tpot_s, tpot_s))))
     said = SimpleNamespace(
         tpot_s=Statistic(tpot_s, None, None, None, 2),
-        labels=list(labels),
+        caveats=list(labels),
         model="m",
         hw="easy",
         overrides={},
@@ -175,7 +175,7 @@ def test_two_requests_leave_open_what_twelve_say(capsys):
     leads = {}
     for n in (1, 2, 12):
         found = json.loads(call(capsys, *args, "--requests", str(n), "--json")[1])["runs"]
-        leads[n] = found[0]["as"], found[0]["rank"], found[0]["not_told_apart"]
+        leads[n] = found[0]["applied_as"], found[0]["rank"], found[0]["tied_with"]
         assert [run["uncertainty"]["sampling"]["tpot_n"] for run in found] == [n, n]
     assert leads == {1: ("fiddler", None, None), 2: ("fiddler", [1, 2], ["lfu"]), 12: ("fiddler", [1, 1], [])}
     out = call(capsys, *args, "--requests", "1")[1].splitlines()
@@ -188,7 +188,10 @@ def test_all_ranks_what_can_run_and_lists_the_rest(capsys, trace):
     args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "all", "--policy", "lru")
     code, out, err = call(capsys, *args, "--json")
     found = json.loads(out)
-    ran, missing = [run["as"] for run in found["runs"]], {entry["as"]: entry["reason"] for entry in found["not_run"]}
+    ran, missing = (
+        [run["applied_as"] for run in found["runs"]],
+        {entry["applied_as"]: entry["reason"] for entry in found["not_run"]},
+    )
     assert (code, err) == (0, "")
     assert sorted([*ran, *missing]) == list(policies())
     assert {"lru", "fine_moe", "belady"} <= set(ran)
@@ -254,7 +257,7 @@ def test_equal_runs_are_shown_once(capsys, trace):
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
     code, out, err = call(capsys, *args, "--json")
     assert code == 0
-    assert sorted(run["as"] for run in json.loads(out)["runs"]) == ["LRU", "accelerate", "lru scope=global"]
+    assert sorted(run["applied_as"] for run in json.loads(out)["runs"]) == ["LRU", "accelerate", "lru scope=global"]
     assert err.splitlines() == [
         "note: lru scope=layer is the same run as LRU; it is shown once",
         "note: on_demand is the same run as accelerate; it is shown once",
@@ -274,10 +277,10 @@ def test_the_bound_is_worked_out_once_for_each_room(capsys, trace, monkeypatch):
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
     _, out, _ = call(capsys, *args, "--json", "--workers", "1")
     assert len(asked) == len(set(asked)) == 3  # the card's room with and without its CPU, and gpu_only's
-    runs = {run["as"]: run["bound"] for run in json.loads(out)["runs"]}
+    runs = {run["applied_as"]: run["lower_bound"] for run in json.loads(out)["runs"]}
     assert runs["lru"]["tpot_s"] == runs["lfu"]["tpot_s"] == runs["belady"]["tpot_s"]
     assert runs["lru"]["above_frac"] != runs["lfu"]["above_frac"]
-    assert runs["fiddler"]["lanes"] == runs["ktransformers"]["lanes"] == "copy + cpu"
+    assert runs["fiddler"]["resource"] == runs["ktransformers"]["resource"] == "copy + cpu"
 
 
 def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
@@ -291,7 +294,7 @@ def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
     )
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in own for word in ("--policy", name)))
     _, out, _ = call(capsys, *args, "--json")
-    runs = {run["as"]: run for run in json.loads(out)["runs"]}
+    runs = {run["applied_as"]: run for run in json.loads(out)["runs"]}
     for name in own:
         policy, *settings = name.split()
         with pytest.raises(SystemExit):
@@ -309,9 +312,9 @@ def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
                 ]
             )
         alone = json.loads(capsys.readouterr().out)
-        assert runs[name]["bound"] == alone["bound"], name
+        assert runs[name]["lower_bound"] == alone["lower_bound"], name
         assert (runs[name]["name"], runs[name]["overrides"]) == (alone["name"], alone["overrides"])
-    assert all(run["bound"]["above_frac"] >= 0 for run in runs.values())
+    assert all(run["lower_bound"]["above_frac"] >= 0 for run in runs.values())
     assert len({run["name"] for run in runs.values()}) == len(own)
 
     code, out, _ = call(capsys, *args[:8], "--vram", "20GB")
@@ -329,19 +332,19 @@ def test_one_bound_is_beside_all_rows_and_each_run_keeps_its_own(capsys, trace):
     names = ("lru", "fiddler", "lfu hw.h2d.bandwidth_bytes_per_s=5e10", "belady", "gpu_only")
     args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
     found = json.loads(call(capsys, *args, "--json")[1])
-    here = [run for run in found["runs"] if run["as"] != "gpu_only"]  # that has another memory
-    least_s = min(run["bound"]["tpot_s"] for run in here)
+    here = [run for run in found["runs"] if run["applied_as"] != "gpu_only"]  # that has another memory
+    least_s = min(run["lower_bound"]["tpot_s"] for run in here)
     assert found["common_bound"]["tpot_s"] == least_s
-    assert len({run["bound"]["tpot_s"] for run in here}) == 3
+    assert len({run["lower_bound"]["tpot_s"] for run in here}) == 3
     for run in here:
         assert run["above_common_bound_frac"] == run["tpot_s"]["mean"] / least_s - 1 >= 0
-        assert run["bound"]["above_frac"] == run["tpot_s"]["mean"] / run["bound"]["tpot_s"] - 1
-    assert [run["above_common_bound_frac"] for run in found["runs"] if run["as"] == "gpu_only"] == [None]
+        assert run["lower_bound"]["above_frac"] == run["tpot_s"]["mean"] / run["lower_bound"]["tpot_s"] - 1
+    assert [run["above_common_bound_frac"] for run in found["runs"] if run["applied_as"] == "gpu_only"] == [None]
     out = call(capsys, *args)[1]
     shown = {line.split()[0]: line for line in out.splitlines() if " copy link" in line or " cpu" in line}
     for run in here:
-        if " " not in run["as"]:
-            assert f" {100 * run['above_common_bound_frac']:.0f} % " in shown[run["as"]]
+        if " " not in run["applied_as"]:
+            assert f" {100 * run['above_common_bound_frac']:.0f} % " in shown[run["applied_as"]]
 
 
 def test_a_baseline_stands_at_one_and_all_else_is_relative_to_it(capsys, trace, tmp_path):
@@ -362,21 +365,21 @@ def test_a_baseline_stands_at_one_and_all_else_is_relative_to_it(capsys, trace, 
     assert re.match(r"against lfu \([\d.]+ m?s per token on rtx3090 over 2 requests\): \w+ [\d.]+x as fast", out)
     assert re.search(r"^lfu +\S+ +[\d.]+ m?s +1\.00x ", out, re.MULTILINE)
     found = json.loads(call(capsys, *args, "--against", "lfu", "--json")[1])
-    base = next(run for run in found["runs"] if run["as"] == found["against"] == "lfu")
+    base = next(run for run in found["runs"] if run["applied_as"] == found["against"] == "lfu")
     for run in found["runs"]:
         assert run["times_as_fast"] == base["tpot_s"]["mean"] / run["tpot_s"]["mean"]
         assert run["times_as_fast_ttft"] == base["ttft_s"]["mean"] / run["ttft_s"]["mean"]
-        if run["as"] != "lfu":
-            said = re.search(rf"{run['as']} ([\d.]+)x", found["answer"].split("): ")[1])
+        if run["applied_as"] != "lfu":
+            said = re.search(rf"{run['applied_as']} ([\d.]+)x", found["answer"].split("): ")[1])
             assert float(said[1]) == pytest.approx(run["times_as_fast"], rel=5e-3)
     (tmp_path / "c.json").write_text(json.dumps(found), encoding="utf-8")
     page = called(capsys, main, "report", tmp_path / "c.json", "--json").json
     ranking = next(block for block in page["sections"][0]["blocks"] if block["kind"] == "table")
     at = [column["title"] for column in ranking["columns"]].index("times as fast as lfu")
-    assert {row[0]: row[at] for row in ranking["rows"]} == {r["as"]: r["times_as_fast"] for r in found["runs"]}
+    assert {row[0]: row[at] for row in ranking["rows"]} == {r["applied_as"]: r["times_as_fast"] for r in found["runs"]}
     # The same run under another name is the baseline, too.
     found = json.loads(call(capsys, *args, "--policy", "lru", "--against", "lru scope=layer", "--json")[1])
-    assert [run["times_as_fast"] for run in found["runs"] if run["as"] == found["against"] == "lru"] == [1.0]
+    assert [run["times_as_fast"] for run in found["runs"] if run["applied_as"] == found["against"] == "lru"] == [1.0]
     code, out, err = call(capsys, *args, "--scheduler", "fcfs,sjf", "--against", "lfu")
     assert (code, out) == (2, "")
     assert "--against 'lfu, fcfs'" in err and err.count("\n") == 1
@@ -401,7 +404,7 @@ def test_the_first_line_says_in_five_words_what_routing_rests_on(labels, model, 
     assert words in said
     assert len(said.split()) == (5 if words else 0)
     assert verdict(runs, ranks_of(runs)).endswith(f"; {said}" if said else "faster than b")
-    runs[1].result.labels = []
+    runs[1].result.caveats = []
     assert verdict(runs, ranks_of(runs)).endswith(f"; {said} in part" if said else "faster than b")
 
 
@@ -439,8 +442,8 @@ def test_a_row_equals_the_run_alone(capsys, trace):
         )
     alone = json.loads(capsys.readouterr().out)
     assert both.pop("as") == "lfu reset_on_evict=true"
-    assert (both.pop("rank"), both.pop("not_told_apart")) == ([1, 1], [])
-    assert both.pop("above_common_bound_frac") == both["bound"]["above_frac"]
+    assert (both.pop("rank"), both.pop("tied_with")) == ([1, 1], [])
+    assert both.pop("above_common_bound_frac") == both["lower_bound"]["above_frac"]
     assert {**both, "wall_s": 0} == {**alone, "wall_s": 0}
 
 
@@ -467,7 +470,10 @@ def test_one_policy_on_two_stacks_and_what_holds_for_all(capsys, trace):
     args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "lru")
     code, out, _ = call(capsys, *args, "--policy", "lru engine=hf", "--json")
     assert code == 0
-    assert {run["as"]: run["stack"] for run in json.loads(out)["runs"]} == {"lru": "bare", "lru engine=hf": "hf"}
+    assert {run["applied_as"]: run["stack"] for run in json.loads(out)["runs"]} == {
+        "lru": "bare",
+        "lru engine=hf": "hf",
+    }
     code, out, err = call(capsys, *args, "--policy", "lru batch=4")
     assert (code, out) == (2, "")
     assert "got batch=4: it holds for all policies of a comparison" in err

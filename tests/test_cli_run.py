@@ -53,7 +53,7 @@ class TestOutput:
         ],
     )
     def test_scoring_what_was_learned_is_labelled(self, run: Any, policy: str, split: str, said: bool) -> None:
-        labels = run("--json", "--split", split, policy=policy).json["labels"]
+        labels = run("--json", "--split", split, policy=policy).json["caveats"]
         assert ("scored on requests it may have learned from" in labels) == said
 
     def test_json_is_one_object_and_nothing_else(self, run: Any) -> None:
@@ -89,8 +89,8 @@ class TestOutput:
 
     def test_bound_in_hypothetical_memory_says_so(self, run: Any) -> None:
         result = run("--json", policy="gpu_only").json
-        assert any(label.startswith("does not fit: needs 9") for label in result["labels"])
-        assert result["bound_by"]["resource"] == "gpu"
+        assert any(label.startswith("does not fit: needs 9") for label in result["caveats"])
+        assert result["bottleneck"]["resource"] == "gpu"
         assert "; does not fit: needs 9" in run(policy="gpu_only").out.splitlines()[0]
         assert run(policy="belady").out.splitlines()[0].endswith("; oracle")
 
@@ -117,7 +117,7 @@ class TestOutput:
 
     def test_a_cap_that_is_not_kept_to_is_mentioned(self, run: Any) -> None:
         label = "--cache 40experts not applied: every expert is kept"
-        assert label in run("--json", "--cache", "40experts", policy="gpu_only").json["labels"]
+        assert label in run("--json", "--cache", "40experts", policy="gpu_only").json["caveats"]
         assert label in run("--cache", "40experts", policy="gpu_only").out.splitlines()[0]
         assert "not applied" not in run("--vram", "20GB", policy="gpu_only").out
         assert "not applied" not in run("--cache", "40experts").out
@@ -269,11 +269,11 @@ def test_the_band_says_over_how_many_requests(run: Any) -> None:
 class TestSizes:
     @pytest.mark.parametrize("words", ["6GB", "6e9B", "6 GB", "6000000000 B"])
     def test_units(self, run: Any, words: str) -> None:
-        assert run("--json", "--cache", words, policy="on_demand").json["expert_budget_bytes"] == [6_000_000_000]
+        assert run("--json", "--cache", words, policy="on_demand").json["cache_capacity_bytes"] == [6_000_000_000]
 
     def test_experts_are_whole(self, run: Any) -> None:
         result = run("--json", "--cache", "17experts", policy="on_demand").json
-        assert result["expert_budget_bytes"] == [17 * result["expert_bytes"]]
+        assert result["cache_capacity_bytes"] == [17 * result["expert_bytes"]]
 
 
 class TestConfig:
@@ -315,7 +315,7 @@ class TestConfig:
         config = tmp_path / "a" / "config.yaml"
         changed = simulated(capsys, "--config", config, "--policy", "lfu", "--cache", "20%", "--json").json
         assert (changed["policy"], changed["seed"]) == ("lfu", 3)
-        assert changed["expert_budget_bytes"] == [51 * changed["expert_bytes"]]
+        assert changed["cache_capacity_bytes"] == [51 * changed["expert_bytes"]]
         latency = {row["figure"]: row["value"] for row in changed["provenance"]["figures"]}["h2d.latency_s"]
         assert latency == 1e-6
 

@@ -211,7 +211,7 @@ def test_every_policy_under_contention(tiny, policy):
     if "timing" not in policies()[policy].traits:
         assert first[1] == alone[1]
     assert first[0]["h2d_bytes"] == alone[0]["h2d_bytes"] or "timing" in policies()[policy].traits
-    shares = first[0]["bound_by"]["decode"]
+    shares = first[0]["bottleneck"]["decode"]
     assert sum(share for share in shares.values()) == pytest.approx(1)
 
 

@@ -16,7 +16,7 @@ from sim.base.lanes import CHARGED, GPU, H2D, HOST
 from sim.machine.runs import Paths
 from sim.policy.api import Policy
 from sim.policy.decisions import Predict, RunCpu
-from sim.results.metrics import bound_by
+from sim.results.metrics import bottleneck
 
 A_LITTLE = 1e-6
 PER_CENT = 0.01
@@ -46,7 +46,7 @@ def test_the_gain_from_a_quicker_resource_is_what_was_charged_to_it(tmp_path: Pa
         clockwork = run_of(of)[0]
         for name, phase in clockwork.phases.items():
             assert math.fsum(phase.path_s) == pytest.approx(phase.time_s, rel=1e-9, abs=1e-12), f"{of}\n{name}"
-        named = bound_by(clockwork.phases, drive=True).resource
+        named = bottleneck(clockwork.phases, drive=True).resource
         assert named is not None
         held += 1
     assert held >= WORLDS // 2
@@ -56,7 +56,7 @@ def test_down_the_chain_by_hand(tmp_path: Path) -> None:
     # attention 0..1; the copies of both experts 1..11 and 11..21, the experts 11..13 and 21..23, the head 23..24.
     # GPU 0 is idle 1..11 and 13..21. Back from the end: head, expert, both copies, attention.
     seen = run(Lru(), tmp_path, [[[0, 1]]], room=2, n_experts=2)
-    shares = seen.result.bound_by.prefill
+    shares = seen.result.bottleneck.prefill
     assert (shares.gpu, shares.copy) == (4 / 24, 20 / 24)
 
 
@@ -76,14 +76,14 @@ def test_what_the_host_waits_for_is_charged_to_what_it_waits_for(tmp_path: Path)
     # attention 0..1, the prediction 1..8, activations 8..9, the CPU 9..14, back 14..15, the head 15..16.
     seen = run(Blocks(), tmp_path, [[[0]]], room=1, n_experts=1)
     assert seen.outcome.report.phases["prefill"].path_s == [2, 1, 0, 5, 7, 0, 0, 1, 0]
-    assert seen.result.bound_by.resource == "predictor"
-    assert seen.result.bound_by.prefill.back == 1 / 16
+    assert seen.result.bottleneck.resource == "predictor"
+    assert seen.result.bottleneck.prefill.back == 1 / 16
 
 
 def test_resources_that_share_the_verdict_are_both_named(tmp_path: Path) -> None:
     # attention 0..1, the copy 1..5, the expert 5..7, the head 7..8.
     seen = run(Lru(), tmp_path, [[[0]]], room=1, n_experts=1, copy_s=4.0)
-    assert seen.result.bound_by.resource == "gpu and copy link"
+    assert seen.result.bottleneck.resource == "gpu and copy link"
 
 
 def test_of_a_lane_that_stays_busy_only_its_stretch_is_kept() -> None:

@@ -109,7 +109,7 @@ def test_a_context_beyond_the_calibration_is_labelled(tmp_path):
     for high, said in ((10, []), (9, [label])):
         profile.write(plain, data | {"ranges": {"context_tokens": [1, high]}})
         setup = prepare(RunSpec(**spec))
-        assert [label for label in execute(setup).result.labels if "beyond" in label] == said
+        assert [label for label in execute(setup).result.caveats if "beyond" in label] == said
         setup.close()
 
 
@@ -175,4 +175,4 @@ def test_results_say_what_lies_beyond_the_measured_range(tmp_path):
     setup = prepare(RunSpec(policy="lru", hw=str(path), model="cpu-small", precision="fp32", requests=1))
     result = execute(setup, bounds=False).result
     setup.close()
-    assert any(label.startswith("beyond the calibrated range: attention at ") for label in result.labels)
+    assert any(label.startswith("beyond the calibrated range: attention at ") for label in result.caveats)

@@ -250,7 +250,7 @@ def test_no_one_is_faster_than_the_bound() -> None:
         }
         assert found["belady"].demand_copies.n <= min(found["lru"].demand_copies.n, found["lfu"].demand_copies.n)
         for result in found.values():
-            assert result.bound.tpot_s <= result.tpot_s.mean
+            assert result.lower_bound.tpot_s <= result.tpot_s.mean
 
 
 @pytest.mark.thorough
@@ -279,8 +279,8 @@ def test_no_one_is_faster_than_the_bound_in_any_batch() -> None:
             draft=f"k={k},{share}{cost}",
             **more,
         ).result
-        assert found.bound.tpot_s <= found.tpot_s.mean
-        assert found.bound.ttft_s <= found.ttft_s.mean
+        assert found.lower_bound.tpot_s <= found.tpot_s.mean
+        assert found.lower_bound.ttft_s <= found.ttft_s.mean
         assert found.draft.accepted + found.draft.steps == found.decode_tokens
 
 
@@ -316,7 +316,7 @@ def test_times_by_hand(tmp_path: Path) -> None:
         (served,) = outcome.report.requests
         assert served.first_token_s == 14.0
         assert outcome.result.tpot_s.mean == pytest.approx(tpot_s, rel=1e-12)
-        assert outcome.result.union_per_layer_step.experts == pytest.approx(union)
+        assert outcome.result.distinct_experts.per_layer == pytest.approx(union)
         assert outcome.result.n_outputs == 4
     assert outcome.result.draft.draft_time_s == 1.5
     assert outcome.result.draft.acceptance_by_position == [0.0, None]
@@ -334,8 +334,8 @@ def test_the_union_is_that_of_the_steps_rows() -> None:
                 ids = np.asarray(trace.experts[r.start_row : r.stop_row])
                 unions += [len(set(ids[:, layer].ravel().tolist())) for layer in range(trace.n_layers)]
         found = execute(made).result
-    assert found.union_per_layer_step.experts == pytest.approx(np.mean(unions), rel=1e-12)
-    assert found.union_per_layer_step.experts > run().result.union_per_layer_step.experts
+    assert found.distinct_experts.per_layer == pytest.approx(np.mean(unions), rel=1e-12)
+    assert found.distinct_experts.per_layer > run().result.distinct_experts.per_layer
 
 
 def test_a_step_attends_and_puts_out_k_plus_1_rows() -> None:
@@ -361,7 +361,7 @@ def test_a_draft_model_takes_time_and_room() -> None:
     )
     n_bytes = found.draft.draft_bytes
     assert n_bytes == found.memory.draft_bytes > 2 * 6.9e9 * 0.99
-    assert without.memory.expert_budget_bytes - found.memory.expert_budget_bytes == n_bytes
+    assert without.memory.cache_capacity_bytes - found.memory.cache_capacity_bytes == n_bytes
     assert without.draft.draft_time_s == 0.0
     # 1.28e9 active parameters of two bytes at 936 GB/s take 2.7 ms; no pass is faster, nor many times slower.
     each_s = found.draft.draft_time_s / found.draft.drafted
@@ -441,7 +441,7 @@ def test_results_and_their_first_line_say_it() -> None:
     assert "speculation" in answer.output
     result = moesim.simulate("lru", "rtx3090", requests=2, draft="k=3,acceptance=1")
     assert result.draft.tokens_per_step == pytest.approx(result.decode_tokens / result.phases.decode.iterations)
-    assert any("speculative decoding" in label for label in result.labels)
+    assert any("speculative decoding" in label for label in result.caveats)
 
 
 def test_a_range_of_acceptances_is_an_axis() -> None:

@@ -166,7 +166,7 @@ def test_predictive_policies_run_on_ids_alone(log, policy):
     with pytest.raises(BadInput, match=r"or --predictor surrogate:0\.85, which draws [a-z_0-9, ]+ \(labelled\)"):
         prepare(RunSpec(**log, policy=policy))
     one, result = result_of(**log, policy=policy, predictor="surrogate:0.85")
-    assert "surrogate" in result.labels
+    assert "surrogate" in result.caveats
     again, same = result_of(**log, policy=policy, predictor="surrogate:0.85")
     assert (one, result.tpot_s) == (again, same.tpot_s)
     ids = {one, result_of(**log, policy=policy, predictor="surrogate:0.2")[0]}

@@ -150,7 +150,7 @@ def test_a_layer_waits_for_copies_to_its_own_gpu_and_all_waits_count(tmp_path, e
 
 def test_the_bound_by_hand(tmp_path):
     resident = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], "arithmetic").result
-    assert resident.bound.ttft_s == pytest.approx(12.0)  # what it takes: nothing is missing
+    assert resident.lower_bound.ttft_s == pytest.approx(12.0)  # what it takes: nothing is missing
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -161,8 +161,8 @@ def test_bounds_stay_bounds(tmp_path, seed):
             for room in (2, 8):
                 world = {"launch_s": 0.25 * (seed % 2), "copy_s": 1.0 + 4 * (seed // 2), "shared": bool(seed % 2)}
                 result = in_turn(one_cache(kind), trace, room, **world).result
-                assert 0 < result.bound.tpot_s <= result.tpot_s.mean
-                assert 0 < result.bound.ttft_s <= result.ttft_s.mean
+                assert 0 < result.lower_bound.tpot_s <= result.tpot_s.mean
+                assert 0 < result.lower_bound.ttft_s <= result.ttft_s.mean
 
 
 def test_as_if_one_gpu_had_the_memory_of_all(tmp_path):
@@ -297,10 +297,10 @@ def test_llama_cpp_with_room_for_all_is_gpu_only():
     for settings in ({}, {"gpus_map": "n_cpu_moe"}, {"gpus_map": "ngl"}, {"placement": "ngl", "n_gpu_layers": 99}):
         fit = result("llama_cpp", **settings)
         assert fit.tpot_s.mean == kept.tpot_s.mean
-        assert fit.peak_host_bytes == kept.peak_host_bytes == 0
+        assert fit.ram_peak_bytes == kept.ram_peak_bytes == 0
     some = result("llama_cpp", placement="n_cpu_moe", n_cpu_moe=1)
     assert some.tpot_s.mean > 1.05 * kept.tpot_s.mean
-    assert some.peak_host_bytes > 0
+    assert some.ram_peak_bytes > 0
 
 
 def held(policy: str, *, dense: str = "layers", gpus: int = 2, **given: Any) -> Any:
@@ -318,7 +318,7 @@ def test_a_gpu_keeps_what_its_layers_have_room_for():
     assert every.tpot_s.mean < 1.3 * held("moe_lightning", precision="int4", parallel="gpu0").tpot_s.mean
     static = {"selection": "static", "scope": "layer"}
     assert held("random", cache="40%", settings=static).hit_rate > 0.38
-    assert sum(held("moe_cache", settings={"pool": 256, "hw.vram_bytes": 1e12}).expert_budget_bytes) > 0
+    assert sum(held("moe_cache", settings={"pool": 256, "hw.vram_bytes": 1e12}).cache_capacity_bytes) > 0
 
 
 def test_adapmoe_guesses_whichever_gpu_has_the_layer():
@@ -340,9 +340,9 @@ def test_slots_asked_for_are_those_of_each_layer(tmp_path):
 def test_the_fullest_gpu_is_told():
     """Experts of the last layers alone: all of them on the last GPU."""
     result = held("llama_cpp", settings={"placement": "n_cpu_moe", "n_cpu_moe": 25})
-    assert result.peak_expert_bytes[0] == 0 < result.peak_expert_bytes[1]
-    assert result.peak_vram_bytes > result.peak_expert_bytes[1]
-    assert result.memory.peak_expert_bytes == result.peak_expert_bytes[1]
+    assert result.cache_peak_bytes[0] == 0 < result.cache_peak_bytes[1]
+    assert result.peak_vram_bytes > result.cache_peak_bytes[1]
+    assert result.memory.cache_peak_bytes == result.cache_peak_bytes[1]
 
 
 def test_a_timeline_has_the_arrows_of_one_gpu(capsys, tmp_path):
@@ -481,5 +481,5 @@ def test_two_gpus_of_whole_layers_are_one_with_the_memory_of_both(capsys):
     one = simulated(capsys, *options, *model).json["tpot_s"]["mean"]
     both = simulated(capsys, *options, *model, "--gpus", 2, "--parallel", "layers").json
     assert 0 < both["tpot_s"]["mean"] - one < 0.01 * one
-    assert both["bound"]["above_frac"] > 0.0
+    assert both["lower_bound"]["above_frac"] > 0.0
     assert set(both["lane_utilisation"]) >= {"gpu", "h2d0", "h2d1"}

@@ -54,7 +54,7 @@ def test_the_floor_is_one_per_group(tmp_path) -> None:
     runs = spans(grouped(setup(GpuOnly(), trace, 8, kernel_s=4.0)), "gpu", "expert")
     assert [seconds for _, seconds in runs] == [8.0, 0.0, 1.0, 3.0] * 2
     alone = grouped(setup(GpuOnly(), trace, 8, kernel_s=4.0))
-    alone.stack = msgspec.structs.replace(alone.stack, grouped=False)
+    alone.engine = msgspec.structs.replace(alone.engine, grouped=False)
     assert [seconds for _, seconds in spans(alone, "gpu", "expert")] == [8.0] * 8
 
 

@@ -108,7 +108,7 @@ def test_within_one_memory_nothing_is_copied(capsys: pytest.CaptureFixture[str])
     assert [one.code for one in every] == [0, 0]
     kept, fit = (json.loads(one.out) for one in every)
     assert kept["tpot_s"] == fit["tpot_s"]
-    assert kept["h2d_bytes"] == fit["peak_host_bytes"] == 0
+    assert kept["h2d_bytes"] == fit["ram_peak_bytes"] == 0
     all_of_it = simulated(
         capsys, "--policy", "llama_cpp", "--hw", "gb10", "--model", "qwen3-235b-a22b", "--precision", "q8_0"
     )
@@ -133,8 +133,8 @@ def test_within_one_memory_neither_bound_nor_plan_leaves_anything_to_a_link_or_t
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     fit = simulated(capsys, "--policy", "llama_cpp", "--hw", "gb10", "--requests", 1, "--json").json
-    assert fit["bound"]["lanes"] == "copy"
-    assert fit["bound"]["tpot_s"] == pytest.approx(fit["tpot_s"]["mean"], rel=1e-3)
+    assert fit["lower_bound"]["resource"] == "copy"
+    assert fit["lower_bound"]["tpot_s"] == pytest.approx(fit["tpot_s"]["mean"], rel=1e-3)
     goal = ("--goal", "tpot_s.mean <= 50ms", "--policy", "llama_cpp", "--requests", 1)
     said = moesim(capsys, "plan", "--hw", "gb10", *goal)
     assert re.search(r"^gb10 +130 GB +- +gb10-cpu +ruled out", said.out, re.MULTILINE)

@@ -146,15 +146,15 @@ def test_the_command_says_what_simulate_says(capsys: Any, tmp_path: Path) -> Non
     assert said.code == 0
     assert said.out.startswith("lru scope=")
     rows = pd.read_parquet(tmp_path / "out" / "hits.parquet")
-    assert rows[["param.scope", "experts"]].to_numpy().tolist() == [
+    assert rows[["params.scope", "experts"]].to_numpy().tolist() == [
         [scope, n] for scope in ("global", "layer") for n in (40, 48)
     ]
     for row in rows.to_dict("records"):
         words = ("--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--cache", f"{row['experts']}experts")
-        alone = simulated(capsys, *words, "--set", f"scope={row['param.scope']}", "--json").json
+        alone = simulated(capsys, *words, "--set", f"scope={row['params.scope']}", "--json").json
         for column in ("hit_rate", "h2d_bytes", "trace_sha256", "expert_bytes", "version", "requests"):
             assert row[column] == alone[column]
-        assert row["prefill_hit_rate"] == alone["prefill_hit_rates"]["hit"]
+        assert row["prefill_hit_rates.hit"] == alone["prefill_hit_rates"]["hit"]
         assert row["demand_copies_n"] == alone["demand_copies"]["n"]
     pd.testing.assert_frame_equal(
         face.sweep("lru scope=global,layer", trace=trace, cache=["40experts", "48experts"], hits_only=True), rows

@@ -152,7 +152,7 @@ def test_times_by_hand(tmp_path: Path, engine: str) -> None:
     # One page until 4, two until 8, three until 12; two until 24; then three, and two from 32 on.
     assert kv.mean_pages == (4 * 1 + 4 * 2 + 4 * 3 + 12 * 2 + 8 * 3 + 4 * 2) / 36
     assert (swapped.result.d2h_bytes, swapped.result.h2d_bytes) == (64, 64)
-    decode = swapped.result.bound_by.decode
+    decode = swapped.result.bottleneck.decode
     assert (decode.copy, decode.back) == (4 / (36 - 12), 4 / (36 - 12))
     busy = {name: share and share * 36 for name, share in swapped.result.lane_utilisation.items()}
     assert (busy["d2h"], busy["h2d"]) == (4, 4)
@@ -310,7 +310,7 @@ def test_simpy_says_the_same(tiny: Path, policy: str, how: dict[str, Any], preem
         for engine in ("arithmetic", "simpy")
     ]
     for one in found:
-        del one["engine"], one["by_layer"]  # its sums are taken in another order
+        del one["simulator"], one["by_layer"]  # its sums are taken in another order
     assert found[0] == found[1]
     assert found[0]["kv"]["preemptions"]
 
@@ -400,9 +400,9 @@ def test_who_knows_the_future_knows_who_makes_room(tiny: Path, how: dict[str, An
     assert min(copied, key=lambda policy: copied[policy]) == "belady"
     for one in found.values():
         assert one["kv"]["preemptions"]
-        assert one["tpot_s"]["mean"] >= one["bound"]["tpot_s"]
-        assert one["ttft_s"]["mean"] >= one["bound"]["ttft_s"]
-        assert one["bound"] is not None
+        assert one["tpot_s"]["mean"] >= one["lower_bound"]["tpot_s"]
+        assert one["ttft_s"]["mean"] >= one["lower_bound"]["ttft_s"]
+        assert one["lower_bound"] is not None
 
 
 def test_tables_and_text(tiny: Path) -> None:
@@ -414,7 +414,7 @@ def test_tables_and_text(tiny: Path) -> None:
     assert "KV memory      14 pages of 2 tokens; 14 held at most" in str(result)
     memory = result.memory
     assert memory.kv_cache_bytes == 3_670_016
-    assert result.peak_host_bytes == 32 * 8 * result.expert_bytes + result.kv.peak_swapped_bytes
+    assert result.ram_peak_bytes == 32 * 8 * result.expert_bytes + result.kv.peak_swapped_bytes
     plain = moesim.simulate("lru", "rtx3090", **options | {"kv_page": 16})
     assert plain.kv is None
     assert "KV memory" not in str(plain)

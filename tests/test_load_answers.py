@@ -37,9 +37,9 @@ def test_a_sweep_has_the_figures_of_its_runs(
         one = simulated(capsys, "--policy", policy, "--scheduler", scheduler, *load, "--json").json
         assert 0 < one["slo"]["met"] < one["slo"]["requests"]
         assert row["run_id"] == one["run_id"]
-        assert row["slo_attained_frac"] == one["slo"]["attained_frac"]
-        assert row["goodput_requests_per_s"] == one["slo"]["goodput_requests_per_s"]
-        assert row["queue_mean_s"] == one["queue_s"]["mean"] > 0
+        assert row["slo.attained_frac"] == one["slo"]["attained_frac"]
+        assert row["slo.goodput_requests_per_s"] == one["slo"]["slo.goodput_requests_per_s"]
+        assert row["queue_s.mean"] == one["queue_s"]["mean"] > 0
     for group in swept["groups"]:
         best = max((row for row in found.values() if row["scheduler"] == group["settings"]["scheduler"]), key=_kept)
         assert group["keeps_slo_most"] == best["run_id"]
@@ -56,11 +56,11 @@ def test_a_sweep_has_the_figures_of_its_runs(
         scheduler=["fcfs", "sjf"],
         slo=SLO,
     )
-    assert sorted(frame["slo_attained_frac"]) == sorted(row["slo_attained_frac"] for row in found.values())
+    assert sorted(frame["slo.attained_frac"]) == sorted(row["slo.attained_frac"] for row in found.values())
 
 
 def _kept(row: dict[str, float]) -> tuple[float, float]:
-    return row["slo_attained_frac"], row["goodput_requests_per_s"]
+    return row["slo.attained_frac"], row["slo.goodput_requests_per_s"]
 
 
 def test_a_grid_file_promises(tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ def test_compare_ranks_policies_under_several_schedulers(
 ) -> None:
     args = ("--policy", "lru", "--policy", "lfu", "--scheduler", "fcfs,sjf", *load)
     found = moesim(capsys, "compare", *args, "--json").json
-    runs = {run["as"]: run for run in found["runs"]}
+    runs = {run["applied_as"]: run for run in found["runs"]}
     assert set(runs) == {"lru, fcfs", "lru, sjf", "lfu, fcfs", "lfu, sjf"}
-    assert runs["lru, sjf"]["bound"] is None  # who is next depends on time, so there is no future to bound it by
-    assert runs["lru, fcfs"]["bound"] is not None
-    best = max(runs.values(), key=lambda run: (run["slo"]["attained_frac"], run["slo"]["goodput_requests_per_s"]))
-    assert f"most keep their SLO under {best['as']}: " in found["answer"]
+    assert runs["lru, sjf"]["lower_bound"] is None  # who is next depends on time, so there is no future to bound it by
+    assert runs["lru, fcfs"]["lower_bound"] is not None
+    best = max(runs.values(), key=lambda run: (run["slo"]["attained_frac"], run["slo"]["slo.goodput_requests_per_s"]))
+    assert f"most keep their SLO under {best['applied_as']}: " in found["answer"]
     assert f"{100 * best['slo']['attained_frac']:.1f} %" in found["answer"]
     refused = moesim(capsys, "compare", "--policy", "lru", "--scheduler", "fcfs,", *load)
     assert (refused.code, "empty name in the list" in refused.error) == (2, True)
@@ -105,9 +105,9 @@ def test_check_holds_runs_to_what_was_promised(
     kept, p50 = one["slo"]["attained_frac"], one["queue_s"]["p50"]
     path = tmp_path / "baseline.yaml"
     figures = "{slo.attained_frac: %r, queue_s.p50: %r, slo.goodput_requests_per_s: %r, slo.violations.queue: %r}"
-    good = one["slo"]["goodput_requests_per_s"]
+    good = one["slo"]["slo.goodput_requests_per_s"]
     text = (
-        f"schema: 1\nruns:\n- policy: lru\n  hw: rtx3090\n  trace: {load[3]}\n  arrivals: poisson:{RATE}\n"
+        f"schema: 2\nruns:\n- policy: lru\n  hw: rtx3090\n  trace: {load[3]}\n  arrivals: poisson:{RATE}\n"
         f"  requests: 10\n  slo: '{SLO}'\n  figures: {figures}\n"
     )
     held = (kept, p50, good, one["slo"]["violations"]["queue"])

@@ -154,9 +154,9 @@ def test_without_a_mapped_file_layers_on_the_gpu_need_no_host_memory():
     mapped, pinned = replayed(), replayed(set={"engine.pinned": True})
     on_gpu_bytes = pinned.policy_stats["layers_on_gpu"] * pinned.shape.experts * pinned.expert_bytes
     assert on_gpu_bytes > 0
-    assert pinned.peak_host_bytes == mapped.peak_host_bytes - on_gpu_bytes
+    assert pinned.ram_peak_bytes == mapped.ram_peak_bytes - on_gpu_bytes
     # The least that holds it is enough, and a byte less is refused with what would do.
-    least = pinned.peak_host_bytes
+    least = pinned.ram_peak_bytes
     assert replayed(set={"engine.pinned": True}, ram=least).tpot_s == pinned.tpot_s
     with pytest.raises(DoesNotFit, match=r"that stay off the GPU need .*; take more RAM"):
         replayed(set={"engine.pinned": True}, ram=least - 1)

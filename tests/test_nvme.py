@@ -67,7 +67,7 @@ def test_a_token_of_two_experts_by_hand(tmp_path, engine):
     assert seen.lane("nvme") == [("read 0.0", 1, 6), ("read 0.1", 6, 11)]
     assert seen.lane("h2d") == [("demand 0.0", 9, 13), ("demand 0.1", 14, 18)]
     assert seen.end_s == 21
-    parts = seen.result.bound_by.prefill
+    parts = seen.result.bottleneck.prefill
     assert [round(21 * share) for share in (parts.gpu, parts.drive, parts.copy)] == [4, 13, 4]
     assert seen.result.lane_utilisation["nvme"] == 10 / 21
     host = seen.result.host_memory
@@ -85,7 +85,7 @@ def test_a_copy_that_waited_for_its_room_and_longer_for_its_read_waited_for_that
     seen = run(Lru(), tmp_path, [[[0, 1]]], room=1, host=2, engine=engine, depth=1)
     assert seen.lane("nvme") == [("read 0.0", 1, 9), ("read 0.1", 9, 17)]
     assert seen.lane("h2d") == [("demand 0.0", 9, 13), ("demand 0.1", 17, 21)]
-    parts = seen.result.bound_by.prefill
+    parts = seen.result.bottleneck.prefill
     assert [round(24 * share) for share in (parts.gpu, parts.drive, parts.copy)] == [4, 16, 4]
 
 
@@ -105,7 +105,7 @@ def test_an_expert_on_the_cpu_waits_for_its_read(tmp_path, engine):
     seen = run(OnCpu(), tmp_path, [[[3]]], room=1, host=1, engine=engine)
     assert seen.lane("cpu") == [("expert 0.3", 9, 14)]
     assert seen.end_s == pytest.approx(15.4)
-    parts = seen.result.bound_by.prefill
+    parts = seen.result.bottleneck.prefill
     assert (parts.drive, parts.cpu) == pytest.approx((8 / 15.4, 5 / 15.4))
     assert seen.result.host_memory.cpu.miss == 1
 
@@ -204,11 +204,11 @@ def without_drive(result: dict[str, Any]) -> dict[str, Any]:
     """What the two tiers say, too; figures that read 'drive: 0' taken out."""
     kept = {key: value for key, value in result.items() if key not in ("host_memory", "wall_s", "labels", "run_id")}
     kept["lane_utilisation"] = {lane: busy for lane, busy in kept["lane_utilisation"].items() if lane != "nvme"}
-    kept["bound_by"] = dict(kept["bound_by"])
-    for phase, parts in kept["bound_by"].items():
+    kept["bottleneck"] = dict(kept["bottleneck"])
+    for phase, parts in kept["bottleneck"].items():
         if isinstance(parts, dict):
             assert not parts.get("drive")
-            kept["bound_by"][phase] = {part: share for part, share in parts.items() if part != "drive"}
+            kept["bottleneck"][phase] = {part: share for part, share in parts.items() if part != "drive"}
     return kept
 
 
@@ -405,12 +405,12 @@ def test_a_model_that_does_not_fit_host_memory_is_answered():
         result = execute(made).result
     finally:
         made.close()
-    assert result.bound_by.resource == "drive"
-    assert result.bound is not None
-    assert result.bound.above_frac > 0
+    assert result.bottleneck.resource == "drive"
+    assert result.lower_bound is not None
+    assert result.lower_bound.above_frac > 0
     assert result.host_memory.peak_bytes <= 40 * 10**9
     assert any("drive" in figure.figure for figure in result.provenance.figures)
-    assert any("host memory of 37.3 GiB caches experts by lru" in label for label in result.labels)
+    assert any("host memory of 37.3 GiB caches experts by lru" in label for label in result.caveats)
 
 
 def test_buffered_reads_are_slower_and_pageable():

@@ -122,7 +122,7 @@ def test_every_command_takes_it(capsys: pytest.CaptureFixture[str], trace: Path,
     assert other.err == ""
     assert other.json["tpot_s"]["mean"] > 3 * result["tpot_s"]["mean"]
     row = moesim(capsys, "compare", "--policy", "lru", *args, "--json").json["runs"][0]
-    assert (row["tpot_s"], row["bound"]) == (result["tpot_s"], result["bound"])
+    assert (row["tpot_s"], row["lower_bound"]) == (result["tpot_s"], result["lower_bound"])
     plain = simulated(capsys, "--policy", "lru", *args[:4], "--json").json
     own = simulated(capsys, "--policy", "lru", *args[:4], "--pcie", "gen4x16", "--json").json
     assert own["run_id"] == plain["run_id"] != result["run_id"]

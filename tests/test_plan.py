@@ -63,7 +63,7 @@ def brute(trace: Path) -> list[Row]:
 
     def cost(row: Row) -> tuple[float, ...]:
         hw = load_hardware(row["hw"])
-        return hw.vram_bytes.value, hw.h2d.bandwidth_bytes_per_s.value, row["cap_experts"]
+        return hw.vram_bytes.value, hw.h2d.bandwidth_bytes_per_s.value, row["experts"]
 
     return sorted(rows, key=cost)
 
@@ -79,26 +79,26 @@ def agrees(goal_s: float, rows: list[Row], policies: tuple[str, ...], trace: Pat
         workers=1,
         quick=True,
     )
-    reaching = [row for row in rows if row["tpot_mean_s"] <= goal_s]
+    reaching = [row for row in rows if row["tpot_s.mean"] <= goal_s]
     best = frame.attrs["plan"]["best"]
     if reaching:
-        first = reaching[0]["hw"], reaching[0]["cap_experts"]
+        first = reaching[0]["hw"], reaching[0]["experts"]
         fastest = min(
-            (row for row in reaching if (row["hw"], row["cap_experts"]) == first), key=lambda row: row["tpot_mean_s"]
+            (row for row in reaching if (row["hw"], row["experts"]) == first), key=lambda row: row["tpot_s.mean"]
         )
         assert (best["hw"], best["experts"], best["policy"]) == (*first, fastest["label"])
-        assert best["figures"][0]["value"] == fastest["tpot_mean_s"]
+        assert best["figures"][0]["value"] == fastest["tpot_s.mean"]
     else:
         assert best is None
-    by_point = {(row["hw"], row["cap_experts"], row["label"]): row for row in rows}
+    by_point = {(row["hw"], row["experts"], row["label"]): row for row in rows}
     assert len(frame) == len(rows) == len(by_point)
     for one in frame.to_dict("records"):
         row = by_point[one["hw"], one["experts"], one["policy"]]
         if one["state"] in ("reaches", "misses"):
-            assert (one["state"] == "reaches") == (row["tpot_mean_s"] <= goal_s)
-            assert (one["tpot_s.mean"], one["run_id"]) == (row["tpot_mean_s"], row["run_id"])
+            assert (one["state"] == "reaches") == (row["tpot_s.mean"] <= goal_s)
+            assert (one["tpot_s.mean"], one["run_id"]) == (row["tpot_s.mean"], row["run_id"])
         if one["state"] == "excluded_by_bound":
-            assert row["tpot_mean_s"] >= row["bound_tpot_s"] > goal_s
+            assert row["tpot_s.mean"] >= row["lower_bound.tpot_s"] > goal_s
     whole = sum(20 if spec.requests is None else spec.requests for spec in ran) / 20
     work = frame.attrs["plan"]["work"]
     assert (work["replays"], work["whole_replays"]) == (len(ran), whole)
@@ -286,7 +286,7 @@ def test_what_the_bound_says_is_needed_holds_for_the_bound(trace: Path) -> None:
     assert frame.attrs["plan"]["work"]["replays"] == frame.attrs["plan"]["work"]["replays_for_remedies"] == 0
     for share, meets in ((1.0, True), (0.95, False)):
         link = {"hw.h2d.bandwidth_bytes_per_s": share * told["bandwidth"]["need"]}
-        bound = face.simulate(policy="lru", hw="rtx3090", trace=trace, set=link).bound
+        bound = face.simulate(policy="lru", hw="rtx3090", trace=trace, set=link).lower_bound
         assert bound is not None
         assert bound.tpot_s is not None
         assert (bound.tpot_s <= goal_s) is meets
@@ -300,8 +300,8 @@ def test_the_least_memory_is_the_least_that_reaches_the_goal(capsys: Any, trace:
     (one,) = found["machines"]
     sizes = range(one["experts"] - 6, one["experts"] + 1)
     table = face.sweep(["lfu", "lcp"], "rtx3090", trace=trace, cache=f"{list(sizes)}experts", workers=1)
-    meets = table[table["tpot_mean_s"] <= 0.8]
-    assert set(meets["cap_experts"]) == {one["experts"]}
+    meets = table[table["tpot_s.mean"] <= 0.8]
+    assert set(meets["experts"]) == {one["experts"]}
     assert one["policy"] in set(meets["label"])
     assert one["peak_vram_bytes"] == one["vram_bytes"] == meets["peak_vram_bytes"].iloc[0]
     assert one["experts_by_the_bound"] <= one["experts"]
@@ -317,7 +317,7 @@ def test_the_vram_named_for_a_room_gives_that_room(trace: Path) -> None:
     assert needed > run.peak_vram_bytes
     for vram_bytes, room in ((needed, 5), (needed - 1, 4)):
         there = face.simulate(**words, vram=vram_bytes)
-        assert there.expert_budget_bytes[0] // there.expert_bytes == room
+        assert there.cache_capacity_bytes[0] // there.expert_bytes == room
 
 
 def test_no_memory_is_enough_so_it_says_what_would_be(capsys: Any, trace: Path) -> None:
@@ -347,11 +347,11 @@ class TestMeasured:
         """Which link would give that time: held to a run on that link; and 10 % of the tokens per second less."""
         at = face.simulate(policy="lcp", hw="rtx3090", trace=trace)
         assert at.tpot_s.mean is not None
-        assert at.bound is not None
+        assert at.lower_bound is not None
         found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{0.5 / at.tpot_s.mean}tok/s").json
         assert found["predicted"]["value"] == at.tpot_s.mean
         assert found["measured_tpot_s"] == pytest.approx(2 * at.tpot_s.mean)
-        assert found["bound_tpot_s"] == at.bound.tpot_s
+        assert found["lower_bound.tpot_s"] == at.lower_bound.tpot_s
         assert not found["inside_the_band"]
         told = {one["what"]: one for one in found["explanations"]}
         link = told["hw.h2d.bandwidth_bytes_per_s"]
@@ -361,7 +361,7 @@ class TestMeasured:
         assert f"{2 * at.tpot_s.mean:.2f} s per token" in found["answer"] or "ms per token" in found["answer"]
 
     def test_faster_than_predicted_and_than_can_be(self, capsys: Any, trace: Path) -> None:
-        bound = face.simulate(policy="lcp", hw="rtx3090", trace=trace).bound
+        bound = face.simulate(policy="lcp", hw="rtx3090", trace=trace).lower_bound
         assert bound is not None
         assert bound.tpot_s is not None
         found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{bound.tpot_s * 0.99}s").json
@@ -446,8 +446,8 @@ def test_stream_cpu_or_both(capsys: Any, trace: Path) -> None:
     assert found["answer"].startswith("caching and the CPU on rtx3090 with its tr-pro-3955wx: fiddler takes ")
     runs = moesim(capsys, "compare", "--trace", trace, "--hw", "rtx3090", *options, "--json").json["runs"]
     fiddler = next(run for run in runs if run["policy"] == "fiddler")
-    apart = {one["policy"]: one["told_apart"] for one in found["ways"]}
-    assert apart == {"fiddler": None} | {name: name not in fiddler["not_told_apart"] for name in ("lcp", "on_demand")}
+    apart = {one["policy"]: one["significant"] for one in found["ways"]}
+    assert apart == {"fiddler": None} | {name: name not in fiddler["tied_with"] for name in ("lcp", "on_demand")}
     assert found["answer"].count(", not told apart)") == list(apart.values()).count(False)
     few = moesim(capsys, "plan", "--trace", trace, "--hw", "rtx3090", *options, "--workers", 1, "--requests", 1)
     assert "of n = 1 no sampling error can be given" in " ".join(few.out.split())
@@ -468,12 +468,12 @@ def test_a_goal_of_prefill_names_what_binds_prefill(trace: Path) -> None:
         "trace": trace,
         "set": {"hw.cpu.memory_bandwidth_bytes_per_s": 1e13, "hw.cpu.flops_per_s": 3e12},
     }
-    bound_by = face.simulate(policy="llama_cpp", hw="rtx3090", **options).bound_by
+    bottleneck = face.simulate(policy="llama_cpp", hw="rtx3090", **options).bottleneck
     for phase, key, resource in (("prefill", "ttft_s", "cpu"), ("decode", "tpot_s", "gpu")):
-        shares = bound_by.of(phase).by_part()
+        shares = bottleneck.of(phase).by_part()
         assert shares[resource] == max(shares.values())
         planned = face.plan(f"{key}.mean <= 10h", ("llama_cpp",), "rtx3090", quick=True, workers=1, **options)
-        assert planned["bound_by"][0] == resource
+        assert planned["bottleneck"][0] == resource
         assert f"; bound by the {resource}" in planned.attrs["answer"]
 
 

@@ -28,11 +28,11 @@ def brute(fixed: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_each_host_memory_and_drive_has_a_bound_of_its_own(brute: list[dict[str, Any]], fixed: dict[str, Any]) -> None:
     """Bounds are shared by points that differ in the policy alone; a run that shares none says the same."""
-    least = {(row["host_memory_bytes"], row["nvme"]): row["bound_tpot_s"] for row in brute}
-    assert {row["bound_tpot_s"] for row in brute} == set(least.values())
+    least = {(row["host_memory_bytes"], row["nvme"]): row["lower_bound.tpot_s"] for row in brute}
+    assert {row["lower_bound.tpot_s"] for row in brute} == set(least.values())
     assert least[30e9, "gen3x4"] > max(least[60e9, "gen3x4"], least[30e9, "gen5x4"])
     alone = face.simulate("lfu", "rtx3090", ram=30 * 10**9, drive="gen3x4", trace=fixed["trace"])
-    assert alone.bound.tpot_s == least[30e9, "gen3x4"]
+    assert alone.lower_bound.tpot_s == least[30e9, "gen3x4"]
 
 
 def test_figures_of_the_drive_are_set_in_a_plan(fixed: dict[str, Any]) -> None:
@@ -49,11 +49,11 @@ def test_figures_of_the_drive_are_set_in_a_plan(fixed: dict[str, Any]) -> None:
 def test_the_smallest_host_memory_and_drive_that_reach_a_goal(
     factor: float, brute: list[dict[str, Any]], fixed: dict[str, Any]
 ) -> None:
-    goal_s = factor * min(row["tpot_mean_s"] for row in brute)
+    goal_s = factor * min(row["tpot_s.mean"] for row in brute)
     axes = {"host_memory_bytes": [int(host) for host in HOSTS], "nvme": list(DRIVES)}
     frame = face.plan(f"tpot_s.mean <= {goal_s}", POLICIES, "rtx3090", quick=True, every=True, **axes, **fixed)
     best = frame.attrs["plan"]["best"]
-    reaching = [row for row in brute if row["tpot_mean_s"] <= goal_s]
+    reaching = [row for row in brute if row["tpot_s.mean"] <= goal_s]
     if not reaching:
         assert best is None
     else:
@@ -62,10 +62,10 @@ def test_the_smallest_host_memory_and_drive_that_reach_a_goal(
             for row in reaching
             if (row["host_memory_bytes"], row["nvme"]) == (reaching[0]["host_memory_bytes"], reaching[0]["nvme"])
         ]
-        fastest = min(first, key=lambda row: row["tpot_mean_s"])
+        fastest = min(first, key=lambda row: row["tpot_s.mean"])
         assert (best["host_memory_bytes"], best["nvme"]) == (fastest["host_memory_bytes"], fastest["nvme"])
-        assert (best["policy"], best["figures"][0]["value"]) == (fastest["label"], fastest["tpot_mean_s"])
-    met = {(row["host_memory_bytes"], row["nvme"], row["label"]): row["tpot_mean_s"] <= goal_s for row in brute}
+        assert (best["policy"], best["figures"][0]["value"]) == (fastest["label"], fastest["tpot_s.mean"])
+    met = {(row["host_memory_bytes"], row["nvme"], row["label"]): row["tpot_s.mean"] <= goal_s for row in brute}
     assert len(frame) == len(brute)
     for one in frame.to_dict("records"):
         assert one["tpot_s.mean.bound"] <= goal_s or one["state"] == "excluded_by_bound"

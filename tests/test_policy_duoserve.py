@@ -333,7 +333,7 @@ def test_no_knob_is_dead(knob, tmp_path):
 
 
 def test_a_surrogate_is_labelled(tmp_path):
-    assert "surrogate" in seen_with(tmp_path).result.labels
+    assert "surrogate" in seen_with(tmp_path).result.caveats
 
 
 @pytest.mark.parametrize(
@@ -620,5 +620,5 @@ def test_predictor_option(tmp_path):
             ],
         )
         told = json.loads(done.output)
-        assert told["labels"] == ["surrogate"]
+        assert told["caveats"] == ["surrogate"]
         assert told["params"]["predictor"] == "surrogate:0.8/0.9"

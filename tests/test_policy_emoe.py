@@ -241,7 +241,7 @@ def test_the_refusal_names_what_would_run(tmp_path):
         with pytest.raises(DoesNotFit, match=r"at least 4 whole .*--set experts_per_layer=1"):
             execute_easy(setup(Emoe(predictor="frequency"), trace, room=3))
         seen = execute_easy(setup(Emoe(predictor="frequency", experts_per_layer=1), trace, room=3))
-        assert seen.result.union_per_layer_step.experts == 1.0  # what runs, not the two that are chosen
+        assert seen.result.distinct_experts.per_layer == 1.0  # what runs, not the two that are chosen
         with pytest.raises(DoesNotFit, match="take another policy"):
             execute_easy(setup(Emoe(predictor="frequency"), trace, room=1))
 
@@ -284,7 +284,7 @@ def test_a_surrogate_names_the_share_it_is_told(known):
         policy = Emoe(predictor=f"surrogate:{share}", p=1, experts_per_layer=2, predict_s=0.0)
         seen = execute_easy(setup(policy, known, room=13))
         stats[share], mass[share] = seen.outcome.setup.policy.stats()["right_frac"], seen.result.gate_mass_kept
-        assert seen.result.labels.count("surrogate") == 1
+        assert seen.result.caveats.count("surrogate") == 1
     assert stats[1] == 1.0
     assert stats[0] == 0.0  # two of six: there are enough others
     assert 0.2 < stats[0.5] < 0.8

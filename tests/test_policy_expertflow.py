@@ -177,7 +177,7 @@ def test_a_surrogate_is_labelled_and_as_right_as_told(tmp_path):
     with seeded(tmp_path, outputs=40) as trace:
         right = replay(ExpertFlow(predictor="surrogate:1.0"), trace.path, 6)
         wrong = replay(ExpertFlow(predictor="surrogate:0.0"), trace.path, 6)
-    assert right.result.labels == ["surrogate", "synthetic"]
+    assert right.result.caveats == ["surrogate", "synthetic"]
     assert right.result.policy_stats["foretold_frac"] == 1.0
     assert wrong.result.policy_stats["foretold_frac"] < 0.2
     assert right.end_s < wrong.end_s

@@ -424,7 +424,7 @@ def test_a_stand_in_for_the_gates_is_right_as_often_as_told(tmp_path):
             policy = FineMoe(track="speculate", distance=2, predictor=f"surrogate:{share}")
             seen = execute_easy(setup(policy, trace, room=16))
             assert seen.result.policy_stats["predicted_frac"] == told
-            assert "surrogate" in seen.result.labels
+            assert "surrogate" in seen.result.caveats
     with pytest.raises(BadInput, match="with track=speculate; take one"):
         FineMoe(predictor="surrogate:0.85")
     with pytest.raises(BadInput, match="gate_reuse"):

@@ -140,7 +140,7 @@ def test_the_least_recently_used_leaves(tmp_path):
 def test_predictors(tmp_path):
     with seeded(tmp_path, outputs=40, levels={"weights", "next_scores_1"}) as trace:
         drawn = replay(Floe(predictor="surrogate:0.88"), trace.path, 1)
-        assert drawn.result.labels == ["lossy", "surrogate", "synthetic"]
+        assert drawn.result.caveats == ["lossy", "surrogate", "synthetic"]
         assert drawn.result.policy_stats["predicted_right_frac"] == pytest.approx(0.88, abs=0.05)
         assert not replay(Floe(predictor="none"), trace.path, 1).prefetched()
     with pytest.raises(BadInput, match=r"floe\.predictor, got 'mlp': write gate_reuse"):

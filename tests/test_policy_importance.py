@@ -21,8 +21,8 @@ from policies.importance.policy import Importance
 from policies.importance.router import LoneToken, Thresholds, Token, route
 from policies.importance.stand_in import StandIn
 from sim.base.errors import BadInput
+from sim.figures import ServedRates
 from sim.policy import ScoreWindow
-from sim.results.schema import ServedRates
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
@@ -506,7 +506,7 @@ def test_the_stand_in_is_as_right_as_it_is_told():
 
 def test_a_stand_in_is_labelled_and_counted(tiny):
     seen = execute_easy(setup(Importance(predictor="surrogate:1"), tiny, room=8, batch=2))
-    assert "surrogate" in seen.result.labels
+    assert "surrogate" in seen.result.caveats
     stats = seen.outcome.setup.policy.stats()
     assert stats["predicted"] > 0 and stats["top_right_frac"] == 1.0
     for settings_, said in (({"predictor": "x"}, "write recorded"), ({"prefetch": "top_k"}, "take prefetch=top_score")):

@@ -136,8 +136,8 @@ class TestDeferral:
 
     def test_only_deferral_is_lossy(self, tmp_path):
         path = taught(tmp_path, [[[0, 1, 2], [0, 1, 2]]], HEAVIEST_FIRST, 4)
-        assert "lossy" in none_there(path, max_deferred=1).result.labels
-        assert "lossy" not in none_there(path).result.labels
+        assert "lossy" in none_there(path, max_deferred=1).result.caveats
+        assert "lossy" not in none_there(path).result.caveats
         assert KTransformers.traits == {"cpu"}
 
 

@@ -97,10 +97,10 @@ def test_ngl_computes_the_first_layers_on_the_cpu_and_says_what_it_does_not(tmp_
     assert seen.log == [
         (place, layer, row[layer][0]) for row in ROWS for layer, place in ((0, "cpu"), (1, "cpu"), (2, "gpu"))
     ]
-    assert "dense layers on the GPU" in seen.result.labels
+    assert "dense layers on the GPU" in seen.result.caveats
     whole = replay(LlamaCpp(placement="ngl", n_gpu_layers=4), traced(tmp_path), 9)
-    assert "dense layers on the GPU" not in whole.result.labels
-    assert "dense layers on the GPU" not in replay(LlamaCpp(), traced(tmp_path), 4).result.labels
+    assert "dense layers on the GPU" not in whole.result.caveats
+    assert "dense layers on the GPU" not in replay(LlamaCpp(), traced(tmp_path), 4).result.caveats
 
 
 def test_five_steps_in_turns(tmp_path):

@@ -74,7 +74,7 @@ def test_five_steps(tmp_path):
         ("head", 25, 26),
     ]
     assert heads(seen) == [26, 66, 106, 146, 186]
-    assert seen.result.labels[0] == "attention on the GPU"
+    assert seen.result.caveats[0] == "attention on the GPU"
     assert seen.result.policy_stats == {"static_experts": 4, "pages_per_layer": 1}
 
 

@@ -76,7 +76,7 @@ def test_five_steps(tmp_path):
         ("head", 73, 74),
     ]
     assert list(seen.outcome.report.counts.peak_bytes) == [2 * EXPERT_BYTES]
-    assert "fine-tuned" in seen.result.labels
+    assert "fine-tuned" in seen.result.caveats
 
 
 @pytest.mark.parametrize(("copy_s", "kernel_s"), [(10.0, 1.0), (4.0, 1.0), (2.0, 1.0), (1.0, 1.0)])
@@ -162,7 +162,7 @@ def test_gate_reuse_fetches_what_it_missed(tmp_path):
     ]
     # Token 1: 1 + 10 (fetch) + 10 (prefetch) + 2 + 1; token 2: ten more.
     assert np.diff(ends(seen)).tolist() == [24, 34]
-    assert "fine-tuned" not in seen.result.labels
+    assert "fine-tuned" not in seen.result.caveats
 
 
 def test_an_activation_level_of_two_looks_two_layers_ahead(tmp_path):

@@ -238,7 +238,7 @@ def test_a_right_surrogate_leaves_only_the_first_layers_to_chance(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 5, 6, 2, outputs=8, levels=())) as trace:
         seen = execute_easy(setup(ProMoe(**BASE | {"predictor": "surrogate:1", "depth": 64}), trace, 30))
     assert seen.result.policy_stats["predicted_frac"] == 1.0
-    assert "surrogate" in seen.result.labels
+    assert "surrogate" in seen.result.caveats
 
 
 @pytest.mark.parametrize(

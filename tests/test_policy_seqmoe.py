@@ -46,7 +46,7 @@ def test_it_is_right_as_often_as_told(recall, tmp_path):
     rows = [[draw.sample(range(12), 3) for _ in range(4)] for _ in range(150)]
     seen = run(SeqMoe(**SURE | {"recall": recall}), tmp_path, rows, room=12, n_experts=12)
     assert seen.result.policy_stats["foretold_frac"] == pytest.approx(recall, abs=0.03)
-    assert seen.result.labels[:2] == ["oracle", "surrogate"]
+    assert seen.result.caveats[:2] == ["oracle", "surrogate"]
 
 
 # -- who leaves, and what comes ----------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_tables_of_prompts_are_ready_those_of_tokens_are_not(tmp_path):
 def test_selections_alone_take_a_surrogate(tmp_path):
     path = from_rows(tmp_path / "t", [[[0], [1]], [[1], [2]]], 3)
     seen = replay(Sida(predictor="surrogate:1.0"), path, 3)
-    assert "surrogate" in seen.result.labels
+    assert "surrogate" in seen.result.caveats
     assert seen.result.activations_changed_frac == 0
     with pytest.raises(BadInput, match=r"split 'store' has no requests: sida learns there.*--train-frac 0\.7"):
         replay(Sida(), path, 3)

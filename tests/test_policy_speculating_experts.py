@@ -45,7 +45,7 @@ def test_exact_by_hand(tmp_path):
     assert seen.classes("decode") == {"miss": 2, "late": 1}
     assert seen.result.policy_stats["foretold_frac"] == 0.5
     assert resident(seen) == []
-    assert seen.result.labels == ["gate reuse", "synthetic"]
+    assert seen.result.caveats == ["gate reuse", "synthetic"]
 
 
 def test_executing_by_hand(tmp_path):
@@ -59,7 +59,7 @@ def test_executing_by_hand(tmp_path):
     assert seen.end_s == 154 + 2 + 1
     assert seen.log[-2:] == [("gpu", 2, 3), ("evict", 2, 3)]
     assert seen.classes("decode") == {"miss": 1, "late": 1, "substituted": 1}
-    assert seen.result.labels == ["lossy", "gate reuse", "synthetic"]
+    assert seen.result.caveats == ["lossy", "gate reuse", "synthetic"]
 
 
 def test_a_hit_in_time(tmp_path):
@@ -105,7 +105,7 @@ def test_surrogates_by_layer(tmp_path):
     seen = run(KIND(mode="exact", predictor="surrogate:0,1"), tmp_path, rows, room=8, n_experts=4)
     assert {entry[1:] for entry in seen.log if entry[0] == "fetch"} == {(0, 0), (1, 1)}
     assert seen.result.policy_stats["foretold_frac"] == pytest.approx(2 / 3)
-    assert "surrogate" in seen.result.labels
+    assert "surrogate" in seen.result.caveats
 
 
 def test_what_it_cannot_take(tmp_path):

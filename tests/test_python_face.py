@@ -23,7 +23,7 @@ from sim.base.errors import BadInput, CheckFailed, DoesNotFit
 from sim.options import RunSpec
 from sim.policy.decisions import Decision
 from sim.results.record import Result
-from sim.results.tables import SCHEMAS, TABLES
+from sim.results.tables import TABLES, columns_of
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"numpy", "pandas", "plotly", "torch", "pyarrow", "rich", "scipy", "simpy", "msgspec", "safetensors", "yaml"}
@@ -141,7 +141,7 @@ class TestTables:
         for name in set(TABLES) - {"runs"}:
             frame = getattr(result, name)
             pd.testing.assert_frame_equal(frame, pd.read_parquet(tmp_path / "run" / f"{name}.parquet"))
-            assert list(frame.columns) == SCHEMAS[name].names
+            assert list(frame.columns) == list(columns_of(name))
 
     def test_layers_add_up(self, world: dict[str, Any]) -> None:
         result = moesim.simulate(policy="lru", **world)
@@ -208,7 +208,7 @@ class TestPoliciesOfOnesOwn:
         typed: dict[str, Any] = {"__name__": "__main__"}
         exec(MINE, typed)
         result = moesim.simulate(policy=typed["Mine"], **world)
-        assert "policy given as a class whose text is in no file: run_id does not hold it" in result.labels
+        assert "policy given as a class whose text is in no file: run_id does not hold it" in result.caveats
         assert result.policy_file is None
 
     def test_a_file_that_changed_since_is_no_text_of_the_class(self, world: dict[str, Any], tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_policies_without_timing_decide_alike_in_both_worlds(tmp_path, name):
     setup.close()
     assert logs["real"] == logs["sim"]
     assert len(logs["real"]) > 40
-    for key in ("h2d_bytes", "d2h_bytes", "demand_copies", "peak_expert_bytes", "miss_rate"):
+    for key in ("h2d_bytes", "d2h_bytes", "demand_copies", "cache_peak_bytes", "miss_rate"):
         assert getattr(real.result, key) == getattr(sim.result, key), key
     if name in ("lru", "lfu", "fiddler"):  # whether a prefetch has arrived is a matter of time
         assert real.result.hit_rate == sim.result.hit_rate
@@ -245,7 +245,7 @@ def test_kept_tables_and_timelines_take_measured_spans(tmp_path):
     setup.close()
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert (tmp_path / "t.json").stat().st_size > 1000
-    assert done.result.engine == "real"
+    assert done.result.simulator == "real"
 
 
 def test_a_demand_overtakes_queued_speculation_and_nothing_in_flight_is_aborted():
@@ -343,7 +343,7 @@ def test_an_interrupt_keeps_what_was_measured_and_frees_memory(tmp_path, raised,
     assert done.result.n_requests == 2, "the second with the three tokens that it has put out"
     assert [times.request.outputs for times in done.report.requests] == [6, 3]
     assert done.result.tpot_s.n == 2
-    assert "stopped early, after 9 of 12 tokens" in done.result.labels
+    assert "stopped early, after 9 of 12 tokens" in done.result.caveats
     assert threading.active_count() == n_threads, "lanes are gone"
 
 
@@ -357,7 +357,7 @@ def test_experts_share_host_buffers_where_memory_is_short(tmp_path):
         weights = random_weights(setup.model, "fp32", lanes.device, 0, 5 * size)
         done = measure(setup, lanes, weights)
         assert done.result.measured.distinct_host_experts == 5
-        assert "16 experts share 5 host buffers" in done.result.labels
+        assert "16 experts share 5 host buffers" in done.result.caveats
         with pytest.raises(DeviceFault, match="at least one layer's 4; take --model cpu-small"):
             random_weights(setup.model, "fp32", lanes.device, 0, 3 * size)
         with pytest.raises(BadInput, match=r"it needs .* on cpu, which has .* free"):

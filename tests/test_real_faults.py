@@ -90,7 +90,7 @@ def test_a_fault_under_way_keeps_what_was_measured(tmp_path, buffers, fail, said
     assert 1 < n_out < 12
     assert n_out >= (AFTER - 4 * LAYERS) // (TOP_K * LAYERS)
     assert done.result.tpot_s.mean > 0
-    assert f"stopped early, after {n_out} of 12 tokens" in done.result.labels
+    assert f"stopped early, after {n_out} of 12 tokens" in done.result.caveats
     done.result.to_json()
     assert threads() == []
     assert len(buffers) >= 2
@@ -247,7 +247,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
     assert result["requests"] == 1
     assert result["decode_tokens"] >= 6, "of eight that were over or about to be"
     assert result["tpot_s"]["mean"] > 0
-    assert any(label.startswith("stopped early, after ") for label in result["labels"])
+    assert any(label.startswith("stopped early, after ") for label in result["caveats"])
     assert json.loads((tmp_path / "out" / "result.json").read_text())["run_id"] == result["run_id"]
     assert "Traceback" not in said.stderr
 

@@ -213,7 +213,7 @@ def test_two_gpus_compute_what_one_computes_and_decide_as_simulated(tmp_path, re
     sim = execute(setup, spans=lambda *_: None, log=lambda *entry: logs["sim"].append(entry)).result
     setup.close()
     assert logs["real"] == logs["sim"]
-    for key in ("h2d_bytes", "d2h_bytes", "peak_expert_bytes", "miss_rate"):
+    for key in ("h2d_bytes", "d2h_bytes", "cache_peak_bytes", "miss_rate"):
         assert getattr(real.result, key) == getattr(sim, key), key
     assert set(real.result.lane_utilisation) >= {"gpu0", "gpu1", "h2d0", "h2d1"}
     homes = {piece.gpu for piece in real.machine.store.blocks}

@@ -280,7 +280,7 @@ def test_the_whole_path(named, tmp_path, capsys):
         capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", done.path, "--model", done.config, "--json"
     )
     assert said.json["requests"] == n_test > 0
-    assert "random-prompts" in said.json["labels"]
+    assert "random-prompts" in said.json["caveats"]
 
 
 def test_experts_that_ignore_the_router_are_caught():

@@ -224,4 +224,4 @@ def test_a_scheduler_of_ones_own_may_go_by_the_clock(capsys: Any, tmp_path: Path
     rows = moesim(capsys, "sweep", *words, "--set", f"{link}=1e10,6e10", "--workers", 1).json["rows"]
     for row in rows:
         alone = moesim(capsys, "run", *words, "--set", f"{link}={row[link]}").json
-        assert (row["run_id"], row["tpot_mean_s"]) == (alone["run_id"], alone["tpot_s"]["mean"])
+        assert (row["run_id"], row["tpot_s.mean"]) == (alone["run_id"], alone["tpot_s"]["mean"])

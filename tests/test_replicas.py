@@ -412,8 +412,8 @@ def test_sums_over_replicas() -> None:
     assert waited_s == pytest.approx(copies_s)
     assert result.simulated_s == max(t.last_token_s for t in outcome.report.requests)
     assert 0 < result.lane_utilisation["h2d"] <= 1
-    assert result.expert_budget_bytes == run(requests=2).result.expert_budget_bytes  # of one
-    assert result.bound is None
+    assert result.cache_capacity_bytes == run(requests=2).result.cache_capacity_bytes  # of one
+    assert result.lower_bound is None
     assert result.policy_stats == {}
 
 
@@ -450,7 +450,7 @@ def test_a_queue_that_grows_at_one_replica_is_told() -> None:
     assert found.capacity_per_s == pytest.approx(2.0)  # two of what takes in one
     assert found.arrivals_per_s == pytest.approx(11 / 30)
     alone = load(busy, "poisson:1")
-    from sim.results.schema import Replica
+    from sim.figures import Replica
 
     row = Replica(
         0, 10, 10, 1.0, None, 1.0, 1.0, 1.0, 1.0, alone.arrivals_per_s, alone.capacity_per_s, False, 0, {}, {}
@@ -589,7 +589,7 @@ def test_sweeps_and_saturation_know_replicas() -> None:
     asked = {"requests": 12, "set": {"hw.h2d.bandwidth_bytes_per_s": 1e12}}
     table = moesim.sweep("lru", "rtx3090", arrivals="poisson:0.5", replicas="1:3:1", workers=1, **asked)
     assert list(table["replicas"]) == [1, 2, 3]
-    waits = list(table["queue_mean_s"])
+    waits = list(table["queue_s.mean"])
     assert waits == sorted(waits, reverse=True)
     assert waits[0] > waits[2]
     spec = RunSpec(policy="lru", hw="rtx3090", **asked)

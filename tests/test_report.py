@@ -154,7 +154,7 @@ class TestRun:
             assert trace["y"] == [i / len(requests) for i in range(len(requests) + 1)]
         result = json.loads((kept[0] / "result.json").read_text(encoding="utf-8"))
         shares = {one["name"]: dict(zip(one["y"], one["x"], strict=True)) for one in plot(data, "time")["traces"]}
-        assert shares["waiting for copies"]["decode"] == result["bound_by"]["decode"]["copy"]
+        assert shares["waiting for copies"]["decode"] == result["bottleneck"]["decode"]["copy"]
         assert sum(part["prefill"] for part in shares.values()) == pytest.approx(1.0)
 
     def test_lanes_show_the_window_and_join_copies_to_those_who_waited(
@@ -227,7 +227,7 @@ class TestRun:
         experts, budget = plot(data_of(capsys, kept[0]), "memory-over-time")["traces"]
         result = json.loads((kept[0] / "result.json").read_text(encoding="utf-8"))
         assert experts["x"] == list(pd.read_parquet(kept[0] / "iterations.parquet")["end_s"])
-        assert 0 < max(experts["y"]) <= result["peak_expert_bytes"][0] <= budget["y"][0]
+        assert 0 < max(experts["y"]) <= result["cache_peak_bytes"][0] <= budget["y"][0]
         assert all(n_bytes % result["expert_bytes"] == 0 for n_bytes in experts["y"])
         config = kept[0] / "config.yaml"
         config.write_text(config.read_text(encoding="utf-8").replace("seed: 0", "seed: 1"), encoding="utf-8")
@@ -291,14 +291,14 @@ class TestSweep:
         found = data_of(capsys, tmp_path / "s")
         assert found["verdict"] == said.json["answer"]
         explorer = section(found, "choose")["blocks"][0]
-        assert set(explorer["axes"]) == {"label", "hw", "cap_experts"}
+        assert set(explorer["axes"]) == {"label", "hw", "experts"}
         names = [column["name"] for column in explorer["columns"]]
         rows = [dict(zip(names, row, strict=True)) for row in explorer["rows"]]
         ran = [row for row in said.json["rows"] if row["status"] == "ok"]
         assert len(rows) == len(ran) < len(said.json["rows"])
         for row, told in zip(rows, ran, strict=True):
-            assert (row["label"], row["hw"], row["cap_experts"]) == (told["label"], told["hw"], told["cap_experts"])
-            assert row["tpot_mean_s"] == pytest.approx(told["tpot_mean_s"], rel=1e-6)
+            assert (row["label"], row["hw"], row["experts"]) == (told["label"], told["hw"], told["experts"])
+            assert row["tpot_s.mean"] == pytest.approx(told["tpot_s.mean"], rel=1e-6)
             assert row["kind"] == ("bound" if told["policy"] == "belady" else "system")
         assert section(found, "not-run")["blocks"][0]["rows"][0][1] == "does_not_fit"
         (tmp_path / "s.json").write_text(said.out, encoding="utf-8")
@@ -308,13 +308,13 @@ class TestSweep:
         """10,000 points, which a sweep has at most unless told, on one page of 6 MB."""
         row = {
             "status": "ok",
-            "labels_json": '["recorded"]',
-            "ttft_mean_s": 3.14159265358979,
+            "caveats": ["recorded"],
+            "ttft_s.mean": 3.14159265358979,
             "hit_rate": 0.51234567891,
         }
         rows = [
             {**row, "label": f"policy {at % 20}", "hw": f"card {at // 20 % 25}", "cache": at // 500 / 20}
-            | {"tpot_mean_s": 0.1 + at / 7e4, "peak_vram_bytes": 10**10 + at, "h2d_bytes": 3**20 + at}
+            | {"tpot_s.mean": 0.1 + at / 7e4, "peak_vram_bytes": 10**10 + at, "h2d_bytes": 3**20 + at}
             for at in range(10_000)
         ]
         page = of_grid(Grid("answer", [], ["policy", "hw", "cache_frac"], rows, hits=False))
@@ -400,7 +400,7 @@ class TestHostile:
         path = tmp_path / "r" / "result.json"
         result = json.loads(path.read_text(encoding="utf-8"))
         assert result["trace"] == HOSTILE
-        result["labels"] = ["</script><script>document.title='hacked'</script>", "<!--", "\u2028"]
+        result["caveats"] = ["</script><script>document.title='hacked'</script>", "<!--", "\u2028"]
         path.write_text(json.dumps(result), encoding="utf-8")
         assert moesim(capsys, "report", tmp_path / "r", "-o", tmp_path / "x.html").code == 0
         page = (tmp_path / "x.html").read_text(encoding="utf-8")
@@ -416,11 +416,11 @@ class TestHostile:
             ("r.json", "[1]", "not one JSON object"),
             ("r.json", "{", "not JSON"),
             ("r.json", "{}", "of no kind that is known"),
-            ("r.json", '{"schema": 2, "run_id": "x"}', "schema"),
-            ("r.json", '{"schema": 1, "run_id": "x"}', "not a result"),
+            ("r.json", '{"schema": 3, "run_id": "x"}', "schema"),
+            ("r.json", '{"schema": 2, "run_id": "x"}', "not a result"),
             ("r.json", '{"runs": [1], "realism": ""}', "not a list of results"),
             ("r.json", '{"rows": 3, "answer": ""}', "rows"),
-            ("r.json", '{"schema": 1, "comparisons": 3}', "not comparisons"),
+            ("r.json", '{"schema": 2, "comparisons": 3}', "not comparisons"),
             ("r.json", '{"goals": [], "candidates": 3}', "not as `moesim plan"),
             ("r.json", '{"ways": 3}', "not as `moesim plan"),
             ("r.json", '{"ways": [], "answer": "", "trace": ""}', "nothing was found"),

@@ -630,7 +630,7 @@ class TestFigureOf:
         """Ten steps of 32 tokens, k = 2: 64 activations, which ask for 4 experts a step; a quarter is missing."""
         result = {
             "miss_rate": 0.25,
-            "union_per_layer_step.experts": 4.0,
+            "distinct_experts.per_layer": 4.0,
             "phases.decode.iterations": 10,
             "phases.decode.tokens": 32,
             "shape.top_k": 2,

@@ -68,7 +68,7 @@ def test_equal_runs_are_never_told_apart_more_often_than_it_says() -> None:
         rng = np.random.default_rng(seed)
         shared = rng.gamma(4.0, 0.25, 12)  # what a request costs any policy
         one, other = (sample((shared + 0.1 * rng.standard_normal(12)).tolist()) for _ in range(2))
-        wrong += one.told_apart(other)
+        wrong += one.significant(other)
     assert wrong / 300 <= 0.08
 
 
@@ -82,7 +82,7 @@ def test_one_says_nothing_of_others() -> None:
     one, other = sample([1.0]), sample([2.0])
     assert one.interval() is None
     assert one.minus(other) is None
-    assert not one.told_apart(other)
+    assert not one.significant(other)
     assert ranks([one, other]) is None
     assert ranks([]) is None
 
@@ -116,9 +116,9 @@ def test_a_time_in_a_result_is_never_negative(monkeypatch: pytest.MonkeyPatch, t
 
 def test_equal_times_differ_by_rounding_alone() -> None:
     one, other = sample([0.1] * 12), sample([0.1 + 1e-16] * 12)
-    assert not one.told_apart(other)
+    assert not one.significant(other)
     assert one.interval() == pytest.approx((0.1, 0.1))
-    assert sample([0.1] * 12).told_apart(sample([0.1001] * 12))
+    assert sample([0.1] * 12).significant(sample([0.1001] * 12))
 
 
 def test_many_requests_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_a_newcomer_is_one_file() -> None:
     assert served["shortest"] == sorted(served["fcfs"]) != served["fcfs"]
     assert served[None] == served["fcfs"]
     assert runs[None][1] == runs["fcfs"][1] != runs["shortest"][1]  # the default by its name is the default
-    assert runs["shortest"][0].result.bound.above_frac > 0
+    assert runs["shortest"][0].result.lower_bound.above_frac > 0
 
 
 @pytest.mark.usefixtures("newcomer")

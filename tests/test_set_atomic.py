@@ -97,10 +97,10 @@ def test_the_engine_serves_sets(kind: type, trace: str) -> None:
     assert one_by_one(sets, by_uses) > 1.02 * misses
     assert result.hit_rate + result.miss_rate == pytest.approx(1)
     # r_bar: the union over the slots, from the sets themselves
-    found = result.union_per_layer_step
+    found = result.distinct_experts
     assert found.slots == SLOTS
     assert found.experts == pytest.approx(decode / (result.phases.decode.iterations * N_LAYERS), rel=1e-12)
-    assert found.over_slots == pytest.approx(found.experts / SLOTS)
+    assert found.per_slot == pytest.approx(found.experts / SLOTS)
     assert prefill == 8 * N_LAYERS * TOP_K
 
 

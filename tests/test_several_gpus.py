@@ -155,7 +155,7 @@ def test_two_links_share_what_one_could_take(tmp_path):
     seen = from_host(policy, tmp_path, [[[0, 3], [1, 2]]], 3, 1.0)
     assert seen.lane("h2d1") == [("prefetch 1.1", 0, 16)]
     assert seen.lane("h2d0") == [("prefetch 1.2", 4, 20)]
-    assert seen.result.engine == "simpy"
+    assert seen.result.simulator == "simpy"
 
 
 def test_memory_for_one_link_and_a_half(tmp_path):
@@ -312,7 +312,7 @@ def test_experts_run_where_they_are_placed(tmp_path, tiny_path, policy):
         result = execute(made, lambda *span, to=spans: to.append(span)).result
         made.close()
         shown.append(sorted(spans))
-        assert result.bound.tpot_s <= result.tpot_s.mean
+        assert result.lower_bound.tpot_s <= result.tpot_s.mean
     assert shown[0] == shown[1]
     row, third = [0, 0, 0, 0, 0, 1, 1, 2], [2, 2, 2, 2, 1, 1, 1, 1]
     ran = {(span[2], span[3], span[0]) for span in shown[0] if span[1] == "expert" and span[0].startswith("gpu")}
@@ -336,11 +336,11 @@ def test_a_bound_knows_where_experts_are_placed(tmp_path, tiny_path):
     made = placed(tmp_path, rows, tiny_path, policy="gpu_only", gpus=2, set=dear)
     result = execute(made).result
     made.close()
-    assert 0.0 < result.bound.tpot_s <= result.tpot_s.mean < 1.0
+    assert 0.0 < result.lower_bound.tpot_s <= result.tpot_s.mean < 1.0
     made = placed(tmp_path, rows, tiny_path, gpus=2, experts=64)
     result = execute(made).result
     made.close()
-    assert result.bound.ttft_s <= result.ttft_s.mean
+    assert result.lower_bound.ttft_s <= result.ttft_s.mean
 
 
 def test_what_a_placement_says_is_part_of_what_a_run_is(tmp_path, tiny_path):
@@ -457,8 +457,8 @@ def test_bounds_stay_bounds(tmp_path, ways, gpus):
                 for room in (2, 6):
                     world = {"launch_s": 0.25 * (seed % 2), "copy_s": 1.0 + 4 * (seed // 2), "shared": bool(seed % 2)}
                     result = shared_out(one_cache(kind), trace, room, gpus, None, ways, (0.1, 160.0), **world).result
-                    assert 0 < result.bound.tpot_s <= result.tpot_s.mean
-                    assert 0 < result.bound.ttft_s <= result.ttft_s.mean
+                    assert 0 < result.lower_bound.tpot_s <= result.tpot_s.mean
+                    assert 0 < result.lower_bound.ttft_s <= result.ttft_s.mean
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_bounds_stay_bounds(tmp_path, ways, gpus):
 def test_a_bound_by_hand_where_nothing_is_missing(tmp_path, ways, bound_s):
     with Trace(from_rows(tmp_path / "easy.safetensors", [[[0, 1, 3, 5]]], 6, [(1, 1)])) as trace:
         seen = shared_out(Placed([(0, 0), (0, 1), (0, 3), (0, 5)]), trace, 3, 2, "arithmetic", ways)
-    assert seen.result.bound.ttft_s == pytest.approx(bound_s)
+    assert seen.result.lower_bound.ttft_s == pytest.approx(bound_s)
     assert seen.result.ttft_s.mean == 16  # with the way there, and each result by itself or all in one
 
 
@@ -482,7 +482,7 @@ def test_a_bound_by_hand_where_nothing_is_missing(tmp_path, ways, bound_s):
 @pytest.mark.parametrize("dense", ["gpu0", "tensor"])
 def test_the_bound_is_near_where_everything_is_resident(capsys, gpus, dense):
     options = ("--gpus", gpus, "--parallel", dense, "--requests", 1, "--json")
-    found = simulated(capsys, "--policy", "gpu_only", "--hw", "a100-80g-sxm", *options).json["bound"]
+    found = simulated(capsys, "--policy", "gpu_only", "--hw", "a100-80g-sxm", *options).json["lower_bound"]
     assert 0.0 < found["above_frac"] < 0.03
 
 

@@ -187,7 +187,7 @@ def test_a_static_run_takes_the_time_that_its_bytes_need(tiny: Path, policy: str
     assert n_bytes <= sharing.host_bytes_per_s * (covered_s + longest_s)
 
 
-CHARGED = ("bound_by", "provenance", "uncertainty")
+CHARGED = ("bottleneck", "provenance", "uncertainty")
 
 
 def told(tiny: Path, policy: str, **rest: Any) -> dict[str, Any]:
@@ -272,5 +272,5 @@ def test_static_and_dynamic_shares_add_about_the_same(policy: str, capsys: pytes
 @pytest.mark.parametrize("policy", ON_CPU)
 def test_the_bound_stays_a_bound(tiny: Path, policy: str) -> None:
     result = run(tiny, policy, hw="rtx4090").result
-    if result.bound is not None and "lossy" not in policies()[policy].traits:
-        assert result.bound.tpot_s <= result.tpot_s.mean
+    if result.lower_bound is not None and "lossy" not in policies()[policy].traits:
+        assert result.lower_bound.tpot_s <= result.tpot_s.mean

@@ -163,7 +163,7 @@ def test_the_lane_that_the_page_adds(capsys: pytest.CaptureFixture[str]) -> None
     scope: dict[str, Any] = {"__name__": "example"}
     exec(code, scope)
     result = scope["result"]
-    assert capsys.readouterr().out.split()[0] == result.engine == "FromDisk"
+    assert capsys.readouterr().out.split()[0] == result.simulator == "FromDisk"
     assert result.lane_utilisation["disk"] == max(result.lane_utilisation.values()) > 0.5
     made = prepare(scope["setup"].spec)
     without = execute(made).result

@@ -20,8 +20,9 @@ from cli_help import mixtral_shaped, moesim, simulated
 import moesim as face
 from sim.base.errors import BadInput, CheckFailed
 from sim.results.sampling import Sample
-from sim.results.tables import RUN_COLUMNS
+from sim.results.tables import columns_of
 from sim.studies.sweep import run as sweep_run
+from sim.studies.sweep.table import POINT
 from sim.studies.sweep.work import carried_out, point_record
 
 BROKEN = """
@@ -59,7 +60,7 @@ def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Pat
     assert rows["run_id"].is_unique
     for row in rows.sample(10, random_state=3).to_dict("records"):
         name, *own = row["label"].split()
-        budget = round(row["cap_experts"])
+        budget = round(row["experts"])
         words = [
             "--policy",
             name,
@@ -76,15 +77,14 @@ def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Pat
         alone = simulated(capsys, *words, "--json").json
         for column in ("run_id", "hit_rate", "h2d_bytes", "trace_sha256", "version", "simulated_s", "peak_vram_bytes"):
             assert row[column] == alone[column], column
-        assert row["tpot_mean_s"] == alone["tpot_s"]["mean"]
-        assert row["ttft_mean_s"] == alone["ttft_s"]["mean"]
-        assert row["bound_tpot_s"] == alone["bound"]["tpot_s"]
-        assert row["above_bound_frac"] == alone["bound"]["above_frac"]
+        assert row["tpot_s.mean"] == alone["tpot_s"]["mean"]
+        assert row["ttft_s.mean"] == alone["ttft_s"]["mean"]
+        assert row["lower_bound.tpot_s"] == alone["lower_bound"]["tpot_s"]
+        assert row["lower_bound.above_frac"] == alone["lower_bound"]["above_frac"]
         ends = alone["uncertainty"]["sampling"]["tpot_s"]
-        low_s = row["tpot_sampling_low_s"]
-        assert pd.isna(low_s) if ends is None else [low_s, row["tpot_sampling_high_s"]] == ends
+        assert (None if row["uncertainty.sampling.tpot_s"] is None else [*row["uncertainty.sampling.tpot_s"]]) == ends
         for key, value in alone["params"].items():
-            assert row[f"param.{key}"] == value
+            assert row[f"params.{key}"] == value
 
 
 def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tm
     words = (*words, "--vram", "20GB,22GB", "--set", "engine.per_layer_s=5e-6", "--pcie", "gen4x16,pcie5x16")
     assert moesim(capsys, "sweep", "--trace", trace, *words, "--out", tmp_path / "out").code == 0
     rows = table(tmp_path / "out")
-    assert {name for name, _, _ in RUN_COLUMNS} - set(rows) == {"wall_s", "params_json", "overrides_json"}
+    assert set(columns_of("runs")) - set(rows) == {"wall_s", "params", "overrides"}
     assert set(rows["seed"]) == {1, 2}
-    assert set(rows["cap_vram_bytes"]) == {20 * 10**9, 22 * 10**9}
+    assert set(rows["vram_bytes"]) == {20 * 10**9, 22 * 10**9}
     assert set(rows["link"]) == {"pcie4x16", "pcie5x16"}
     assert set(rows["cache_frac"]) == {0.15}
     assert set(rows["engine.per_layer_s"]) == {5e-6}
-    assert set(rows["param.scope"]) == {"layer", "global"}
+    assert set(rows["params.scope"]) == {"layer", "global"}
     for column in ("hw_sha256", "model_sha256", "stack_sha256", "trace_sha256"):
         assert rows[column].str.fullmatch("[0-9a-f]{64}").all()
     assert rows["hw_sha256"].nunique() == 2  # the link is part of what the hardware was resolved to
@@ -125,22 +125,52 @@ def test_the_page_has_every_column_and_a_grid_that_works(capsys: Any, trace: Pat
     rows = table(tmp_path / "out")
     assert len(rows) == 5 * 2 * 2 + 1
     named = set(re.findall(r"`([\w.]+)`", page.split("## The table", 1)[1].split("## Who", 1)[0]))
-    own = set(rows) - {name for name, _, _ in RUN_COLUMNS}
-    assert {name for name in own if not name.startswith(("param.", "hw."))} <= named
+    own = set(rows) - set(columns_of("runs"))
+    assert {name for name in own if not name.startswith(("params.", "hw."))} <= named
+
+
+def test_some_thirty_columns_are_shown_and_others_where_they_are_asked_for(
+    capsys: Any, trace: Path, tmp_path: Path
+) -> None:
+    words = ("sweep", "--trace", trace, "--policy", "lru", "--policy", "lfu scope=global,layer", "--json")
+    grid = ("--hw", "rtx3090", "--experts", "32,48")
+
+    def columns(*more: object) -> list[str]:
+        rows = json.loads(moesim(capsys, *words, *more).out)["rows"]
+        assert len(rows) == 6 or not more
+        return list(rows[0])
+
+    first = columns(*grid)
+    assert len([name for name in first if not name.startswith("params.")]) == 30 + len(["experts"])
+    assert {"label", "status", "reason", "tpot_s.mean", "hit_rate", "caveats", "pareto"} <= set(first)
+    own = columns(*grid, "--columns", "tpot_s.p50,prefetch.useful")
+    own = [name for name in own if not name.startswith("params.")]
+    assert own == [*POINT, "tpot_s.p50", "prefetch.useful.n", "prefetch.useful.bytes", "experts"]
+    every = columns(*grid, "--columns", "all", "--out", tmp_path / "out")
+    assert every == list(table(tmp_path / "out"))
+    said = moesim(capsys, *words, *grid, "--columns", "tpot.mean")
+    assert (said.code, said.err) == (
+        2,
+        "error: --columns, got 'tpot.mean': no column of a sweep; did you mean 'tpot_s.mean'?\n",
+    )
+    with_joules = columns(*grid, "--energy", "gpu")
+    assert set(with_joules) - set(first) == {"energy.joules_per_token"}
+    frame = face.sweep("lru", "rtx3090", trace=trace, experts=[32, 48], columns=["tpot_s"])
+    assert list(frame)[3:6] == ["tpot_s.mean", "tpot_s.p50", "tpot_s.p95"]
 
 
 def test_one_bound_is_beside_all_points_of_a_workload(capsys: Any, trace: Path, tmp_path: Path) -> None:
     words = ("sweep", "--policy", "lru", "--policy", "fiddler", "--trace", trace, "--cache", "32experts,48experts")
     said = moesim(capsys, *words, "--hw", "rtx3090,a6000", "--out", tmp_path / "one")
     rows = table(tmp_path / "one")
-    least_s = rows["bound_tpot_s"].min()
-    assert rows["bound_tpot_s"].nunique() == 8
-    assert (rows["above_common_bound_frac"] == rows["tpot_mean_s"] / least_s - 1).all()
-    best = rows.loc[rows.groupby(["hw", "cap_experts"])["tpot_mean_s"].idxmin()]
+    least_s = rows["lower_bound.tpot_s"].min()
+    assert rows["lower_bound.tpot_s"].nunique() == 8
+    assert (rows["above_common_bound_frac"] == rows["tpot_s.mean"] / least_s - 1).all()
+    best = rows.loc[rows.groupby(["hw", "experts"])["tpot_s.mean"].idxmin()]
     shown = re.findall(r"fiddler +[\d.]+ m?s +(\d+) %", said.out)
     assert sorted(map(int, shown)) == sorted(round(100 * frac) for frac in best["above_common_bound_frac"])
-    where = rows.loc[rows["bound_tpot_s"].idxmin()]
-    words_of = f"(with experts on the CPU too, hw {where['hw']}, experts {where['cap_experts']:.0f})"
+    where = rows.loc[rows["lower_bound.tpot_s"].idxmin()]
+    words_of = f"(with experts on the CPU too, hw {where['hw']}, experts {where['experts']:.0f})"
     assert words_of in " ".join(said.out.split())
     said = moesim(capsys, *words, "--hw", "rtx3090", "--batch", "1,2", "--out", tmp_path / "two")
     assert table(tmp_path / "two")["above_common_bound_frac"].isna().all()  # of other requests at once: no one bound
@@ -188,7 +218,7 @@ def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> N
     rows = table(tmp_path / "out")
     assert rows["status"].tolist() == ["ok", "does_not_fit", "ok", "ok", "does_not_fit", "does_not_fit"]
     assert rows["reason"].isna().tolist() == [True, False, True, True, False, False]
-    assert rows["cap_experts"].tolist() == [16, 16, 40, 40, 200, 200]
+    assert rows["experts"].tolist() == [16, 16, 40, 40, 200, 200]
     assert set(rows["model"]) == {"mixtral-8x7b"}
     assert "needs at least 32 whole experts" in said.out
     assert "lower it, or take a larger GPU" in said.out
@@ -354,7 +384,7 @@ class TestPython:
 
     def test_a_class_in_a_file_and_ranges_and_one_policys_parameters(self, trace: Path, tmp_path: Path) -> None:
         frame = face.sweep("lcp", "rtx3090", trace=trace, cache="20:40:20experts", set={"rho": [0.5, 0.9]})
-        assert frame[["cap_experts", "param.rho"]].to_numpy().tolist() == [[20, 0.5], [20, 0.9], [40, 0.5], [40, 0.9]]
+        assert frame[["experts", "params.rho"]].to_numpy().tolist() == [[20, 0.5], [20, 0.9], [40, 0.5], [40, 0.9]]
 
     def test_a_script_without_a_guard_is_run_once(self, trace: Path, tmp_path: Path) -> None:
         call = f"moesim.sweep(['lru', 'lfu'], 'rtx3090', trace={str(trace)!r}, workers=2)"
@@ -378,8 +408,8 @@ class TestSummary:
     ) -> Any:
         from types import SimpleNamespace
 
+        from sim.figures import Statistic
         from sim.options import RunSpec
-        from sim.results.schema import Statistic
         from sim.studies.sweep.grid import Point
         from sim.studies.sweep.work import Resolved
 
@@ -387,7 +417,7 @@ class TestSummary:
         said: Any = SimpleNamespace(
             draft=None,
             tpot_s=mean,
-            labels=list(labels),
+            caveats=list(labels),
             model="m",
             peak_vram_bytes=vram,
             n_requests=len(tpot),

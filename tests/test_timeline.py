@@ -119,7 +119,7 @@ def test_it_agrees_with_the_counts(run: Any, tmp_path: Path, args: tuple[object,
         found = {name: samples for (_, name), samples in drawn.counters.items() if name.endswith(what)}
         return [max(values[key] for _, values in samples) for _, samples in sorted(found.items())]
 
-    assert peaks("expert bytes", "taken") == result["peak_expert_bytes"]
+    assert peaks("expert bytes", "taken") == result["cache_peak_bytes"]
     for (_, name), samples in drawn.counters.items():
         if "in flight" in name or "waiting" in name:
             assert not any(samples[-1][1].values()), f"{name}: something is left at the end"
@@ -262,5 +262,5 @@ def test_a_real_run_and_its_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     assert drawn.n_arrows("demand") == 2 * result["demand_copies"]["n"] > 0
     for pid in (1, 2):
         samples = drawn.counters[pid, "gpu expert bytes"]
-        assert max(values["taken"] for _, values in samples) == result["peak_expert_bytes"][0]
+        assert max(values["taken"] for _, values in samples) == result["cache_peak_bytes"][0]
         assert drawn.counters[pid, "h2d bytes in flight"][-1][1] == {"moving": 0, "waiting": 0}

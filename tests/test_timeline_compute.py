@@ -13,9 +13,9 @@ from test_timeline_copies import Placed
 from policies.gpu_only import GpuOnly
 from policies.lru import Lru
 from policies.on_demand import OnDemand
+from sim.figures import Statistic
 from sim.policy.api import Policy
 from sim.policy.decisions import Fetch, Predict, Prefetch, RunCpu, RunGpu, Serve
-from sim.results.schema import Statistic
 
 
 def test_prefill_runs_the_union_of_experts_with_their_tokens(tmp_path):
@@ -119,7 +119,7 @@ def test_host_bound(tmp_path):
     assert seen.end_s == 21
     # Kernels ran 1 + 1 + 2 + 1 = 5 s; the other 16 s are the host's.
     assert seen.machine.parts_s() == [5, 0, 16, 0, 0, 0, 0]
-    assert seen.result.bound_by.resource == "host"
+    assert seen.result.bottleneck.resource == "host"
 
 
 def test_a_read_waits_for_the_last_kernel_of_a_host_bound_operation(tmp_path):

@@ -79,7 +79,7 @@ def test_two_layers_on_demand(tmp_path):
         ("head", 26, 27),
     ]
     assert seen.machine.parts_s() == [7, 20, 0, 0, 0, 0, 0]
-    assert seen.result.bound_by.resource == "copy link"
+    assert seen.result.bottleneck.resource == "copy link"
 
 
 def test_a_copy_runs_beside_the_computation_of_a_hit(tmp_path):

@@ -42,9 +42,9 @@ def test_what_would_do_nothing_is_refused(capsys, trace, verb, words, told):
 def test_a_drive_that_nobody_reads_is_told(capsys, trace):
     words = ("--hw", "h200-sxm", "--trace", trace, "--drive", "gen4x4", "--json")
     resident = simulated(capsys, "--policy", "gpu_only", *words).json
-    assert "drive not used: every expert is on the GPU" in resident["labels"]
+    assert "drive not used: every expert is on the GPU" in resident["caveats"]
     read = simulated(capsys, "--policy", "lru", *words, "--ram", "40GB").json
-    assert read["peak_host_bytes"] == read["host_memory"]["peak_bytes"] <= read["host_memory"]["bytes"]
+    assert read["ram_peak_bytes"] == read["host_memory"]["peak_bytes"] <= read["host_memory"]["bytes"]
 
 
 def test_without_decoding_nothing_is_called_a_tpot(capsys, trace, prompts_only):

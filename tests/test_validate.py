@@ -319,7 +319,7 @@ def test_leaving_the_measured_range_is_flagged(world):
     assert not expert.covers(expert.at[-1] + 1)
     assert expert.value(2 * expert.at[-1]) >= expert.seconds[-1]
     found = compared(world, requests=1)
-    beyond = [label for label in found["labels"] if "beyond the calibrated range: attention_decode at " in label]
+    beyond = [label for label in found["caveats"] if "beyond the calibrated range: attention_decode at " in label]
     assert bool(beyond) == (not hw.curves.operations["attention_decode"].covers(11))
 
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from calibrate import duplex
+from sim.figures import Copies, HitRates, Statistic
 from sim.options import RunSpec
 from sim.real.order import grouped, order, told
 from sim.real.validate import Case, World, compared, judge, parts_at, summary
-from sim.results.schema import Copies, HitRates, Statistic
 
 
 def test_slow_downs_are_worked_out_from_overlap():
@@ -43,7 +43,7 @@ def test_decisions_that_part_and_bytes_that_differ_are_wrong():
 def test_ranks_and_medians():
     def case(budget, predicted, measured):
         pair = {"predicted": predicted, "measured": measured, "error_frac": predicted / measured - 1}
-        return {"expert_budget_bytes": budget, "tpot_s": pair, "ttft_s": pair}
+        return {"cache_capacity_bytes": budget, "tpot_s": pair, "ttft_s": pair}
 
     cases = [case(1, 1.0, 1.0), case(1, 2.0, 4.0), case(1, 3.0, 3.0), case(2, 1.0, 2.0)]
     assert summary(cases)["tpot_s_worst_error_frac"] == 0.5
@@ -62,7 +62,7 @@ def ordered(*times, sd=0.0, **more):
         {
             "policy": str(i),
             "model": "m",
-            "expert_budget_bytes": 2_000_000,
+            "cache_capacity_bytes": 2_000_000,
             "decode_iqr_frac": 0.1,
             "tpot_s": {"predicted": a, "measured": b},
             "decode_tokens": 100,
@@ -126,7 +126,7 @@ def test_of_several_runs_the_one_that_decides_otherwise_is_told():
             precision="fp32",
             device="d",
             n_requests=1,
-            expert_budget_bytes=[4],
+            cache_capacity_bytes=[4],
             decode_tokens=3,
             ttft_s=statistic,
             tpot_s=statistic,

@@ -13,7 +13,7 @@ print(f"{slow.policy}: {slow.tpot_s.mean:.3f} s a token; {fast.policy}: {fast.tp
 
 # %% What does the GPU wait for? Shares of decode.
 for result in (slow, fast):
-    decode = result.to_dict()["bound_by"]["decode"]
+    decode = result.to_dict()["bottleneck"]["decode"]
     print(result.policy, {cause: round(share, 3) for cause, share in decode.items() if share})
 
 # %% It waits for copies of experts that were missing. Why were they missing?

@@ -23,8 +23,8 @@ print(fill(moesim.plan(GOAL, **ASKED, prices="prices.yaml").attrs["answer"], 95)
 
 # %% How much memory would one card need? Time per token by what is left of its memory.
 memory = moesim.sweep("lfu", "a6000", vram=["16GB", "32GB", "48GB"], requests=2)
-print(memory[["vram_bytes", "tpot_mean_s", "hit_rate"]].to_string(index=False, float_format="{:.3f}".format))
+print(memory[["vram_bytes", "tpot_s.mean", "hit_rate"]].to_string(index=False, float_format="{:.3f}".format))
 
 # %% And if the link were faster?
 links = moesim.sweep("lfu", "a6000", pcie=["pcie3x16", "pcie4x16", "pcie5x16"], requests=2)
-print(links[["link", "tpot_mean_s", "decode_copy_frac"]].to_string(index=False, float_format="{:.3f}".format))
+print(links[["link", "tpot_s.mean", "bottleneck.decode.copy"]].to_string(index=False, float_format="{:.3f}".format))

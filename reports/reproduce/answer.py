@@ -138,7 +138,7 @@ class Reproduction(TypedDict):
     date: NotRequired[str]
     schema: str
     version: str
-    stack: str
+    engine: str
     traces: dict[TraceKind, ToldTraces]
     constants: list[ToldConstant]
     not_fitted: NotRequired[dict[str, str]]

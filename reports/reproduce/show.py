@@ -289,7 +289,7 @@ def _basis(result: Reproduction) -> str:
                 f"{one['recorded_model']}; labels {', '.join(one['labels']) or 'none'}"
             )
     if "date" in result:
-        lines.append(f"run on {result['date']} with version {result['version']}, stack {result['stack']}")
+        lines.append(f"run on {result['date']} with version {result['version']}, engine {result['engine']}")
     left_out = _left_out(result)
     return "\n".join(lines) + (f"\n\nSystems that could not run\n{left_out}" if left_out else "")
 

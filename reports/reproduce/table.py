@@ -37,7 +37,7 @@ from reports.reproduce.runs import (
 from sim import __version__
 from sim.base.errors import BadInput
 
-SCHEMA = "moesim.reproduce/1"
+SCHEMA = "moesim.reproduce/2"
 
 
 def reproduce(
@@ -100,7 +100,7 @@ def reproduce(
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "stack": stack,
+        "engine": stack,
         "traces": told,
         "constants": [_told_constant(fitted[one.id]) for one in used if one.id in fitted],
         "not_fitted": lost,

@@ -90,7 +90,7 @@ def key_of(spec: RunSpec) -> str:
 
 def simulate(text: str) -> Result:
     """Run a configuration (its JSON): every figure of the result by its dotted name, or why it cannot run."""
-    from sim.results.figure import figures
+    from sim.figures import numbers
     from sim.run import execute, prepare
 
     spec = msgspec.json.decode(text, type=RunSpec)
@@ -104,7 +104,7 @@ def simulate(text: str) -> Result:
         return {"error": str(error)}
     except Exception as error:
         return {"error": f"{DEFECT} {type(error).__name__}: {error}"}
-    return {name: value for name, value in figures(result.to_dict()) if name not in NOT_KEPT}
+    return {name: value for name, value in numbers(result.to_dict()) if name not in NOT_KEPT}
 
 
 def figure_of(result: Result, key: str) -> float | None:
@@ -117,7 +117,7 @@ def figure_of(result: Result, key: str) -> float | None:
         return float(result["phases.prefill.tokens"] / result["phases.prefill.time_s"])
     if key == MISSES_PER_ACTIVATION:
         decode = "phases.decode."
-        asked = result[f"{decode}iterations"] * result["union_per_layer_step.experts"]
+        asked = result[f"{decode}iterations"] * result["distinct_experts.per_layer"]
         activations = result[f"{decode}tokens"] * result["shape.top_k"]
         return float(result["miss_rate"] * asked / activations) if activations else None
     value = result.get(key, result.get(f"{key}.mean"))

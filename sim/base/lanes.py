@@ -16,7 +16,7 @@ class Lane(NamedTuple):
         name: in spans, timelines and utilisation. thing: in sentences.
         block: of the hardware profile, which prices it. probe: of `calibrate`, which measures that block.
         share: the key under which results give the part of GPU 0's time that waited for it; None: no key of its own.
-        resource: what `bound_by.resource` calls it. doing: what GPU 0 does meanwhile, in words.
+        resource: what `bottleneck.resource` calls it. doing: what GPU 0 does meanwhile, in words.
         on_device: a real device has it, as a stream, a copy engine or a pool of threads.
         always: every run has it; of others only results of runs that have it tell.
     """
@@ -57,7 +57,7 @@ RESOURCES = ("gpu", "h2d", "host", "cpu", "predictor", "nvme", "idle", "d2h", "p
 PEER_OUT, PEER_IN, WIRE, N_SHARED = 8, 9, 10, 11
 ATTENDED = (GPU, H2D, HOST, CPU, SIDE, NVME, IDLE, BACK, PEER, PEER, GPU)
 
-# What shares of `bound_by` are called -> the resource's index, and the lane in words.
+# What shares of `bottleneck` are called -> the resource's index, and the lane in words.
 CHARGED = {share: (cause, lane) for cause, (share, lane) in enumerate(WAITED_FOR.items())}
 CHARGED["back"] = BACK, Lane("d2h", "the link back", "d2h", "copy", "back", "link back", "waiting for copies back")
 CHARGED["peer"] = (

@@ -119,7 +119,7 @@ def both(folder: str, policy: str, n_store: int = 100, n_test: int = 60, **rest:
             per_s.append(n_test / (time.process_time() - began_s))
         # Waits by layer are sums that each takes in an order of its own: their last digits differ.
         rows = [{name: value for name, value in row.items() if name not in WAITS_S} for row in result["by_layer"]]
-        results.append(result | {"by_layer": rows, "wall_s": None, "engine": None})
+        results.append(result | {"by_layer": rows, "wall_s": None, "simulator": None})
     ours, simpy = results
     unequal = sorted(key for key in ours.keys() | simpy.keys() if ours.get(key) != simpy.get(key))
     if unequal:

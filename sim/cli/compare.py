@@ -14,6 +14,7 @@ from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.spec_options import spec_options, specify, tell_drawing
 from sim.cli.unique_options import UniqueOptions
+from sim.figures import SCHEMA
 
 if TYPE_CHECKING:
     from sim.setup.setup import Setup
@@ -96,10 +97,10 @@ def command(
     found, base = ranks_of(rows), baseline(rows, candidates, against)
     least = common_bound(row.result for row in rows)
     bound = None if least is None else least[0]
-    not_run = [{"as": label, "reason": reason} for label, reason, _ in missing]
+    not_run = [{"applied_as": label, "reason": reason} for label, reason, _ in missing]
     runs = [row_facts(row, found.get(row.label), bound, base) for row in rows]
     answer = {
-        "schema": 1,
+        "schema": SCHEMA,
         "answer": verdict(rows, found, base),
         "realism": realism[0],
         "common_bound": facts_of(bound),

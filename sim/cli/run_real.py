@@ -101,7 +101,7 @@ def _say_where(setup: Setup, place: str, request: RunRequest) -> None:
 
 def _with_prediction(done: Measured, drawn: dict[str, Any]) -> None:
     """Put the simulation of the very same run into the result, and into its timeline where there is one."""
-    from sim.results.schema import Prediction
+    from sim.figures import Prediction
     from sim.run import execute, prepare
 
     again = prepare(done.setup.spec)
@@ -124,7 +124,7 @@ def _with_prediction(done: Measured, drawn: dict[str, Any]) -> None:
         miss_rate=result.miss_rate,
         h2d_bytes=result.h2d_bytes,
         d2h_bytes=result.d2h_bytes,
-        bound_by=result.bound_by,
+        bottleneck=result.bottleneck,
         uncertainty=result.uncertainty,
         lane_utilisation=result.lane_utilisation,
     )
@@ -179,6 +179,6 @@ def beside(result: Result) -> str:
     if each_s is not None:
         rows.add_row("policy code", f"{show_seconds(each_s)} an iteration", "not simulated", "")
     text = str(render(rows))
-    for label in result.labels:
+    for label in result.caveats:
         text += f"note: {label}\n" if "host buffers" in label or label.startswith("stopped") else ""
     return text + (f"note: {predicted.label}\n" if predicted.label else "")

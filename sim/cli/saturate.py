@@ -14,6 +14,7 @@ from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.spec_options import run_options, tell_drawing
 from sim.cli.unique_options import UniqueOptions
+from sim.figures import SCHEMA
 
 REQUESTS = 200
 ATTAIN = 0.95
@@ -107,7 +108,7 @@ def command(
         asked = {"slo": spec.slo, "attain_frac": kept_frac, "draws": draws, "requests": given["requests"]}
         where = {"hw": spec.hw, "trace": spec.trace}
         rows = [msgspec.to_builtins(one) for one in found]
-        text = to_json({"schema": 1, "answer": said, **where, **asked, "policies": rows})
+        text = to_json({"schema": SCHEMA, "answer": said, **where, **asked, "policies": rows})
         if part is not None:
             part.write_text(text + "\n", encoding="utf-8", newline="\n")
     if as_json:
@@ -116,7 +117,7 @@ def command(
     from sim.base.tables import render
 
     say(said, bold=True)
-    for label in found[0].labels:
+    for label in found[0].caveats:
         say(f"label: {label}")
     say()
     say(render(rates_table(found, kept_frac)), nl=False)

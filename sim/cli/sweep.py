@@ -14,6 +14,7 @@ from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.spec_options import run_options
 from sim.cli.unique_options import UniqueOptions
+from sim.figures import SCHEMA
 
 if TYPE_CHECKING:
     from sim.studies.sweep.run import Answers
@@ -66,6 +67,12 @@ axes = run_options(axis=True)
     is_flag=True,
     help="Of lru, lfu, lcp, mrs: hit rates of every budget (or of --cache) at once, without --hw.",
 )
+@click.option(
+    "--columns",
+    metavar="A,B|all",
+    help="With --json: keys of figures (tpot_s.p95,prefetch) that rows have, or all; default: some thirty. The table "
+    "of --out has all.",
+)
 @click.option("--dry-run", is_flag=True, help="List the points and what cannot be set up; replay nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def command(
@@ -79,6 +86,7 @@ def command(
     group_by: str | None,
     max_points: int | None,
     hits_only: bool,
+    columns: str | None,
     dry_run: bool,
     as_json: bool,
     **options: Any,
@@ -90,9 +98,13 @@ def command(
     """
     from sim.studies.sweep.grid import MOST_POINTS, given
     from sim.studies.sweep.sweep import Asked, listed, sweep
+    from sim.studies.sweep.table import ALL
 
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
+    if columns is not None and not as_json:
+        raise BadInput("--columns, got it without --json: it says which figures its rows have; add --json")
+    told = columns if columns in (None, ALL) else [name.strip() for name in columns.split(",")]
     asked = Asked(
         given(policies, options, settings),
         grid,
@@ -114,7 +126,7 @@ def command(
     if as_json:
         from sim.base.json import to_json
 
-        click.echo(to_json(swept.to_dict()))
+        click.echo(to_json(swept.to_dict(told)))
     else:
         _print(swept, out)
     if swept.broken:
@@ -141,7 +153,7 @@ def _hits_only(asked: Asked, dry_run: bool, as_json: bool) -> None:
     if as_json:
         from sim.base.json import to_json
 
-        click.echo(to_json({"schema": 1, "answer": found.answer(), "rows": found.table().to_pylist()}))
+        click.echo(to_json({"schema": SCHEMA, "answer": found.answer(), "rows": found.table().to_pylist()}))
         return
     say(found.answer())
     say()

@@ -194,13 +194,14 @@ def _measure(
 
     from sim.base.json import finite
     from sim.cli.run_real import prepare_real
+    from sim.figures import SCHEMA
     from sim.options import OPTIONS, spec_of
     from sim.real.devices import environment
     from sim.real.devices.lanes import cores
     from sim.real.devices.open import usable_device
     from sim.real.order import order
     from sim.real.run import opened
-    from sim.real.validate import SCHEMA, Case, compared, judge, summary
+    from sim.real.validate import Case, compared, judge, summary
 
     place = usable_device(device)
     asked = {"hw": hw, "model": model, "trace": trace, "precision": precision or "bf16"}
@@ -340,7 +341,9 @@ def _talk(
         for row in rows
         if not row["lossy"] and not row["tokens_identical"]
     ]
-    found: Talk = finite({"schema": 1, "checkpoint": folder.name, "policies": rows, "wrong": wrong})
+    from sim.figures import SCHEMA
+
+    found: Talk = finite({"schema": SCHEMA, "checkpoint": folder.name, "policies": rows, "wrong": wrong})
     return found
 
 

@@ -21,13 +21,13 @@ from sim.studies.hosts import Machine, unlike_hosts
 from sim.studies.ranking import Row, is_bound, ranks_of, speed
 
 if TYPE_CHECKING:
+    from sim.figures import Bound
     from sim.pages.inputs import Comparison, Run
     from sim.results.record import Result
-    from sim.results.schema import Bound
 
 WORKLOAD = ("model", "precision", "trace_sha256", "split", "n_requests", "arrivals", "batch", "gpus")
 """Between these nothing is ranked: another model or other requests are another question (`sim.studies.sweep`)."""
-TOLD = ("hw", "model", "precision", "stack", "trace", "split", "batch", "gpus", "seed", "hit_definition", "version")
+TOLD = ("hw", "model", "precision", "engine", "trace", "split", "batch", "gpus", "seed", "hit_definition", "version")
 MOST_RUNS = 60
 
 Places = tuple[int, int] | None
@@ -140,7 +140,7 @@ def _page(said: str, under: list[str], runs: list[Run], ranks: Sequence[Places],
 
 def kind_of(result: Result) -> str:
     """`system`, `lossy`, or `bound`: it knows the future, or has memory that the card has not."""
-    return "bound" if is_bound(result) else "lossy" if "lossy" in result.labels else "system"
+    return "bound" if is_bound(result) else "lossy" if "lossy" in result.caveats else "system"
 
 
 def _time(result: Result) -> tuple[str, str]:
@@ -221,8 +221,8 @@ def _figures(result: Result, common: Bound | None) -> list[Cell]:
         result.late_hit_rate,
         result.h2d_bytes / result.n_outputs if result.n_outputs else None,
         result.peak_vram_bytes,
-        result.bound_by.resource,
-        ", ".join(result.labels),
+        result.bottleneck.resource,
+        ", ".join(result.caveats),
     ]
 
 

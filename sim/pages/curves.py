@@ -80,7 +80,7 @@ def miss_ratio(run: Run, curves: list[Curve] | str) -> Section:
         rated = [(n / curve.n_experts, rate) for n in every if (rate := curve.hit_rate[n]) is not None]
         shown.append((curve.label, [room for room, _ in rated], [rate for _, rate in rated]))
     plot = plot_of(shown)
-    n_all, budget = result.shape.layers * result.shape.experts, sum(result.expert_budget_bytes)
+    n_all, budget = result.shape.layers * result.shape.experts, sum(result.cache_capacity_bytes)
     room = budget / result.expert_bytes / n_all
     sentence = "Of a plain cache on the same requests in decode, for every size, counted in one pass over the trace."
     if result.hit_definition == "gate" and result.hit_rate is not None:

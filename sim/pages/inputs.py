@@ -15,6 +15,7 @@ import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.files import read_object
+from sim.figures import check_schema
 from sim.results.record import Result
 from sim.results.run_folder import CONFIG, RESULT
 from sim.studies.answer_file import ANSWER
@@ -126,6 +127,8 @@ def read(path: Path) -> Input:
     if path.suffix == ".parquet":
         return _grid(path)
     data = _json(path)
+    if "schema" in data:
+        check_schema(data, path, "let the command that wrote it write it again, with this version")
     if {"candidates", "machines", "ways", "explanations"} & set(data):
         return Planned(data)
     if "policies" in data and "attain_frac" in data:
@@ -148,8 +151,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _result(data: dict[str, Any], path: Path, folder: Path | None, label: str = "") -> Run:
-    if data.get("schema") != 1:
-        raise BadInput(f"{path}: schema, got {data.get('schema')!r}: 1 is known; simulate again with this version")
+    check_schema(data, path, "simulate again with this version")
     try:
         result = msgspec.convert(data, Result)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -164,12 +166,12 @@ def _comparison(data: dict[str, Any], path: Path) -> Comparison:
     for one in data["runs"]:
         if not isinstance(one, dict):
             raise BadInput(f"{path}: runs: not a list of results; run `moesim compare --json` again")
-        runs.append(_result(one, path, None, str(one.get("as", ""))))
+        runs.append(_result(one, path, None, str(one.get("applied_as", ""))))
         ranks.append(_checked(one.get("rank"), tuple[int, int] | None, path, "rank"))
     missing = _checked(data.get("not_run", []), list[dict[str, str]], path, "not_run")
     answer = _checked(data.get("answer", ""), str, path, "answer")
     realism = _checked(data["realism"], str, path, "realism")
-    told = [(one.get("as", ""), one.get("reason", "")) for one in missing]
+    told = [(one.get("applied_as", ""), one.get("reason", "")) for one in missing]
     return Comparison(answer, realism, runs, ranks, told, _checked(data.get("against", ""), str, path, "against"))
 
 
@@ -197,7 +199,9 @@ def _columns(data: dict[str, Any]) -> set[str]:
 
 
 def _rows(data: Any, path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = _checked(data, list[dict[str, str | int | float | bool | None]], path, "rows")
+    rows: list[dict[str, Any]] = _checked(
+        data, list[dict[str, str | int | float | bool | list[str | int | float | None] | None]], path, "rows"
+    )
     return rows
 
 
@@ -209,17 +213,18 @@ def _grid(path: Path) -> Grid:
     table = _opened(path, lambda: pq.read_table(path))
     names = set(table.column_names)
     hits = "status" not in names
-    need = {"label", "experts", "hit_rate"} if hits else {"label", "status", "tpot_mean_s", "peak_vram_bytes"}
-    if not need <= names:
-        lacking = ", ".join(sorted(need - names))
-        raise BadInput(f"{path}: no table of `moesim sweep` (it lacks {lacking}); give {ANSWERS}")
+    need = {"label", "experts", "hit_rate"} if hits else {"label", "status", "tpot_s.mean", "peak_vram_bytes"}
     said = (table.schema.metadata or {}).get(b"moesim")
     about: dict[str, Any] = {}
     if said is not None:
         try:
             about = _checked(json.loads(said), dict[str, Any], path, "metadata")
+            check_schema(about, path, "sweep again with this version")
         except (ValueError, RecursionError):
             raise BadInput(f"{path}: its metadata is not JSON; sweep again") from None
+    if not need <= names:
+        lacking = ", ".join(sorted(need - names))
+        raise BadInput(f"{path}: no table of `moesim sweep` (it lacks {lacking}); give {ANSWERS}")
     return Grid(*_text_of(about, path), _rows(finite(table.to_pylist()), path), hits=hits)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ITEMS = {
     "dense_bytes": "dense weights",
-    "peak_expert_bytes": "experts, at most",
+    "cache_peak_bytes": "experts, at most",
     "kv_cache_bytes": "KV cache",
     "activation_bytes": "activations",
     "predictor_bytes": "predictor",
@@ -49,9 +49,9 @@ def memory(run: Run) -> Section:
     rows: list[list[Any]] = [
         *([title, n_bytes] for title, n_bytes in shown),
         ["the card, or its cap", sizes.vram_bytes],
-        ["expert budget", sizes.expert_budget_bytes],
+        ["expert budget", sizes.cache_capacity_bytes],
         ["one expert", run.result.expert_bytes],
-        ["experts in host memory", run.result.peak_host_bytes],
+        ["experts in host memory", run.result.ram_peak_bytes],
     ]
     table = Table(f"Bytes of {which}, and of the host.", [Column("what"), Column("size", "bytes")], rows)
     sentence = (
@@ -117,7 +117,7 @@ def _over_time(run: Run, ends_s: list[float], sizes: list[list[int]]) -> Plot:
         for gpu, own in enumerate(sizes)
     ]
     ends = [times[0], times[-1]]
-    budgets = list(dict.fromkeys(run.result.expert_budget_bytes))
+    budgets = list(dict.fromkeys(run.result.cache_capacity_bytes))
     traces += [line("budget", ends, [n_bytes] * 2, 6, line={"dash": "dash", "width": 1.5}) for n_bytes in budgets]
     layout = {"xaxis": axis("time", "s"), "yaxis": axis("experts", "bytes", rangemode="tozero")}
     return Plot("memory-over-time", "Bytes that experts took over time, and their budget.", traces, layout, 300)

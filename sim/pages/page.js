@@ -214,7 +214,7 @@
     update();
     drawn.push(() => draw(plot, box.traces, box.axes));
   };
-  const BUDGETS = new Set(["cache_frac", "cap_experts", "cap_expert_bytes", "cap_vram_bytes"]);
+  const BUDGETS = new Set(["cache_frac", "experts", "expert_cache_bytes", "vram_bytes"]);
   const isNumber = (column) => ["s", "bytes", "frac", "n", "x"].includes(column.unit);
 
   for (const section of page.sections) {

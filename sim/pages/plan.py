@@ -11,7 +11,7 @@ from sim.base.errors import BadInput
 from sim.base.units import show_count, show_frac, show_rate
 from sim.pages.page import Column, Facts, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, bars, points
-from sim.results.figure import show_figure, unit_of
+from sim.results.figure import plot_unit, show_figure
 
 MOST_CANDIDATES = 2_000
 MARGIN = "margin"
@@ -46,7 +46,7 @@ class Candidate(msgspec.Struct):
     bounds: list[Reading] = []
     hit_rate: float | None = None
     peak_vram_bytes: int | None = None
-    bound_by: str | None = None
+    bottleneck: str | None = None
     labels: list[str] | None = None
 
     @property
@@ -94,7 +94,7 @@ class Answer(msgspec.Struct):
     explanations: list[dict[str, Any]] = []
     measured_tpot_s: float | None = None
     predicted: Reading | None = None
-    bound_tpot_s: float | None = None
+    bound_tpot_s: float | None = msgspec.field(name="lower_bound.tpot_s", default=None)
 
 
 LISTS = {
@@ -194,7 +194,7 @@ def _shown(key: str, value: float) -> str:
 
 
 def _unit(key: str) -> str:
-    return unit_of(key) or "x"
+    return plot_unit(key)
 
 
 def _goal(plan: Plan, goal: Goal, at: int) -> Section:
@@ -216,7 +216,7 @@ def _goal(plan: Plan, goal: Goal, at: int) -> Section:
     across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": goal.bound, "y1": goal.bound}
     layout = {
         "xaxis": {"type": "category"},
-        "yaxis": axis(goal.key, unit_of(goal.key), type="log" if goal.bound > 0 else "linear"),
+        "yaxis": axis(goal.key, plot_unit(goal.key), type="log" if goal.bound > 0 else "linear"),
         "shapes": [across | {"line": {"color": "#7F7F7F", "width": 1.5, "dash": "dash"}}],
     }
     plot = Plot(f"goal-{at + 1}", f"{goal.key} of every candidate, by machine.", traces, layout, 420)
@@ -241,7 +241,7 @@ def _all(plan: Plan) -> Section:
         cells = [one.policy, one.hw, one.gpus, *([one.replicas] if several else [])]
         cells += [*([one.price] if price else []), one.state.replace("_", " ")]
         cells += [found.get(key) for key in keys]
-        rows.append([*cells, one.hit_rate, one.peak_vram_bytes, one.bound_by, one.reason])
+        rows.append([*cells, one.hit_rate, one.peak_vram_bytes, one.bottleneck, one.reason])
     counted = Counter(one.state.replace("_", " ") for one in plan.candidates)
     sentence = f"{show_count(len(rows), 'candidate')}: {', '.join(f'{n:,} {state}' for state, n in counted.items())}."
     caption = "Every candidate, cheapest machine first; figures of all requests, else of few, else the bound."

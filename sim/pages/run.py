@@ -65,7 +65,7 @@ def lines(result: Result) -> list[str]:
     """What was asked for, and what a reader must know of it."""
     requests = show_count(result.n_requests, "request")
     said = [f"Trace {result.trace}, split {result.split}: {requests}; {show_lengths(result.lengths)}."]
-    return [*said, *([f"Labels: {'; '.join(result.labels)}."] if result.labels else [])]
+    return [*said, *([f"Labels: {'; '.join(result.caveats)}."] if result.caveats else [])]
 
 
 def _facts(result: Result) -> Facts:
@@ -120,7 +120,7 @@ def _drafts(result: Result) -> list[tuple[str, Any, str, str]]:
 
 
 def _bound(result: Result) -> list[tuple[str, Any, str, str]]:
-    bound = result.bound
+    bound = result.lower_bound
     if bound is None or bound.above_frac is None or bound.tpot_s is None:
         return []
     note = f"{show_seconds(bound.tpot_s)}: no lossless policy is faster with these lanes and this room"
@@ -174,7 +174,7 @@ def where_the_time_goes(runs: list[Run]) -> Section:
     rows = [
         (run.label if len(runs) > 1 else phase, phase, parts.by_part())
         for run in runs
-        for phase, parts in run.result.bound_by.by_phase().items()
+        for phase, parts in run.result.bottleneck.by_phase().items()
         if parts.gpu is not None
     ]
     if len(runs) > 1:
@@ -320,7 +320,7 @@ def grounds(result: Result) -> Section:
         ["run", result.run_id],
         ["name", result.name],
         ["version", result.version],
-        ["engine", result.engine],
+        ["simulator", result.simulator],
         ["trace", f"{result.trace}, sha256 {result.trace_sha256}"],
         *(
             [["policy's file", f"{result.policy_file.name}, sha256 {result.policy_file.sha256}"]]

@@ -44,7 +44,7 @@ def of_rates(data: dict[str, Any]) -> Page:
     asked = f"{show_count(found.requests, 'request')} a replay, {show_count(found.draws, 'draw')} of requests and gaps"
     lines = [", ".join(part for part in (found.hw, found.trace or "", asked) if part), *_promises(found)]
     sections = [_most(found, best), *_curves(found), _table(found)]
-    if labels := list(dict.fromkeys(label for one in found.policies for label in one.labels)):
+    if labels := list(dict.fromkeys(label for one in found.policies for label in one.caveats)):
         sections.append(Section("labels", "What this rests on", "", [Note(labels)]))
     return Page("saturation", "Rates", found.answer, lines, sections)
 

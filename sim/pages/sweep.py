@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from sim.options import OPTIONS
 from sim.pages.curves import plot_of
 from sim.pages.page import Cell, Column, Explorer, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, line
+from sim.results.figure import label_of, plot_unit
 
 if TYPE_CHECKING:
     from sim.pages.inputs import Grid
@@ -19,23 +19,15 @@ if TYPE_CHECKING:
 # An axis of a sweep -> its column in the table, where that has another name.
 COLUMN_OF = {"policy": "label"} | {row.key: row.columned for row in OPTIONS.axes}
 TITLES = {"label": "policy", "max_requests": "requests", "cache": "room for experts", "vram_bytes": "VRAM cap"}
-MEASURES = (
-    ("tpot_mean_s", "TPOT", "s"),
-    ("ttft_mean_s", "TTFT", "s"),
-    ("e2e_mean_s", "end to end", "s"),
-    ("peak_vram_bytes", "peak VRAM", "bytes"),
-    ("expert_budget_bytes", "expert budget", "bytes"),
-    ("throughput_tokens_per_s", "throughput, tokens/s, prefill included", "x"),
-    ("hit_rate", "hits in decode", "frac"),
-    ("miss_rate", "misses in decode", "frac"),
-    ("h2d_bytes", "copied to the GPU", "bytes"),
-    ("decode_copy_frac", "waiting for copies", "frac"),
-    ("above_common_bound_frac", "above the lower bound of all points", "frac"),
+MEASURED = (
+    *("tpot_s.mean", "ttft_s.mean", "e2e_s.mean", "peak_vram_bytes", "memory.cache_capacity_bytes"),
+    *("throughput_tokens_per_s", "hit_rate", "miss_rate", "h2d_bytes", "bottleneck.decode.copy"),
 )
+COMMON = ("above_common_bound_frac", "above the lower bound of all points", "frac")
 MOST_FRONT, MOST_REASONS, MOST_LINES = 60, 30, 21
 BUDGETS = {"cache", "vram_bytes"}
 MANY = 4_000  # points, above which a page holds fewer figures of each
-OF_MANY = {"tpot_mean_s", "ttft_mean_s", "peak_vram_bytes", "hit_rate"}
+OF_MANY = {"tpot_s.mean", "ttft_s.mean", "peak_vram_bytes", "hit_rate"}
 
 
 def of_grid(grid: Grid) -> Page:
@@ -57,11 +49,8 @@ def _of_points(grid: Grid) -> Page:
 
 
 def _axes(grid: Grid) -> list[str]:
-    """Columns of the axes: as the sweep says, or those of an older table that hold several values."""
+    """Columns of the axes, as far as they hold several values."""
     names = [COLUMN_OF.get(name, name) for name in grid.varied]
-    if not names:
-        shared = [name for name in grid.rows[0] if name.startswith(("hw.", "model.", "engine."))]
-        names = ["label", *COLUMN_OF.values(), *shared]
     found = [name for name in dict.fromkeys(names) if len({row.get(name) for row in grid.rows}) > 1]
     return found if "label" in found else ["label", *found]
 
@@ -77,11 +66,9 @@ def _title(name: str) -> str:
 
 
 def _kind(row: dict[str, Any]) -> tuple[str, str]:
-    """As `sim.studies.ranking.is_bound` has it, of a row; and its labels in words."""
-    try:
-        labels = [str(label) for label in json.loads(str(row.get("labels_json") or "[]"))]
-    except (ValueError, TypeError, RecursionError):
-        labels = []
+    """As `sim.studies.ranking.is_bound` has it, of a row; and its caveats in words."""
+    told = row.get("caveats")
+    labels = [str(label) for label in told] if isinstance(told, list) else []
     bound = any(label == "oracle" or label.startswith("does not fit") or "not applied" in label for label in labels)
     return "bound" if bound else "lossy" if "lossy" in labels else "system", ", ".join(labels)
 
@@ -96,7 +83,8 @@ def _short(value: Any, digits: int) -> Cell:
 def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
     many = len(rows) > MANY
     digits = 5 if many else 7
-    measures = [one for one in MEASURES if any(row.get(one[0]) is not None for row in rows)]
+    known = [*((key, label_of(key), plot_unit(key)) for key in MEASURED), COMMON]
+    measures = [one for one in known if any(row.get(one[0]) is not None for row in rows)]
     measures = [one for one in measures if not many or one[0] in OF_MANY]
     numeric = [
         name
@@ -117,7 +105,7 @@ def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
         for row, (kind, note) in zip(rows, kinds, strict=True)
     ]
     names = [name for name, _, _ in measures]
-    time = next((name for name in ("tpot_mean_s", "ttft_mean_s") if name in names), names[0])
+    time = next((name for name in ("tpot_s.mean", "ttft_s.mean") if name in names), names[0])
     room = next((name for name in numeric if len({row.get(name) for row in rows}) > 2), "peak_vram_bytes")
     explorer = Explorer(
         "points", columns, shown, axes, [*names, *numeric], room, time, "label", (time, "peak_vram_bytes")
@@ -136,7 +124,7 @@ def _front(rows: list[dict[str, Any]], axes: list[str]) -> Section:
     on_front = [row for row in rows if row.get("pareto")][:MOST_FRONT]
     columns = [*(Column(_title(name), _unit(name)) for name in axes), Column("peak VRAM", "bytes"), Column("TPOT", "s")]
     cells: list[list[Any]] = [
-        [*(row.get(name) for name in axes), row.get("peak_vram_bytes"), row.get("tpot_mean_s")] for row in on_front
+        [*(row.get(name) for name in axes), row.get("peak_vram_bytes"), row.get("tpot_s.mean")] for row in on_front
     ]
     sentence = (
         "Down is faster, left takes less memory; the grey line joins lossless systems that no other of the same "
@@ -151,14 +139,14 @@ def _memory(rows: list[dict[str, Any]], axes: list[str], on_front: list[dict[str
     own = [name for name in axes if name not in BUDGETS and len({row.get(name) for row in rows}) > 1]
     lines: dict[str, list[tuple[float, float, str]]] = {}
     for row in rows:
-        memory, time = row.get("peak_vram_bytes"), row.get("tpot_mean_s")
+        memory, time = row.get("peak_vram_bytes"), row.get("tpot_s.mean")
         if memory is not None and time is not None:
             rest = [f"{_title(name)} {row.get(name)}" for name in own if name != "label"]
             lines.setdefault(", ".join([str(row["label"]), *rest]), []).append((memory, time, _kind(row)[0]))
     if not lines or len(lines) > MOST_LINES:
         return []
     traces = []
-    if len(best := sorted((row["peak_vram_bytes"], row["tpot_mean_s"]) for row in on_front)) > 1:
+    if len(best := sorted((row["peak_vram_bytes"], row["tpot_s.mean"]) for row in on_front)) > 1:
         style = {"shape": "hv", "color": "#7F7F7F", "width": 7, "dash": "solid"}
         xs, ys = [memory for memory, _ in best], [time for _, time in best]
         traces.append(line("Pareto front", xs, ys, 6, line=style, opacity=0.35, hoverinfo="skip"))

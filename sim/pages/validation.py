@@ -46,7 +46,7 @@ def _of_report(data: Report) -> Page:
 
 
 def _name(one: Comparison) -> str:
-    room = str(one["experts"]) if one["experts"] else f"{one['expert_budget_bytes'] / 1e6:.0f} MB"
+    room = str(one["experts"]) if one["experts"] else f"{one['cache_capacity_bytes'] / 1e6:.0f} MB"
     return f"{one['policy']}, {room} experts, {one['model']}"
 
 
@@ -172,7 +172,7 @@ def _lanes(compared: list[Any], names: list[str]) -> Section:
 
 
 def _rest(data: Report) -> Section:
-    notes = sorted({label for one in data["comparisons"] for label in one["labels"]})
+    notes = sorted({label for one in data["comparisons"] for label in one["caveats"]})
     wrong = [f"Wrong: {text}." for text in data["wrong"]]
     machine: list[list[Any]] = [[key, str(value)] for key, value in sorted(data["machine"].items())]
     load = ", ".join(f"{x:.1f}" for x in data["load"])

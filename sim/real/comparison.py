@@ -57,7 +57,7 @@ class Comparison(TypedDict):
     trace: NotRequired[str]  # since a model's bundled one was replaced by another
     precision: str
     device: str | None
-    expert_budget_bytes: int
+    cache_capacity_bytes: int
     experts: int | None
     cache_frac: float | None
     requests: int
@@ -77,7 +77,7 @@ class Comparison(TypedDict):
     worst_operation: str
     policy_code_s: Pair
     decisions: Decisions
-    labels: list[str]
+    caveats: list[str]
     case: NotRequired[dict[str, Any]]  # the configuration that was asked for, as it is saved
 
 

@@ -49,7 +49,7 @@ def order(comparisons: Iterable[Comparison]) -> dict[str, Order]:
     by_budget: dict[str, list[Comparison]] = {}
     for found in comparisons:
         if found["tpot_s"]["predicted"] is not None and found["tpot_s"]["measured"] is not None:
-            where = f"{found.get('model', '')} at {found['expert_budget_bytes'] / 1e6:.0f} MB"
+            where = f"{found.get('model', '')} at {found['cache_capacity_bytes'] / 1e6:.0f} MB"
             by_budget.setdefault(where, []).append(found)
     orders: dict[str, Order] = {}
     for where, cases in by_budget.items():

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from sim.engine.report import Counts, Lanes, Report
+from sim.figures import Measurement, Spent
 from sim.results.fold import fold
-from sim.results.schema import Measurement, Spent
 
 if TYPE_CHECKING:
     from sim.engine.engine import Engine
@@ -29,7 +29,7 @@ def fold_real(setup: Setup, report: Report, machine: RealMachine, fault: str) ->
     result = fold(setup, report)
     ledger, weights = machine.ledger, machine.weights
     n_all = setup.model.n_moe_layers * setup.model.n_experts
-    labels = result.labels
+    labels = result.caveats
     if weights.distinct < n_all:
         labels.append(f"{n_all} experts share {weights.distinct} host buffers")
     if fault:
@@ -39,7 +39,7 @@ def fold_real(setup: Setup, report: Report, machine: RealMachine, fault: str) ->
         )
         labels.append(f"stopped early, after {n_out} of {n_wanted} tokens")
     n_tokens = sum(phase.n_iterations for phase in report.phases.values())
-    result.engine, result.real, result.device = "real", True, machine.lanes.title
+    result.simulator, result.real, result.device = "real", True, machine.lanes.title
     result.measured = Measurement(
         output_digest=f"{machine.output.digest:08x}",
         policy_code_s=ledger.policy_s,

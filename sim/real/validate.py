@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.setup.setup import Setup
 
-SCHEMA = 1
 LANES = (*ON_DEVICE, "host")
 Entry = tuple[str, int, int]
 
@@ -201,7 +200,7 @@ def compared(case: Case) -> Comparison:
         "trace": sim.result.trace,
         "precision": sim.result.precision,
         "device": real.result.device,
-        "expert_budget_bytes": sum(sim.result.expert_budget_bytes),
+        "cache_capacity_bytes": sum(sim.result.cache_capacity_bytes),
         "experts": amount_in(EXPERTS, spec.capacity),
         "cache_frac": amount_in(SHARE, spec.capacity),
         "requests": real.result.n_requests,
@@ -239,7 +238,7 @@ def compared(case: Case) -> Comparison:
             "predicted": None if part is None else list(sim.log[part : part + 1]),
             "measured": None if part is None else list(real.log[part : part + 1]),
         },
-        "labels": [label for label in sim.result.labels if label.startswith("beyond")],
+        "caveats": [label for label in sim.result.caveats if label.startswith("beyond")],
     }
 
 

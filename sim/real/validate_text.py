@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
+from sim.figures import check_schema
 
 if TYPE_CHECKING:
     from sim.real.comparison import Comparison, Report, Talk
@@ -23,7 +24,8 @@ def read(path: Path) -> Report | Talk:
 
     way_out = "let `moesim validate --out` write it again"
     data = read_object(path, MAX_BYTES, way_out)
-    if data.get("schema") != 1 or not {"comparisons", "policies"} & set(data):
+    check_schema(data, path, way_out)
+    if not {"comparisons", "policies"} & set(data):
         raise BadInput(f"{path}: not comparisons of `moesim validate --out`; {way_out}")
     try:
         found: Report | Talk = msgspec.convert(data, Talk) if "policies" in data else msgspec.convert(data, Report)
@@ -96,7 +98,7 @@ def report(data: Report) -> str:
     text += f"lanes and operations of {furthest['policy']}, {_spec(furthest)} experts:\n{render(lanes)}\n"
     for where, ranked in data["order"].items():
         text += told(where, ranked) + "\n"
-    for label in sorted({label for c in data["comparisons"] for label in c["labels"]}):
+    for label in sorted({label for c in data["comparisons"] for label in c["caveats"]}):
         text += f"note: {label}\n"
     return text + "".join(f"wrong: {line}\n" for line in data["wrong"])
 
@@ -207,7 +209,7 @@ def _talked(data: Talk, width: int | None) -> str:
 
 
 def _spec(found: Comparison) -> str:
-    return str(found["experts"]) if found["experts"] else f"{found['expert_budget_bytes'] / 1e6:.0f} MB"
+    return str(found["experts"]) if found["experts"] else f"{found['cache_capacity_bytes'] / 1e6:.0f} MB"
 
 
 def _ms(seconds: float | None) -> str:

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from sim.figures import Attained, Ends, SloAttainment, Violations
 from sim.results.blocks import block_length
 from sim.results.sampling import Z
-from sim.results.schema import Attained, Ends, SloAttainment, Violations
 
 if TYPE_CHECKING:
     from sim.engine.run_loop import RequestTimes, Spent

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.figures import Ends, Errors
 from sim.results.sampling import FEWEST, LEAST_RESAMPLES, MOST_AT_ONCE, SEED, Sample, expanded
-from sim.results.schema import Ends, Errors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

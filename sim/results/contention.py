@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from sim.base.quantities import USER_REF
+from sim.figures import Contention, Slowed
 from sim.machine.memory_law import BY_LAW, SLOWS
-from sim.results.schema import Contention, Slowed
 
 if TYPE_CHECKING:
     from sim.engine.report import Report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.results.schema import Drafting, Share
+from sim.figures import Drafting, Share
 
 if TYPE_CHECKING:
     from sim.engine.report import Report

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.base.quantities import Quantity
+from sim.figures import Energy, Input, Provenance
 from sim.profiles.drives import Drive
 from sim.profiles.power import GPU, CpuPower, DrivePower, GpuPower, lacking
 from sim.results.provenance import span
-from sim.results.schema import Energy, Figure, Provenance
 
 if TYPE_CHECKING:
     from sim.engine.report import FigureTimes, Lanes, Report
+    from sim.figures import Uncertainty
     from sim.profiles.hardware import Hardware
-    from sim.results.schema import Uncertainty
     from sim.setup.setup import Setup
 
 COMPUTE_BOUND = ("gpu.flops_per_s.", "gpu.quantised_flops_per_s", "engine.quantised.")
@@ -73,7 +73,7 @@ def energy(
     if counted is None or figures is None:
         return None
     if missing := lacking(setup.hw, counted):
-        return Energy(counted, missing)
+        return Energy(counted, missing, None, None, None, None, {}, None)
     time = spent(report.lanes, figures, makespan_s, setup.spec.gpus, n_replicas)
     drawn = list(parts(setup.hw, counted, time))
     total_j = math.fsum(one.joules for one in drawn)
@@ -173,6 +173,6 @@ def _rests_on(drawn: list[Drawn], total_j: float) -> Provenance:
     }
     largest = sorted((one for one in drawn if one.joules), key=lambda one: -one.joules)
     figures = [
-        Figure(one.figure, one.joules / total_j, one.watts.source, one.watts.value, one.watts.ref) for one in largest
+        Input(one.figure, one.joules / total_j, one.watts.source, one.watts.value, one.watts.ref) for one in largest
     ]
     return Provenance(**shares, figures=figures)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from msgspec import inspect
-
 from sim.base.errors import BadInput, did_you_mean
-from sim.results.figure import ALIASES, figures, parse_figure, show_figure
+from sim.figures import figures, numbers, row_of
+from sim.results.figure import ALIASES, parse_figure, show_figure
 
 _FORM = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>[^\s<>=][^<>=]*)")
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
@@ -96,63 +94,44 @@ def judged(expectations: list[Expectation], result: Mapping[str, Any]) -> list[J
     Raises:
         BadInput: a key that the result does not have, or one that is no number.
     """
-    flat = dict(figures(result))
-    return [_judged(expected, flat) for expected in expectations]
+    found = dict(numbers(result))
+    return [_judged(expected, found) for expected in expectations]
 
 
-def _judged(expected: Expectation, flat: dict[str, float | None]) -> Judged:
-    known(expected.key, flat, "--expect")
-    value = flat[expected.key]
+def _judged(expected: Expectation, found: Mapping[str, float | None]) -> Judged:
+    known(expected.key, found, "--expect")
+    value = found[expected.key]
     return Judged(expected, value, value is not None and holds(expected, value))
 
 
 def misspelt(key: str) -> str:
     """Why no result has a figure of that name, in a line; empty where some results have it, or may."""
-    exact, open_ = _names()
-    if key in exact or any(key.startswith(f"{name}.") for name in open_):
-        return ""
-    inside = sorted(name for name in exact if name.startswith(f"{key}."))
-    return _NONE + (f"one of {', '.join(inside)}" if inside else did_you_mean(key, exact))
+    row = row_of(key)
+    there = row is not None and (row.number or (row.kind == "open" and "*" in row.key))
+    return "" if there else _inside(key, names())
 
 
-@cache
-def _names() -> tuple[frozenset[str], frozenset[str]]:
-    """Figures that results may have by their dotted names, and names below which keys depend on the run."""
-    from sim.results.record import Result
-
-    exact: set[str] = set()
-    open_: set[str] = set()
-
-    def walk(kind: inspect.Type, name: str) -> None:
-        if isinstance(kind, inspect.UnionType):
-            for one in kind.types:
-                walk(one, name)
-        elif isinstance(kind, inspect.StructType):
-            for field in kind.fields:
-                walk(field.type, f"{name}.{field.encode_name}".lstrip("."))
-        elif isinstance(kind, inspect.Metadata):
-            walk(kind.type, name)
-        elif isinstance(kind, inspect.DictType):
-            open_.add(name)
-        elif isinstance(kind, inspect.IntType | inspect.FloatType | inspect.NoneType):
-            exact.add(name)
-
-    walk(inspect.type_info(Result), "")
-    return frozenset(exact), frozenset(open_)
+def names() -> list[str]:
+    """Figures that results may have, by their keys; `*` stands for names that the run gives itself."""
+    return [row.key for row in figures().values() if row.number]
 
 
-def known(key: str, flat: Mapping[str, float | None], what: str) -> None:
+def _inside(key: str, known: Iterable[str]) -> str:
+    inside = sorted(name for name in known if name.startswith(f"{key}."))
+    return _NONE + (f"one of {', '.join(inside)}" if inside else did_you_mean(key, known))
+
+
+def known(key: str, found: Mapping[str, float | None], what: str) -> None:
     """Raises BadInput where a result has no such figure."""
-    if why := unknown(key, flat):
+    if why := unknown(key, found):
         raise BadInput(f"{what}, got {key!r}: {why}")
 
 
-def unknown(key: str, flat: Mapping[str, float | None]) -> str:
+def unknown(key: str, found: Mapping[str, float | None]) -> str:
     """Why a result has no figure of that name, in a line; empty where it has."""
-    if key in flat:
+    if key in found:
         return ""
     kind, _, rest = key.partition(".")
-    if kind in ASKED_FOR and rest and not any(name.startswith(f"{kind}.") for name in flat):
+    if kind in ASKED_FOR and rest and not any(name.startswith(f"{kind}.") for name in found):
         return f"the run was not asked for it; add {ASKED_FOR[kind]}"
-    inside = [name for name in flat if name.startswith(f"{key}.")]
-    return _NONE + (f"one of {', '.join(inside)}" if inside else did_you_mean(key, flat))
+    return _inside(key, found)

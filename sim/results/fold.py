@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from sim import __version__
 from sim.base.own_file import read_from
 from sim.base.units import show_bytes
+from sim.figures import SCHEMA, Copies, HitRates, Memory, PolicyFile, Scheduling, ServedRates, Shape, Value
 from sim.policy.api import overrides
 from sim.policy.policy_file import file_of
 from sim.results import metrics
@@ -23,7 +25,6 @@ from sim.results.provenance import provenance
 from sim.results.record import Result
 from sim.results.replicas import rows
 from sim.results.routing_words import labels_of
-from sim.results.schema import Copies, HitRates, Memory, PolicyFile, Scheduling, ServedRates, Shape
 from sim.results.uncertainty import Waits, uncertainty
 from sim.setup.memory import BudgetRule
 from sim.setup.naming import overrides_of, title_of
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from sim.engine.report import Counts, Report
     from sim.setup.setup import Setup
 
-SCHEMA = 1
 LOOKUP = "layer"  # what the engine looks up at once (`sim.engine.default_service`, `sim.engine.layer`)
 
 
@@ -51,8 +51,8 @@ def memory_of(setup: Setup, counts: Counts) -> Memory:
         activation_bytes=parts.activation_bytes,
         reserve_bytes=parts.reserve_bytes,
         predictor_bytes=memory.expert_bytes[gpu] - counts.capacity_bytes[gpu],
-        expert_budget_bytes=counts.capacity_bytes[gpu],
-        peak_expert_bytes=counts.peak_bytes[gpu],
+        cache_capacity_bytes=counts.capacity_bytes[gpu],
+        cache_peak_bytes=counts.peak_bytes[gpu],
         vram_bytes=memory.vram_bytes,
         draft_bytes=parts.draft_bytes or None,
     )
@@ -110,24 +110,10 @@ def fold(setup: Setup, report: Report, by_layer: bool = True) -> Result:
         schema=SCHEMA,
         run_id=setup.run_id,
         name=title_of(setup),
-        policy=policy.name,
+        **_asked(setup, counts.settings, source),
         policy_file=None if file is None else PolicyFile(file.path.name, file.sha256),
-        params=counts.settings,
-        hw=setup.hw.id,
-        model=model.id,
-        precision=spec.precision,
-        stack=setup.stack.id,
-        overrides=overrides_of(spec),
         shape=Shape(model.n_moe_layers, model.n_experts, model.top_k),
-        trace=setup.trace.name,
         trace_sha256=setup.trace.sha256,
-        split=spec.split,
-        seed=spec.seed,
-        gpus=spec.gpus,
-        batch=spec.batch,
-        batching="static" if spec.batch_static else None,
-        prefill_chunk=spec.prefill_chunk,
-        arrivals=source,
         n_requests=len(report.requests),
         decode_tokens=report.n_decoded,
         ttft_s=timed.ttft_s,
@@ -140,7 +126,6 @@ def fold(setup: Setup, report: Report, by_layer: bool = True) -> Result:
         slo=attainment(report.requests, setup.slos),
         lengths=metrics.lengths(report),
         phases=metrics.phases(report),
-        hit_definition=spec.sim_hit,
         lookup=LOOKUP,
         hit_rate=rates.hit,
         partial_hit_rate=rates.partial_hit,
@@ -157,29 +142,28 @@ def fold(setup: Setup, report: Report, by_layer: bool = True) -> Result:
         gate_mass_kept=tally.loss.gate_mass_kept(),
         activations_changed_frac=metrics.changed_frac(tally.loss),
         activations_lowered_frac=tally.loss.lowered / tally.n_executed if tally.n_executed else 0.0,
-        union_per_layer_step=metrics.union(tally, model.n_moe_layers, slots),
+        distinct_experts=metrics.distinct_experts(tally, model.n_moe_layers, slots),
         prefetch=metrics.prefetching(tally),
         demand_copies=Copies(tally.n_demand, tally.demand_bytes),
         h2d_bytes=lanes.h2d_bytes,
         d2h_bytes=lanes.d2h_bytes,
         peak_vram_bytes=memory.peak_bytes,
-        peak_host_bytes=(setup.in_host_bytes(counts.kept) if host is None else host.peak_bytes)
+        ram_peak_bytes=(setup.in_host_bytes(counts.kept) if host is None else host.peak_bytes)
         + (0 if kv is None else kv.peak_swapped_bytes),
         memory=memory,
         expert_bytes=size,
-        expert_budget_bytes=list(counts.capacity_bytes),
-        peak_expert_bytes=list(counts.peak_bytes),
-        bound=None,
-        bound_by=metrics.bound_by(report.phases, setup.tier is not None),
+        cache_capacity_bytes=list(counts.capacity_bytes),
+        cache_peak_bytes=list(counts.peak_bytes),
+        lower_bound=None,
+        bottleneck=metrics.bottleneck(report.phases, setup.tier is not None),
         provenance=provenance(report),
         uncertainty=off_by,
-        labels=labels,
+        caveats=labels,
         _trace_kind=setup.trace.header.kind,
         lane_utilisation=metrics.lane_utilisation(lanes, makespan_s),
         policy_stats=counts.stats,
         simulated_s=makespan_s,
         wall_s=report.wall_s,
-        engine=setup.engine,
         version=__version__,
         draft=drafting(setup, report),
         host_memory=host,
@@ -187,11 +171,35 @@ def fold(setup: Setup, report: Report, by_layer: bool = True) -> Result:
         energy=energy(setup, report, makespan_s, n_outputs, off_by),
         kv=kv,
         scheduling=_scheduling(setup, report),
-        router=setup.router.name if replicas else None,
         replicas=by_replica,
         sizes_by_layer=unlike,
         by_layer=layers if by_layer else [],
     )
+
+
+def _asked(setup: Setup, settings: Mapping[str, Value], arrivals: str) -> dict[str, Any]:
+    """What was asked for, as it was resolved, under the names of the options."""
+    spec = setup.spec
+    return {
+        "policy": setup.policy.name,
+        "params": dict(settings),
+        "hw": setup.hw.id,
+        "model": setup.model.id,
+        "precision": spec.precision,
+        "engine": setup.stack.id,
+        "overrides": overrides_of(spec),
+        "trace": setup.trace.name,
+        "split": spec.split,
+        "seed": spec.seed,
+        "gpus": spec.gpus,
+        "batch": spec.batch,
+        "batching": "static" if spec.batch_static else None,
+        "prefill_chunk": spec.prefill_chunk,
+        "arrivals": arrivals,
+        "hit_definition": spec.sim_hit,
+        "router": setup.router.name if spec.replicas > 1 else None,
+        "simulator": setup.engine,
+    }
 
 
 def _scheduling(setup: Setup, report: Report) -> Scheduling | None:

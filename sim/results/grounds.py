@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from sim.base.units import show_bytes, show_flops, show_frac, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from sim.results.schema import Figure
+    from sim.figures import Input
 
 TOP_FIGURES = 3
 
 
-def show_ground(figure: Figure) -> str:
+def show_ground(figure: Input) -> str:
     """Its share, name, value, source and references."""
     value = "" if figure.value is None else f" = {show_figure(figure.figure, figure.value)}"
     ref = f" [{figure.ref}]" if figure.ref else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sim.engine.host_tier import AHEAD, COPY, CPU, PREFETCH
-from sim.results.schema import Found, HostMemory
+from sim.figures import Found, HostMemory
 
 if TYPE_CHECKING:
     from sim.engine.host_tier import Reads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sim.results.schema import KvUse
+from sim.figures import KvUse
 
 if TYPE_CHECKING:
     from sim.engine.report import Report

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.results.schema import SizesByLayer
+from sim.figures import SizesByLayer
 
 if TYPE_CHECKING:
     from sim.machine.cost import Cost

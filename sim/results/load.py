@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sim.results.schema import Load, Replica
+from sim.figures import Load, Replica
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

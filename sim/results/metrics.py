@@ -10,10 +10,11 @@ from msgspec import structs
 
 from sim.base.lanes import ALWAYS, CHARGED
 from sim.engine.counts import CLASSES, HIT, LATE, MISS, PARTIAL
-from sim.results.schema import (
-    BoundBy,
+from sim.figures import (
+    Bottleneck,
     Composition,
     Copies,
+    DistinctExperts,
     HitRates,
     Length,
     Lengths,
@@ -24,7 +25,6 @@ from sim.results.schema import (
     ServedRates,
     Share,
     Statistic,
-    Union,
 )
 from sim.workload.iterations import DECODE, MIXED, PREFILL
 
@@ -166,7 +166,7 @@ def changed_frac(loss: Loss) -> float:
     return (loss.changed + loss.dropped) / loss.activations if loss.activations else 0.0
 
 
-def union(tally: Tally, n_layers: int, slots: float) -> Union:
+def distinct_experts(tally: Tally, n_layers: int, slots: float) -> DistinctExperts:
     """Different experts that one layer of a decode iteration executes, a layer's share of all room, and their ratio.
 
     What a lossy policy reroutes counts as the experts that serve. A batch's hit rates say little without them: where
@@ -177,7 +177,7 @@ def union(tally: Tally, n_layers: int, slots: float) -> Union:
     n_served = sum(counts.experts[kind] + counts.aside[kind] for kind in (HIT, PARTIAL, LATE, MISS))
     experts = n_served / n_steps if n_steps else None
     over = None if experts is None or not slots else experts / slots
-    return Union(experts, slots, over)
+    return DistinctExperts(experts, slots, over)
 
 
 def prefetching(tally: Tally) -> Prefetches:
@@ -205,7 +205,7 @@ def composition(phases: Mapping[str, PhaseReport], phase: str, drive: bool) -> C
     return Composition(**{share: s / total if total else None for share, s in spent_s.items() if share in told})
 
 
-def bound_by(phases: Mapping[str, PhaseReport], drive: bool = False) -> BoundBy:
+def bottleneck(phases: Mapping[str, PhaseReport], drive: bool = False) -> Bottleneck:
     """What bounds decode (other iterations, when nothing decodes by itself), and how each phase's time is composed.
 
     Args:
@@ -214,7 +214,7 @@ def bound_by(phases: Mapping[str, PhaseReport], drive: bool = False) -> BoundBy:
     prefill, decode, mixed = (composition(phases, phase, drive) for phase in (PREFILL, DECODE, MIXED))
     both = mixed if phases[MIXED].n_iterations else None
     main = decode if phases[DECODE].n_iterations else both or prefill
-    return BoundBy(main.largest(), prefill, decode, both)
+    return Bottleneck(main.largest(), prefill, decode, both)
 
 
 def lane_utilisation(lanes: Lanes, makespan_s: float) -> dict[str, float | None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.base.lanes import BACK, CPU, GPU, H2D, HOST, NVME, PEER, SIDE
-from sim.results.schema import Figure, Provenance
+from sim.figures import Input, Provenance
 from sim.workload.iterations import PHASES
 
 if TYPE_CHECKING:
@@ -114,5 +114,5 @@ def provenance(report: Report) -> Provenance:
         source: (math.fsum(row.spent_s for row in rows if row.source == source) / total if total else None)
         for source in ("measured", "datasheet", "assumed")
     }
-    figures = [Figure(row.figure, row.spent_s / total, row.source, row.value, row.ref) for row in rows]
+    figures = [Input(row.figure, row.spent_s / total, row.source, row.value, row.ref) for row in rows]
     return Provenance(**shares, figures=figures)

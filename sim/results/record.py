@@ -8,38 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 
 from sim.base.json import finite, to_json
-from sim.results.schema import (
-    Bound,
-    BoundBy,
-    Contention,
-    Copies,
-    Drafting,
-    Energy,
-    HitRates,
-    HostMemory,
-    KvUse,
-    Lengths,
-    Load,
-    Measurement,
-    Memory,
-    Phased,
-    Phases,
-    PolicyFile,
-    Prediction,
-    Prefetches,
-    Provenance,
-    Replica,
-    Scheduling,
-    ServedRates,
-    Shape,
-    Share,
-    SizesByLayer,
-    SloAttainment,
-    Statistic,
-    Timed,
-    Uncertainty,
-    Union,
-)
+from sim.figures import Bound, Figures, HitRates, Phased, Statistic, Timed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -47,38 +16,26 @@ if TYPE_CHECKING:
     from sim.bounds.time_bound import LowerBound
 
 
-WHERE_THERE = (
-    *("host_memory", "kv", "scheduling", "router", "replicas", "real", "device", "measured", "prediction", "weights"),
-    *("batching", "prefill_chunk", "mixed_hit_rates", "draft", "contention", "sizes_by_layer", "energy"),
-)
-"""Keys of runs in which shared memory slowed something, of those that count joules, of files whose layers hold experts
-of unlike size, with a drive below host memory or a pool of pages, with a batching that was asked for, or whose
-scheduler has something to say, of several replicas, and of real runs; others have none of them."""
-FURTHER_DOWN = ("mixed", "draft_bytes", "nvme")
-"""Of runs in which prompts and decode tokens ran together, of those with a draft model, and of a drive's reads that
-were slowed."""
-
-
 def plain(value: Any) -> Any:
-    """Records as dictionaries, in the order of their fields; everything else as it is."""
+    """Records as dictionaries, in the order of their fields; everything else as it is. A key that has None where
+    nobody says otherwise is one that only some runs have, and is left out of others."""
     if isinstance(value, msgspec.Struct):
-        left_out = WHERE_THERE if isinstance(value, Result) else FURTHER_DOWN
-        pairs = [(key, getattr(value, name)) for key, name in _fields(type(value))]
-        return {key: plain(child) for key, child in pairs if _kept(key, child, left_out)}
+        pairs = ((key, getattr(value, name), optional) for key, name, optional in _fields(type(value)))
+        return {
+            key: plain(child)
+            for key, child, optional in pairs
+            if child is not msgspec.UNSET and (child is not None or not optional)
+        }
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
     return [plain(child) for child in value] if isinstance(value, list | tuple) else value
 
 
 @cache
-def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    """(key, attribute) of everything that a kind of record tells."""
-    fields = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
-    return [(key, name) for key, name in fields if not name.startswith("_")]
-
-
-def _kept(key: str, value: Any, left_out: tuple[str, ...]) -> bool:
-    return value is not msgspec.UNSET and (value is not None or key not in left_out)
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, bool]]:
+    """(key, attribute, whether only some runs have it) of everything that a kind of record tells."""
+    fields = msgspec.structs.fields(kind)
+    return [(one.encode_name, one.name, one.default is None) for one in fields if not one.name.startswith("_")]
 
 
 class Kept(Protocol):
@@ -87,7 +44,7 @@ class Kept(Protocol):
     def table(self, name: str) -> DataFrame: ...
 
 
-class Result(msgspec.Struct, kw_only=True, eq=False):
+class Result(Figures, kw_only=True, eq=False):
     """What a run gave. Attributes are the keys of `simulate --json` (docs/output.md), with their units in their names.
 
     `requests`, `layers`, `experts`, `iterations`, `decisions` and `spans` are DataFrames, columns as in docs/output.md;
@@ -95,92 +52,6 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     asked for and equal to the first, so that a run that nobody looks into costs no more and takes no more memory.
     """
 
-    schema: int
-    run_id: str
-    name: str
-    policy: str
-    policy_file: PolicyFile | None
-    params: dict[str, bool | int | float | str | None]
-    hw: str
-    model: str
-    precision: str
-    stack: str
-    overrides: dict[str, bool | int | float | str | None]
-    shape: Shape
-    trace: str
-    trace_sha256: str
-    split: str
-    seed: int
-    gpus: int
-    batch: int
-    arrivals: str
-    n_requests: int = msgspec.field(name="requests")
-    decode_tokens: int
-    ttft_s: Statistic
-    tpot_s: Statistic
-    e2e_s: Statistic
-    queue_s: Statistic
-    service_s: Statistic
-    throughput_tokens_per_s: float | None
-    load: Load | None
-    slo: SloAttainment | None
-    lengths: Lengths
-    phases: Phases
-    hit_definition: str
-    lookup: str
-    hit_rate: Share
-    partial_hit_rate: Share
-    late_hit_rate: Share
-    miss_rate: Share
-    cpu_rate: Share
-    substituted_rate: Share
-    dropped_rate: Share
-    prefill_hit_rates: HitRates
-    token_hit_rates: HitRates
-    served_hit_rates: ServedRates
-    cache_ratio: Share
-    gate_mass_kept: Share
-    activations_changed_frac: float
-    activations_lowered_frac: float
-    union_per_layer_step: Union
-    prefetch: Prefetches
-    demand_copies: Copies
-    h2d_bytes: int
-    d2h_bytes: int
-    peak_vram_bytes: int
-    peak_host_bytes: int
-    memory: Memory
-    expert_bytes: int
-    expert_budget_bytes: list[int]
-    peak_expert_bytes: list[int]
-    bound: Bound | None
-    bound_by: BoundBy
-    provenance: Provenance
-    uncertainty: Uncertainty
-    labels: list[str]
-    lane_utilisation: dict[str, Share]
-    policy_stats: dict[str, Any]
-    simulated_s: float
-    wall_s: float
-    engine: str
-    version: str
-    by_layer: list[dict[str, Any]] = []
-    batching: str | None = None  # this and the next are of runs that ask for it
-    prefill_chunk: int | None = None
-    mixed_hit_rates: HitRates | None = None  # of iterations with prompts and decode tokens, where there were any
-    draft: Drafting | None = None  # of a run with drafts; the JSON of others has no such key
-    contention: Contention | None = None  # of a run in which something was slowed by what ran beside it
-    energy: Energy | None = None  # of a run that counts joules
-    sizes_by_layer: SizesByLayer | None = None  # of a precision that gives layers experts of unlike size
-    host_memory: HostMemory | None = None  # of a run with a drive below it
-    kv: KvUse | None = None  # of a run with a pool of pages; the JSON of others has no such key
-    scheduling: Scheduling | None = None  # of a scheduler other than the default
-    real: bool | None = None  # this and the next three are of real runs; the JSON of others has no such keys
-    device: str | None = None
-    measured: Measurement | None = None
-    prediction: Prediction | None = None
-    router: str | None = None  # this and the next are of several replicas
-    replicas: list[Replica] | None = None
     _trace_kind: str = ""
     _kept: Any = None  # a `Kept`, once there are tables
 
@@ -198,9 +69,9 @@ class Result(msgspec.Struct, kw_only=True, eq=False):
     def set_beside(self, least: LowerBound | None) -> None:
         """Say what no lossless policy can beat, and how far this one lies above it."""
         if least is None:
-            self.bound = None
+            self.lower_bound = None
             return
-        self.bound = Bound(least.tpot_s, least.ttft_s, least.lanes, self.above_frac(least))
+        self.lower_bound = Bound(least.tpot_s, least.ttft_s, least.lanes, self.above_frac(least))
 
     def above_frac(self, least: LowerBound | Bound) -> float | None:
         """How far the mean TPOT lies above a bound, as a share of the bound."""

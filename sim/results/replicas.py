@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.figures import Replica
 from sim.results import metrics
 from sim.results.load import Moments
-from sim.results.schema import Replica
 
 if TYPE_CHECKING:
     from sim.engine.engine import Engine

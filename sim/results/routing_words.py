@@ -19,7 +19,7 @@ class Labelled(Protocol):
     """A result, or what is read of one."""
 
     @property
-    def labels(self) -> list[str]: ...
+    def caveats(self) -> list[str]: ...
 
     @property
     def model(self) -> str: ...
@@ -42,7 +42,7 @@ def routing_words(labels: Iterable[str], model: str) -> str:
 
 def of_results(results: Iterable[Labelled]) -> str:
     """The words for several runs, as they stand behind an answer; where they hold for some, which is said, too."""
-    every = [routing_words(result.labels, result.model) for result in results]
+    every = [routing_words(result.caveats, result.model) for result in results]
     found = dict.fromkeys(words for words in every if words)
     part = "" if len(set(every)) == 1 else " in part"
     return "".join(f"; {words}{part}" for words in found)

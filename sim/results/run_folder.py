@@ -12,6 +12,7 @@ from sim import __version__
 from sim.base.digests import of_file
 from sim.base.errors import BadInput
 from sim.base.files import OLD, behind_links, hidden_folder, is_hidden, must_be_writable, orphans, set_aside, sweep
+from sim.figures import SCHEMA
 from sim.results.tables import TABLES
 
 CONFIG, RESULT, MANIFEST = "config.yaml", "result.json", "manifest.json"
@@ -57,7 +58,7 @@ def _put(out: Path, part: Path, target: Path, force: bool) -> None:
     """Put a finished run in place; somewhere else, if somebody has put something there meanwhile."""
     try:
         files = {path.name: of_file(path) for path in sorted(part.iterdir())}
-        manifest = {"schema": 1, "version": __version__, "sha256": files}
+        manifest = {"schema": SCHEMA, "version": __version__, "sha256": files}
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         part.chmod(0o755)
         if not _check(out, target, force):

@@ -88,7 +88,7 @@ class Sample:
         mean = self.mean - other.mean
         return _by_t(mean, self.sums - other.sums - mean * self.counts, self.counts)
 
-    def told_apart(self, other: Sample) -> bool:
+    def significant(self, other: Sample) -> bool:
         """Whether the requests show which of two runs has the smaller mean, beyond what other requests might change."""
         if self.n < 2 or abs(self.mean - other.mean) <= NO_DIFFERENCE * abs(self.mean):
             return False
@@ -225,7 +225,7 @@ def ranks(of: list[Sample]) -> list[tuple[tuple[int, int], list[int]]] | None:
     if not of or of[0].n < 2:
         return None
     found = []
-    pairs = [[one.told_apart(other) for other in of[:i]] for i, one in enumerate(of)]  # whoever is asked
+    pairs = [[one.significant(other) for other in of[:i]] for i, one in enumerate(of)]  # whoever is asked
     for i, one in enumerate(of):
         apart = [j for j in range(len(of)) if j != i and pairs[max(i, j)][min(i, j)]]
         faster = sum(of[j].mean < one.mean for j in apart)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sim.base.units import show_seconds
 
 if TYPE_CHECKING:
-    from sim.results.schema import Scheduling
+    from sim.figures import Scheduling
 
 
 def scheduler_line(scheduling: Scheduling) -> str:

@@ -10,21 +10,22 @@ from msgspec import structs
 from sim.base.lanes import CHARGED
 from sim.base.units import RAM, show_bytes, show_count, show_frac, show_fracs, show_number, show_ram, show_seconds
 from sim.engine.counts import CLASSES
+from sim.figures import Copies, figures
 from sim.results.by_layer_text import lines
 from sim.results.energy_text import at_once, joules
+from sim.results.figure import label_of, show_figure
 from sim.results.grounds import TOP_FIGURES, show_ground
 from sim.results.load_text import under_load
 from sim.results.routing_words import routing_words
 from sim.results.scheduler_text import scheduler_line
-from sim.results.schema import Copies
 from sim.setup.naming import machine_of, policy_of, words
 from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from sim.figures import Lengths, Phased, SizesByLayer, Timed
     from sim.results.record import Result
-    from sim.results.schema import Lengths, Phased, SizesByLayer, Timed
 
 _LANE = {lane.resource: lane for _, lane in CHARGED.values()}
 # GPU 0's memory, or the host's, where a run does not fit (`DoesNotFit.sizes`).
@@ -34,7 +35,7 @@ _SIZES = {
     "draft_bytes": "draft model, with its KV cache",
     "activation_bytes": "activations, {iteration_tokens} tokens",
     "reserve_bytes": "reserve (assumed)",
-    "expert_budget_bytes": "expert budget",
+    "cache_capacity_bytes": "expert budget",
     "predictor_bytes": "of which the predictor takes",
     "vram_bytes": "VRAM",
     "host_experts_bytes": "experts in host memory",
@@ -73,7 +74,7 @@ def verdict(result: Result) -> str:
     file = result.policy_file
     policy = policy_of(result.policy, None if file is None else file.name, result.overrides)
     who = f"{policy} on {_machines(result)} ({model})"
-    tpot_s, bound, throughput_per_s = result.tpot_s.mean, result.bound_by, result.throughput_tokens_per_s
+    tpot_s, bound, throughput_per_s = result.tpot_s.mean, result.bottleneck, result.throughput_tokens_per_s
     phase: Phased = "prefill" if tpot_s is None else result.phases.main
     if tpot_s is None:
         speed = f"{_seconds(result.ttft_s.mean)} to the first token"
@@ -91,10 +92,10 @@ def verdict(result: Result) -> str:
     # What turns the figure into a bound rather than a forecast belongs into the same sentence.
     catch = "".join(
         f"; {label}"
-        for label in result.labels
+        for label in result.caveats
         if label in _CATCHES or label.startswith("does not fit") or "not applied" in label
     )
-    rests_on = routing_words(result.labels, result.model)
+    rests_on = routing_words(result.caveats, result.model)
     catch += f"; {rests_on}" if rests_on else ""
     if bound.resource is None:
         return f"{who}: {speed}{catch}"
@@ -134,6 +135,7 @@ def render(result: Result, width: int | None = None) -> str:
         _memory(result),
         _grounds(result),
         _energy(result),
+        _lines(result),
     )
     return "\n".join(layout(block, width) for block in blocks if block.row_count)
 
@@ -151,7 +153,7 @@ def _facts(result: Result) -> Table:
     routing = f"{shape.layers} layers x {shape.experts} experts, k = {shape.top_k}"
     own = words(result.overrides, "model")
     by = f", requests sent by {result.router}" if result.router is not None else ""
-    rows.add_row("hardware", f"{_machines(result)}{gpus}, stack {result.stack}{by}")
+    rows.add_row("hardware", f"{_machines(result)}{gpus}, stack {result.engine}{by}")
     rows.add_row("model", f"{result.model}{f' with {own}' if own else ''} in {result.precision}, {routing}")
     batch = f", batch {result.batch}" if result.batch > 1 else ""
     batch += f", batching {result.batching}" if result.batching is not None else ""
@@ -163,9 +165,9 @@ def _facts(result: Result) -> Table:
     requests = f"{counts}{batch}{arrivals}"
     rows.add_row("trace", f"{result.trace}, split {result.split}: {requests}")
     rows.add_row("lengths", show_lengths(result.lengths))
-    if result.labels:
-        rows.add_row("labels", "; ".join(result.labels))
-    if "lossy" in result.labels:
+    if result.caveats:
+        rows.add_row("caveats", "; ".join(result.caveats))
+    if "lossy" in result.caveats:
         changed, kept = show_frac(result.activations_changed_frac), show_frac(result.gate_mass_kept)
         lowered = result.activations_lowered_frac
         lower = f", {show_frac(lowered)} in a lower precision" if lowered else ""
@@ -174,12 +176,12 @@ def _facts(result: Result) -> Table:
 
 
 def _times(result: Result) -> Table:
-    bound = result.bound_by
+    bound = result.bottleneck
     lanes = ["copies" if part == "copy" else part for part in bound.decode.by_part()]
     rows = _table("", "mean", "p50", "p95", "n", "", *lanes)
     for title, stat, phase, parts in (
-        ("TTFT", result.ttft_s, "prefill", bound.prefill),
-        ("TPOT", result.tpot_s, "decode", bound.decode),
+        (label_of("ttft_s.mean"), result.ttft_s, "prefill", bound.prefill),
+        (label_of("tpot_s.mean"), result.tpot_s, "decode", bound.decode),
     ):
         cells = [_seconds(value) for value in (stat.mean, stat.p50, stat.p95)]
         shares = [show_frac(share) for share in parts.by_part().values()]
@@ -192,18 +194,18 @@ def _times(result: Result) -> Table:
 
 def _rates(result: Result) -> Table:
     """Output over the whole run, and how far the result lies above what no lossless policy can beat."""
-    rows, bound, throughput = _pairs(), result.bound, result.throughput_tokens_per_s
+    rows, bound, throughput = _pairs(), result.lower_bound, result.throughput_tokens_per_s
     if throughput is not None:
         outputs = show_count(result.n_outputs, "output token")
         waits = " and waiting for arrivals" if result.load is not None else ""
         each = f" ({_rate(throughput / len(result.replicas))} per replica)" if result.replicas else ""
         said = f"{outputs} in the whole run, prefill{waits} included"
-        rows.add_row("throughput", f"{_rate(throughput)} tokens/s{each}: {said}")
+        rows.add_row(label_of("throughput_tokens_per_s"), f"{_rate(throughput)} tokens/s{each}: {said}")
     if bound is None or bound.above_frac is None:
         return rows
     above = bound.above_frac
     where = f"{100 * abs(above):.{0 if abs(above) >= 0.095 else 1}f} % {'above' if above >= 0 else 'below'}"
-    lanes = {"copy": "this link and room", "copy + cpu": "this link, CPU and room"}[bound.lanes]
+    lanes = {"copy": "this link and room", "copy + cpu": "this link, CPU and room"}[bound.resource]
     lanes += " and these drafts" if result.draft is not None else ""
     rows.add_row(
         "lower bound", f"TPOT {_seconds(bound.tpot_s)} for any lossless policy with {lanes}; this is {where} it"
@@ -350,9 +352,9 @@ def _by_layer(result: Result) -> Table:
 
 def _union(result: Result) -> Table:
     """Of batches and drafts: how many experts a layer of an iteration wants together, beside its share of the room."""
-    rows, found = _pairs(), result.union_per_layer_step
-    if (result.batch > 1 or result.draft is not None) and found.experts is not None and found.over_slots is not None:
-        experts, slots, over = (show_number(value) for value in (found.experts, found.slots, found.over_slots))
+    rows, found = _pairs(), result.distinct_experts
+    if (result.batch > 1 or result.draft is not None) and found.per_layer is not None and found.per_slot is not None:
+        experts, slots, over = (show_number(value) for value in (found.per_layer, found.slots, found.per_slot))
         rows.add_row("wanted together", f"{experts} experts per layer and iteration, for {slots} slots: r_bar {over}")
     return rows
 
@@ -362,7 +364,7 @@ def _copies(result: Result) -> Table:
     outputs = result.n_outputs
     per_token = f", {show_bytes(result.h2d_bytes / outputs)} per output token" if outputs else ""
     back = f"; {show_bytes(result.d2h_bytes)} back" if result.d2h_bytes else ""
-    rows.add_row("PCIe traffic", f"{show_bytes(result.h2d_bytes)} to the GPU{per_token}{back}")
+    rows.add_row(label_of("h2d_bytes"), f"{show_bytes(result.h2d_bytes)} to the GPU{per_token}{back}")
     rows.add_row("on demand", f"{demand.n:,} copies, {show_bytes(demand.bytes)}")
     issued, cancelled = prefetch.issued, prefetch.cancelled
     if issued.n:
@@ -396,8 +398,8 @@ def _shared(result: Result) -> Table:
 
 def _memory(result: Result) -> Table:
     memory, size, shape, rows = result.memory, result.expert_bytes, result.shape, _pairs()
-    budget, peak = sum(result.expert_budget_bytes), sum(result.peak_expert_bytes)
-    n_whole = sum(n_bytes // size for n_bytes in result.expert_budget_bytes)
+    budget, peak = sum(result.cache_capacity_bytes), sum(result.cache_peak_bytes)
+    n_whole = sum(n_bytes // size for n_bytes in result.cache_capacity_bytes)
     n_all = shape.layers * shape.experts
     unlike = result.sizes_by_layer
     mean = "" if unlike is None else " (a mean: layers differ)"
@@ -411,7 +413,7 @@ def _memory(result: Result) -> Table:
         rows.add_row("expert sizes", _unlike(unlike))
     peak_vram = f"{show_bytes(result.peak_vram_bytes)} of {show_bytes(memory.vram_bytes)}"
     items = (
-        ("experts", memory.peak_expert_bytes),
+        ("experts", memory.cache_peak_bytes),
         ("dense", memory.dense_bytes),
         ("KV", memory.kv_cache_bytes),
         ("activations", memory.activation_bytes),
@@ -421,9 +423,9 @@ def _memory(result: Result) -> Table:
     )
     parts = ", ".join(f"{name} {show_bytes(n_bytes)}" for name, n_bytes in items if n_bytes)
     which = "" if result.gpus == 1 else " (fullest GPU)" if "gpu" in result.lane_utilisation else " (GPU 0)"
-    rows.add_row(f"peak VRAM{which}", f"{peak_vram}: {parts}")
+    rows.add_row(f"{label_of('peak_vram_bytes')}{which}", f"{peak_vram}: {parts}")
     each = " in each replica; the lines above are of one, its peak of the fullest" if result.replicas else ""
-    rows.add_row("host memory", f"{show_bytes(result.peak_host_bytes)} of experts{each}")
+    rows.add_row("host memory", f"{show_bytes(result.ram_peak_bytes)} of experts{each}")
     return rows
 
 
@@ -461,7 +463,7 @@ def _grounds(result: Result) -> Table:
     ends = band.tpot_s or band.ttft_s
     if ends:
         low, high = (show_seconds(end) for end in ends)
-        title = "TPOT" if time == "tpot_s" else "TTFT"
+        title = label_of(f"{time}.mean")
         rows.add_row(
             "uncertainty",
             f"{title} {low} to {high}, were every figure off at once to the end of its range"
@@ -478,9 +480,18 @@ def _energy(result: Result) -> Table:
     return rows
 
 
+def _lines(result: Result) -> Table:
+    """Figures whose row says that they have a line of their own."""
+    rows = _pairs()
+    for row in figures().values():
+        if row.figure.line and (value := row.read(result)) is not None:
+            rows.add_row(row.label or row.key, show_figure(row.key, value) if row.number else str(value))
+    return rows
+
+
 def _below_bound(result: Result, time: Timed, low_s: float) -> str:
     """What it means that the band of a lossless policy begins below what none can beat."""
-    least_s = None if result.bound is None else getattr(result.bound, time)
+    least_s = None if result.lower_bound is None else getattr(result.lower_bound, time)
     took_s = result.time_s(time).mean
     if least_s is None or took_s is None or not low_s < least_s <= took_s:
         return ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from sim.figures import Ends, Errors, Sampling, Uncertainty
 from sim.results.provenance import Attribution, attributions
 from sim.results.sampling import Interval, samples, times_of
-from sim.results.schema import Ends, Errors, Sampling, Uncertainty
 from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:

@@ -105,7 +105,7 @@ class MemoryPlan:
     def sizes(self, predictor_bytes: int = 0, gpu: int = 0) -> dict[str, int]:
         """A GPU's memory by item, for `DoesNotFit`; the predictor is GPU 0's."""
         predictor = {"predictor_bytes": predictor_bytes} if predictor_bytes and not gpu else {}
-        return {**self.parts_of(gpu).sizes(), "expert_budget_bytes": self.expert_bytes[gpu], **predictor}
+        return {**self.parts_of(gpu).sizes(), "cache_capacity_bytes": self.expert_bytes[gpu], **predictor}
 
 
 def activation_bytes(model: Model, n_tokens: int, batch: int, precision: str) -> int:
@@ -185,7 +185,7 @@ def plan(
             raise DoesNotFit(
                 f"expert budget, got {rule.described()} ({show_bytes(asked)} on GPU {gpu}): {hw.id} has "
                 f"{show_bytes(has)} left; lower it, or take a larger GPU",
-                {**every[gpu].sizes(), "expert_budget_bytes": asked, "vram_bytes": vram_bytes},
+                {**every[gpu].sizes(), "cache_capacity_bytes": asked, "vram_bytes": vram_bytes},
             )
     needs_bytes = max(one.all_bytes + bytes_ for one, bytes_ in zip(every, wanted, strict=True))
     return MemoryPlan(parts, vram_bytes, tuple(wanted), needs_bytes > vram_bytes, needs_bytes, tuple(every))

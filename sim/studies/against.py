@@ -63,7 +63,7 @@ def verdict_against(rows: Sequence[Row], base: Row, machine: str) -> str:
     """The first line: what the baseline takes, and how many times as fast the others are, the fastest first; lossy
     ones behind the others."""
     others = [row for row in rows if row is not base and not is_bound(row.result)]
-    systems = sorted(others, key=lambda row: "lossy" in row.result.labels)
+    systems = sorted(others, key=lambda row: "lossy" in row.result.caveats)
     what = "per token" if base.result.tpot_s.mean is not None else "to the first token"
     over = show_units(base.sample.n_requests, base.sample.n) + f" request{'s' * (base.sample.n_requests != 1)}"
     text = f"against {base.label} ({show_seconds(speed(base.result))} {what} on {machine} over {over}): "
@@ -73,8 +73,8 @@ def verdict_against(rows: Sequence[Row], base: Row, machine: str) -> str:
     for row in systems[:MOST_NAMED]:
         ratio = times(row, base)
         words = f"{row.label} {show_times(ratio)}" + ("" if said else " as fast")
-        words += " (lossy)" if "lossy" in row.result.labels else ""
-        tied = base.sample.n > 1 and not base.sample.told_apart(row.sample)
+        words += " (lossy)" if "lossy" in row.result.caveats else ""
+        tied = base.sample.n > 1 and not base.sample.significant(row.sample)
         said.append(words + (", not told apart" if tied else ""))
     more = f"; {len(systems) - MOST_NAMED} more below" if len(systems) > MOST_NAMED else ""
     alone = "" if base.sample.n > 1 else "; of n = 1 no sampling error can be given, so this is no ranking"

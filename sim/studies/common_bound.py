@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sim.base.units import show_seconds
-from sim.results.schema import Bound
+from sim.figures import Bound
 
 if TYPE_CHECKING:
     from sim.results.record import Result
@@ -21,19 +21,19 @@ LANES = {"copy": "with this link and room", "copy + cpu": "with experts on the C
 
 def is_elsewhere(result: Result) -> bool:
     """Whether the run has memory that the card has not: nobody else's time is bounded by what it reaches there."""
-    return any(label.startswith("does not fit") for label in result.labels)
+    return any(label.startswith("does not fit") for label in result.caveats)
 
 
 def common_bound(results: Iterable[Result]) -> tuple[Bound, Result] | None:
     """The bound of all, and the run whose own it is; None where one of them has none."""
     here = [result for result in results if not is_elsewhere(result)]
-    found = [(result.bound, result) for result in here if result.bound is not None]
+    found = [(result.lower_bound, result) for result in here if result.lower_bound is not None]
     known = [(bound.tpot_s, bound, result) for bound, result in found if bound.tpot_s is not None]
     if not known or len(found) < len(here):
         return None
     _, least, whose = min(known, key=lambda one: one[0])
     ttft = [bound.ttft_s for bound, _ in found if bound.ttft_s is not None]
-    return Bound(least.tpot_s, min(ttft, default=None), least.lanes, None), whose
+    return Bound(least.tpot_s, min(ttft, default=None), least.resource, None), whose
 
 
 def above_frac(result: Result, common: Bound | None) -> float | None:
@@ -43,7 +43,7 @@ def above_frac(result: Result, common: Bound | None) -> float | None:
 
 def facts_of(common: Bound | None) -> dict[str, float | str | None] | None:
     """The bound of all as data."""
-    return None if common is None else {"tpot_s": common.tpot_s, "ttft_s": common.ttft_s, "lanes": common.lanes}
+    return None if common is None else {"tpot_s": common.tpot_s, "ttft_s": common.ttft_s, "resource": common.resource}
 
 
 def show_above(result: Result, common: Bound | None) -> str:
@@ -58,4 +58,4 @@ def bound_line(common: Bound | None, where: str = "") -> str:
         return ""
     at = f", {where}" if where else ""
     least = show_seconds(common.tpot_s)
-    return f"lower bound: TPOT {least}, which no lossless policy in this table beats ({LANES[common.lanes]}{at})\n"
+    return f"lower bound: TPOT {least}, which no lossless policy in this table beats ({LANES[common.resource]}{at})\n"

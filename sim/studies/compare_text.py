@@ -16,8 +16,8 @@ from sim.studies.ranking import AS_FAST, is_bound, show_tpot, speed, times
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sim.figures import Bound, Timed
     from sim.results.record import Result
-    from sim.results.schema import Bound, Timed
     from sim.setup.naming import Overrides
     from sim.studies.ranking import Rank, Row
 
@@ -40,7 +40,7 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = None
     systems = [row for row in rows if not is_bound(row.result)]
     if not systems:
         return "only bounds were compared"
-    faithful = [row for row in systems if "lossy" not in row.result.labels]
+    faithful = [row for row in systems if "lossy" not in row.result.caveats]
     text = _lead(faithful or systems, found, machine_of(rows[0].result.hw, _set_for_all(rows)))
     if faithful and systems[0] is not faithful[0]:
         text += f"; a lossy one, {systems[0].label}, takes {show_seconds(speed(systems[0].result))}"
@@ -50,7 +50,7 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = None
 def _promised(rows: Sequence[Row]) -> str:
     """Who keeps what was promised to the most requests, and who draws the fewest joules; lossless systems first."""
     systems = [row for row in rows if not is_bound(row.result)]
-    faithful, text = [row for row in systems if "lossy" not in row.result.labels], ""
+    faithful, text = [row for row in systems if "lossy" not in row.result.caveats], ""
     keeps = keeps_most(faithful or systems, lambda row: row.result)
     if keeps is not None and len(systems) == 1:
         text += f"; {kept_by(keeps.result)} keep their SLO"
@@ -143,8 +143,8 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
     for row in rows:
         label, result, _ = row
         per_token, to_first = ([] if base is None else [show_times(times(row, base, t))] for t in (TPOT, TTFT))
-        notes = [note for note in result.labels if note != "oracle" and note not in common]
-        notes = ["oracle", *notes] if "oracle" in result.labels else notes
+        notes = [note for note in result.caveats if note != "oracle" and note not in common]
+        notes = ["oracle", *notes] if "oracle" in result.caveats else notes
         told += [f"{label}: {note}\n" for note in notes if len(note) > MOST_IN_A_CELL]
         shown.add_row(
             label,
@@ -158,7 +158,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
             show_frac(result.hit_rate),
             show_frac(result.late_hit_rate),
             show_bytes(result.h2d_bytes / result.n_outputs),
-            str(result.bound_by.resource),
+            str(result.bottleneck.resource),
             ", ".join(note for note in notes if len(note) <= MOST_IN_A_CELL),
         )
     for label in not_run:
@@ -177,7 +177,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
 
 def _of_all(rows: Sequence[Row]) -> list[str]:
     """Labels that every run carries, so that they are the trace's, not a policy's; of one run, none."""
-    first, *others = (row.result.labels for row in rows)
+    first, *others = (row.result.caveats for row in rows)
     return [note for note in first if others and all(note in labels for labels in others)]
 
 

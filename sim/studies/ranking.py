@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sim.base.units import show_seconds
+from sim.figures import Bound, Timed
 from sim.results.record import Result
 from sim.results.sampling import Sample, ranks
-from sim.results.schema import Bound, Timed
 from sim.studies.common_bound import above_frac
 
 AS_FAST = 1.0 + 1e-9  # a ratio of times below this is rounding
@@ -47,8 +47,8 @@ def show_tpot(result: Result) -> str:
 
 def is_bound(result: Result) -> bool:
     """Whether the run is a bound rather than a system: it knows the future, or has memory the card has not."""
-    return "oracle" in result.labels or any(
-        label.startswith("does not fit") or "not applied" in label for label in result.labels
+    return "oracle" in result.caveats or any(
+        label.startswith("does not fit") or "not applied" in label for label in result.caveats
     )
 
 
@@ -73,10 +73,10 @@ def row_facts(row: Row, rank: Rank | None, common: Bound | None = None, base: Ro
     """A row as data: the label, the result's keys, where it stands (bounds, and single requests, nowhere), how far
     above the lower bound that holds for every row, and how many times as fast as the baseline where there is one."""
     return {
-        "as": row.label,
+        "applied_as": row.label,
         **row.result.to_dict(),
         "rank": None if rank is None else [rank.best, rank.worst],
-        "not_told_apart": None if rank is None else rank.tied,
+        "tied_with": None if rank is None else rank.tied,
         "above_common_bound_frac": above_frac(row.result, common),
         **(
             {}

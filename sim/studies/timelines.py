@@ -62,7 +62,7 @@ def _spec_of(run: Path) -> tuple[RunSpec, str | None]:
     fields, _ = read_spec(config)
     kept = run / RESULT
     told = read_object(kept, MAX_RESULT_BYTES, "simulate it again") if folder and kept.is_file() else {}
-    if told.get("engine") == "real":
+    if told.get("simulator") == "real":
         raise BadInput(
             f"RUN, got {str(run)!r}: a real run, whose clock cannot be replayed; draw it while it runs, with simulate "
             "--real --timeline FILE"

@@ -22,6 +22,7 @@ def command() -> None:
     from sim.base.files import replacing
     from sim.base.json import finite
     from sim.base.tables import IN_A_PIPE
+    from sim.figures import SCHEMA
     from sim.options import RunSpec
     from sim.policy.registry import policies
     from sim.real.generate import talk
@@ -54,7 +55,7 @@ def command() -> None:
         for row in rows
         if not row["lossy"] and not row["tokens_identical"]
     ]
-    data = finite({"schema": 1, "checkpoint": CHECKPOINT, "policies": rows, "wrong": wrong})
+    data = finite({"schema": SCHEMA, "checkpoint": CHECKPOINT, "policies": rows, "wrong": wrong})
     with replacing(HERE / f"{CHECKPOINT}.json") as part:
         part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     table, page = kept_text([data], IN_A_PIPE), HERE.parents[1] / "docs" / "validate.md"

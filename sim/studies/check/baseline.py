@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import MAX_YAML_BYTES, parse_yaml, read_text, to_struct
+from sim.figures import check_schema
 from sim.results.figure import parse_figure
 from sim.setup.naming import show
 from sim.studies.sweep.grid import Point
@@ -52,7 +53,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tolerance: by figure, or `default`. inputs: digests of what names meant when the figures were recorded.
     """
 
-    schema: Literal[1]
+    schema: int
     run: Written = msgspec.field(default_factory=Written)
     figures: tuple[str, ...] = USUAL
     tolerance: dict[str, Number] = {}
@@ -93,6 +94,9 @@ def read_baseline(path: Path) -> Held:
     if isinstance(data.get("runs"), list):
         own = ("name", "figures", "tolerance")
         data["runs"] = [gathered(one, f"{path}: runs[{at}]", own) for at, one in enumerate(data["runs"])]
+    check_schema(
+        data, path, "write schema: 2, give figures the names of docs/output.md, and run `moesim check FILE --update`"
+    )
     found = to_struct(data, Baseline, str(path))
     if not found.runs:
         raise BadInput(f"{path}: runs: there are none; list at least one, e.g. {{policy: lru, hw: rtx3090}}")

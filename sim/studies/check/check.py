@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.base.errors import BadInput
+from sim.figures import SCHEMA, numbers
 from sim.results.expectations import misspelt, unknown
-from sim.results.figure import better, figures
+from sim.results.figure import better
 from sim.studies.pool import n_cores
 from sim.studies.sweep.point_store import Records
 from sim.studies.sweep.run import Progress, resolved, run_points
@@ -94,7 +95,7 @@ class Verdict:
         from sim.studies.check.text import answer
 
         return {
-            "schema": 1,
+            "schema": SCHEMA,
             "answer": answer(self),
             "met": not self.failed,
             "changed_inputs": self.changed_inputs,
@@ -143,7 +144,7 @@ def check(held: Held, workers: int | None, strict: bool, progress: Progress) -> 
     runs = []
     for run, meant in zip(held.runs, means, strict=True):
         row = rows[meant.id]
-        result = None if row.result is None else dict(figures(row.result.to_dict()))
+        result = None if row.result is None else dict(numbers(row.result.to_dict()))
         runs.append(Checked(run.name, row.status, row.reason, _judged(run, result)))
     wrong = [_said(run.name, one) for run in runs for one in run.figures if one.verdict == MISSPELT]
     if wrong and all(run.status == OK for run in runs):

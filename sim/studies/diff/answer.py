@@ -14,7 +14,7 @@ from sim.studies.diff.times import numbering
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.results.schema import Timed
+    from sim.figures import Timed
     from sim.studies.diff.diff import Diff
     from sim.studies.diff.times import Difference, Part
 
@@ -157,14 +157,14 @@ def miss(reason: str) -> str:
 def _caveats(found: Diff, time: Difference) -> list[str]:
     """What keeps the answer from being the whole truth."""
     said = []
-    lossy = ["lossy" in side.told.labels for side in (found.a, found.b)]
+    lossy = ["lossy" in side.told.caveats for side in (found.a, found.b)]
     if lossy[0] != lossy[1]:
         said.append(f"{'A' if lossy[0] else 'B'} is lossy, the other one is not")
     if not time.paired:
         said.append(_unpaired(found))
     elif time.n_a < max(found.a.told.n_requests, found.b.told.n_requests):
         said.append(f"over the {show_count(time.n_a, 'request')} that both served")
-    if time.paired and time.interval is not None and not time.told_apart and not time.equal:
+    if time.paired and time.interval is not None and not time.significant and not time.equal:
         said.append(f"these {time.n_a} requests do not show that it would be so with others")
     return said
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sim.base.json import finite
+from sim.figures import SCHEMA
 from sim.studies.diff.decisions import FirstDifference, Made, first_difference
 from sim.studies.diff.inputs import Input, inputs, machine_figures
 from sim.studies.diff.layers import LayerRow, LayerWait, Reason, by_layer, misses, waits
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from sim.studies.diff.alone import Alone
     from sim.studies.diff.side import Side
-
-SCHEMA = 1
 
 
 @dataclass
@@ -173,7 +172,7 @@ def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> DataFrame:
 def _of_side(side: Side) -> dict[str, Any]:
     told = side.told
     return {
-        "as": side.label,
+        "applied_as": side.label,
         "name": told.name,
         "run_id": told.run_id,
         "replayed": side.replayed,
@@ -191,7 +190,7 @@ def _of_time(found: Difference) -> dict[str, Any]:
         "requests_b": found.n_b,
         "paired": found.paired,
         "interval": found.interval,
-        "told_apart": found.told_apart,
+        "significant": found.significant,
         "basis": found.basis,
         "reason": found.reason or None,
         "parts": [{**part._asdict(), "difference_s": part.difference_s} for part in found.parts],

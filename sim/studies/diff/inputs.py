@@ -18,7 +18,7 @@ TOLD = (
     "hw",
     "model",
     "precision",
-    "stack",
+    "engine",
     "trace",
     "trace_sha256",
     "split",

@@ -16,7 +16,7 @@ from sim.base.units import show_frac, show_number, show_seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sim.results.schema import SloAttainment, Statistic
+    from sim.figures import SloAttainment, Statistic
     from sim.studies.diff.told import Told
 
 Show = Callable[[float], str]
@@ -65,7 +65,7 @@ def _loads(rows: Table, a: Told, b: Told) -> None:
 
 def _promises(rows: Table, a: SloAttainment | None, b: SloAttainment | None) -> None:
     _add(rows, "keep their SLO", _frac(a), _frac(b), show_frac)
-    for name, key in (("requests", "goodput_requests_per_s"), ("tokens", "goodput_tokens_per_s")):
+    for name, key in (("requests", "slo.goodput_requests_per_s"), ("tokens", "slo.goodput_tokens_per_s")):
         own, other = (None if one is None else getattr(one, key) for one in (a, b))
         _add(rows, f"goodput, {name} per second", own, other, _plain)
     causes = [{} if one is None else structs.asdict(one.violations) for one in (a, b)]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from sim import __version__
 from sim.base.errors import MoesimError
 from sim.engine.run_loop import Clockwork, Loop, drive
+from sim.figures import numbers
 from sim.policy.mistakes import blamed
 from sim.policy.watchdog import watched
-from sim.results.figure import figures
 from sim.results.keep import Keep
 from sim.run import Outcome, assemble, execute, finished, prepare, report_of
 from sim.studies.diff.request import OneRequest, of_sweep, served
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sim.setup.setup import Setup
     from sim.studies.diff.named import Named
 
-NOT_COMPARED = ("wall_s", "bound", "engine", "run_id", "name", "schema")
+NOT_COMPARED = ("wall_s", "lower_bound", "simulator", "run_id", "name", "schema")
 """Keys of a result in which equal runs may differ: how long the simulation took, and what only names the run."""
 REPLICAS = "replicas"
 SEVERAL = "it has several replicas, whose requests, layers and decisions are not taken apart"
@@ -100,7 +100,7 @@ def _result_of(named: Named) -> str:
 
 def _same_run(named: Named, told: Told) -> Setup | str:
     """The run that is recorded, set up again; or why it cannot be had."""
-    if told.engine == "real":
+    if told.simulator == "real":
         return "it was measured on hardware"
     if named.facts is not None and REPLICAS in named.facts:
         return SEVERAL
@@ -153,7 +153,7 @@ def _again(named: Named, side: Side, setup: Setup, scratch: Path, progress: Prog
 
 def compared(facts: dict[str, Any]) -> dict[str, float | None]:
     """All figures in which equal runs agree, by their dotted names."""
-    return dict(figures({key: value for key, value in facts.items() if key not in NOT_COMPARED}))
+    return dict(numbers({key: value for key, value in facts.items() if key not in NOT_COMPARED}))
 
 
 def _carried_out(named: Named, setup: Setup, scratch: Path, progress: Progress | None, tables: bool = True) -> Side:

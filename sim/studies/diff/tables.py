@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sim.base.errors import BadInput
-from sim.results.tables import SCHEMAS
+from sim.results.tables import schema_of
 from sim.studies.diff.request import OneRequest
 from sim.studies.diff.told import MOST
 
@@ -45,7 +45,7 @@ def file_of(folder: Path, name: str, run_id: str) -> pq.ParquetFile | None:
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
-        for field in SCHEMAS[name]:
+        for field in schema_of(name):
             if field.name not in schema.names or schema.field(field.name).type != field.type:
                 raise BadInput(f"{path}: {field.name}: no such column of type {field.type}; {AGAIN}")
         first = next(file.iter_batches(batch_size=1, columns=["run_id"]), None)

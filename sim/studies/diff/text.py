@@ -162,7 +162,7 @@ def _figures(found: Diff) -> str:
         if fates[0][fate].n or fates[1][fate].n:
             _add(rows, f"prefetches {fate}", fates[0][fate].n, fates[1][fate].n, per)
     _add_bytes(rows, "to the GPU per token", _per_token(found.a), _per_token(found.b))
-    _add_bytes(rows, "room for experts", sum(a.expert_budget_bytes), sum(b.expert_budget_bytes))
+    _add_bytes(rows, "room for experts", sum(a.cache_capacity_bytes), sum(b.cache_capacity_bytes))
     _add_bytes(rows, "peak VRAM", a.peak_vram_bytes, b.peak_vram_bytes)
     return drawn(rows)
 

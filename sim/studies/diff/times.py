@@ -14,7 +14,7 @@ from sim.studies.diff.spent import COPY, DEMAND, DRIVE, OTHERS, PARTS, PREFETCH,
 from sim.workload.load import DRAWN
 
 if TYPE_CHECKING:
-    from sim.results.schema import Phased, Timed
+    from sim.figures import Phased, Timed
     from sim.studies.diff.request import OneRequest
     from sim.studies.diff.side import Side
     from sim.studies.diff.spent import Shares
@@ -44,7 +44,7 @@ class Difference:
         parts: what the means go to, which sums to them; empty where it is not known, and `reason` says why.
         basis: `requests`, where parts were told iteration by iteration; `phase`: they are the shares of the phase.
         interval: where the mean of paired differences B - A lies (95 %); None where it cannot be said.
-        told_apart: whether these requests show which one is faster, beyond what others might change.
+        significant: whether these requests show which one is faster, beyond what others might change.
     """
 
     time: Timed
@@ -57,7 +57,7 @@ class Difference:
     basis: str | None = None
     reason: str = ""
     interval: Interval | None = None
-    told_apart: bool = False
+    significant: bool = False
 
     @property
     def difference_s(self) -> float | None:
@@ -81,7 +81,7 @@ def pairs(a: Side, b: Side) -> list[int]:
 def numbering(side: Side) -> tuple[Any, ...]:
     """What the number of a request means: its place in the trace, or in a draw of so many from it."""
     told = side.told
-    drawn = any(label.startswith(DRAWN) for label in told.labels)
+    drawn = any(label.startswith(DRAWN) for label in told.caveats)
     return (told.trace_sha256, *((told.split, told.seed, told.n_requests) if drawn else ()))
 
 
@@ -110,7 +110,7 @@ def difference(a: Side, b: Side, time: Timed) -> Difference:
         reason = "the runs served different requests, and one of them is known as it was recorded only"
     interval = second.minus(first)
     n = len(common)
-    return Difference(time, mean_a, mean_b, n, n, True, parts, basis, reason, interval, second.told_apart(first))
+    return Difference(time, mean_a, mean_b, n, n, True, parts, basis, reason, interval, second.significant(first))
 
 
 def _time(side: Side, request: int, time: Timed) -> float | None:
@@ -165,7 +165,7 @@ def _of_phase(a: Side, b: Side, time: Timed, mean_a: float, mean_b: float) -> tu
 
 def _shares_of(side: Side, phase: Phased) -> dict[str, float]:
     """What a phase of a recorded run went to; its copies told apart where its layers are recorded."""
-    shares = {part: share or 0.0 for part, share in side.told.bound_by.of(phase).by_part().items()}
+    shares = {part: share or 0.0 for part, share in side.told.bottleneck.of(phase).by_part().items()}
     waits = [seconds_of(row) for (where, _), row in layers_of(side).items() if where == phase]
     demand_s, late_s = (math.fsum(one.get(kind, 0.0) for one in waits) for kind in (DEMAND, PREFETCH))
     if demand_s + late_s <= 0 and shares[COPY] > 0:

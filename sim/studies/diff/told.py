@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.files import read_object, to_struct
-from sim.results.run_folder import MAX_RESULT_BYTES
-from sim.results.schema import (
-    BoundBy,
+from sim.figures import (
+    Bottleneck,
     Copies,
     HitRates,
     Load,
@@ -22,7 +21,9 @@ from sim.results.schema import (
     Share,
     SloAttainment,
     Statistic,
+    check_schema,
 )
+from sim.results.run_folder import MAX_RESULT_BYTES
 
 MOST = 2.0**63
 ANEW = "write it anew with simulate --out"
@@ -32,16 +33,16 @@ Value = bool | int | float | str | None
 class Told(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of a result that a comparison reads (docs/output.md); whatever else it holds is left alone."""
 
-    schema: Literal[1]
+    schema: int
     run_id: str
     name: str
     policy: str
-    policy_file: PolicyFile | None = None
+    policy_file: PolicyFile | None
     params: dict[str, Value]
     hw: str
     model: str
     precision: str
-    stack: str
+    engine: str
     overrides: dict[str, Value]
     trace: str
     trace_sha256: str
@@ -54,10 +55,10 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     decode_tokens: int
     ttft_s: Statistic
     tpot_s: Statistic
-    queue_s: Statistic | None = None
-    service_s: Statistic | None = None
-    load: Load | None = None
-    slo: SloAttainment | None = None
+    queue_s: Statistic
+    service_s: Statistic
+    load: Load | None
+    slo: SloAttainment | None
     phases: Phases
     hit_definition: str
     hit_rate: Share
@@ -72,11 +73,11 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     h2d_bytes: int
     d2h_bytes: int
     peak_vram_bytes: int
-    expert_budget_bytes: list[int]
-    bound_by: BoundBy
+    cache_capacity_bytes: list[int]
+    bottleneck: Bottleneck
     provenance: Provenance
-    labels: list[str]
-    engine: str
+    caveats: list[str]
+    simulator: str
     version: str
     by_layer: list[dict[str, Any]] = []
 
@@ -99,6 +100,7 @@ def told_of(facts: dict[str, Any], where: str) -> Told:
 def facts_of(path: Path) -> dict[str, Any]:
     """What a recorded result says. Raises BadInput."""
     found = read_object(path, MAX_RESULT_BYTES, ANEW)
+    check_schema(found, path, ANEW)
     try:
         _check(found, "", path)
     except RecursionError:

@@ -172,11 +172,11 @@ class Candidate:
         return self.asked.status == OK
 
     @property
-    def bound_by(self) -> str | None:
+    def bottleneck(self) -> str | None:
         """What takes most of its time: of prefill where all goals are of the TTFT, else as in its result."""
         if self.result is None:
             return None
-        bound = self.result.bound_by
+        bound = self.result.bottleneck
         first = bool(self.found) and all(one.goal.key.startswith("ttft_s") for one in self.found)
         return bound.prefill.largest() if first else bound.resource
 
@@ -216,6 +216,6 @@ class Candidate:
             "run_id": None if result is None else result.run_id,
             "hit_rate": None if result is None else result.hit_rate,
             "peak_vram_bytes": None if result is None else result.peak_vram_bytes,
-            "bound_by": self.bound_by,
-            "labels": None if result is None else result.labels,
+            "bottleneck": self.bottleneck,
+            "caveats": None if result is None else result.caveats,
         }

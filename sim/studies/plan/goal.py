@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import msgspec
-
-from sim.base.errors import BadInput, did_you_mean
-from sim.results.expectations import Expectation, holds, parsed
-from sim.results.figure import figures, show_figure, unit_of
+from sim.base.errors import BadInput
+from sim.figures import numbers
+from sim.results.expectations import Expectation, holds, misspelt, parsed
+from sim.results.figure import show_figure, unit_of
 from sim.results.record import Result
 
 FEWEST_FOR = {"p50": 2, "p90": 10, "p95": 20, "p99": 100}
@@ -106,17 +104,14 @@ def goals_of(texts: Sequence[str], what: str = "--goal") -> list[Goal]:
     for goal in found:
         if goal.expected.sign == "==":
             raise BadInput(f"{what}, got {goal.key!r} with ==: a goal is reached from one side; write <= or >=")
-        fits, known = _known(goal.key)
-        if not fits:
-            inside = [name for name in known if name.startswith(f"{goal.key}.")]
-            way_out = f"one of {', '.join(inside)}" if inside else did_you_mean(goal.key, known)
-            raise BadInput(f"{what}, got {goal.key!r}: no figure of a result, see docs/output.md; {way_out}")
+        if why := misspelt(goal.key):
+            raise BadInput(f"{what}, got {goal.key!r}: {why}")
     return found
 
 
 def reading(goal: Goal, result: Result) -> Reading | None:
     """What a run has for it; None where it has no such figure, as a percentile of too few requests."""
-    value = dict(figures(result.to_dict())).get(goal.key)
+    value = dict(numbers(result.to_dict())).get(goal.key)
     if value is None:
         return None
     return Reading(goal, float(value), _band(goal, float(value), result), _by_requests(goal, result))
@@ -148,7 +143,7 @@ def of_energy(goal: Goal) -> bool:
 
 def growing(result: Result) -> str:
     """Why the load that was asked for is more than the run serves, in which case no goal is reached; else nothing."""
-    return next((label for label in result.labels if label.startswith("unstable queue")), "")
+    return next((label for label in result.caveats if label.startswith("unstable queue")), "")
 
 
 def worst(found: Sequence[Reading]) -> float:
@@ -176,30 +171,3 @@ def _by_requests(goal: Goal, result: Result) -> tuple[tuple[float, float], int] 
     sampling = result.uncertainty.sampling
     told = {"tpot_s.mean": sampling.of("tpot_s"), "ttft_s.mean": sampling.of("ttft_s")}.get(goal.key)
     return None if told is None or told[0] is None else (told[0], told[1])
-
-
-def _known(key: str) -> tuple[bool, list[str]]:
-    """Whether a result has such a figure, and all names that it surely has."""
-    names: set[str] = set()
-    open_: set[str] = set()
-    for name, kind in _numbers(Result, ""):
-        (open_ if kind == "open" else names).add(name)
-    return key in names or any(key.startswith(f"{name}.") for name in open_), sorted(names)
-
-
-def _numbers(kind: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """(dotted name, `number` or `open`: names of its own kind below) of what a record's fields may hold."""
-    hints = get_type_hints(kind)
-    for field in msgspec.structs.fields(kind):
-        if field.name.startswith("_"):
-            continue
-        hint = hints[field.name]
-        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        name = f"{prefix}{field.encode_name}"
-        for option in options:
-            if isinstance(option, type) and issubclass(option, msgspec.Struct):
-                yield from _numbers(option, f"{name}.")
-            elif option in (int, float):
-                yield name, "number"
-            elif get_origin(option) in (dict, Mapping):
-                yield name, "open"

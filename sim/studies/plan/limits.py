@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from sim.results.figure import figures
+from sim.figures import SCHEMA, numbers
 from sim.results.metrics import statistic
 from sim.studies.plan.goal import Goal, Reading
 from sim.studies.sweep.grid import key_of
 from sim.studies.sweep.point_store import LIMITS
-from sim.studies.sweep.work import SCHEMA
 
 if TYPE_CHECKING:
     from sim.bounds.time_bound import LeastTimes
@@ -73,7 +72,7 @@ class Limit(NamedTuple):
             return None
         times = [getattr(one, name) for one in some]
         # The k-th of the least times is no more than the k-th of the times, so percentiles are bounds as means are.
-        told = dict(figures({name: _fields(statistic(time for time in times if time is not None))}))
+        told = dict(numbers({name: _fields(statistic(time for time in times if time is not None))}))
         least = told.get(goal.key)
         return None if least is None else least * (1 - ROUNDING)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.units import parse_seconds, show_bytes, show_count, show_frac, show_seconds
+from sim.figures import SCHEMA
 from sim.results.expectations import Expectation
 from sim.results.routing_words import of_results
 from sim.studies.plan.candidate import Candidate
@@ -149,7 +150,7 @@ class Judged:
 
     def lines(self) -> list[str]:
         """What it rests on, and in one sentence what follows."""
-        resource = self.result.bound_by.resource
+        resource = self.result.bottleneck.resource
         found = [f"as predicted it is bound by the {resource}, with {show_frac(self.result.hit_rate)} hits"]
         if self.bound_s is not None and self.measured_s < self.bound_s:
             found.append("so model, precision, machine or prompts are others than those that were named")
@@ -180,18 +181,18 @@ class Judged:
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {
-            "schema": 1,
+            "schema": SCHEMA,
             "answer": self.answer(),
             "measured_tpot_s": self.measured_s,
             "predicted": self.predicted.to_dict() | {"met": None, "margin_frac": None},
             "inside_the_band": self._inside,
-            "bound_tpot_s": self.bound_s,
+            "lower_bound.tpot_s": self.bound_s,
             "times_predicted": self.measured_s / self.predicted.value,
             "times_bound": None if self.bound_s is None else self.measured_s / self.bound_s,
             "policy": self.candidate.label,
             "hw": self.candidate.machine.id,
             "run_id": self.result.run_id,
-            "bound_by": self.result.bound_by.resource,
+            "bottleneck": self.result.bottleneck.resource,
             "hit_rate": self.result.hit_rate,
             "explanations": [one.to_dict() for one in self.explanations],
             "trace": self.trace,

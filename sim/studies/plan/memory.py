@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes, show_count, show_frac
+from sim.figures import SCHEMA
 from sim.options import OPTIONS
 from sim.results.figure import show_figure
 from sim.studies.hosts import of_specs
@@ -146,7 +147,7 @@ class Frugal:
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {
-            "schema": 1,
+            "schema": SCHEMA,
             "answer": self.answer(),
             "reached": self.reached,
             "goals": [goal.to_dict() for goal in self.asked.goals],

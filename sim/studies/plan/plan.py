@@ -12,6 +12,7 @@ import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.units import show_count
+from sim.figures import SCHEMA
 from sim.options import OPTIONS
 from sim.policy.registry import find, policies
 from sim.studies.hosts import of_specs
@@ -113,7 +114,7 @@ class Planned:
 
         replays, best = self.replays, self.best
         return {
-            "schema": 1,
+            "schema": SCHEMA,
             "answer": answer(self),
             "reached": self.reached,
             "goals": [goal.to_dict() for goal in self.asked.goals],

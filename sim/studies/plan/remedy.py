@@ -12,6 +12,7 @@ from sim import __version__
 from sim.base.digests import of_text
 from sim.base.json import to_json
 from sim.base.units import show_bytes, show_frac
+from sim.figures import SCHEMA
 from sim.profiles.gguf import BLOCKS, MIXES
 from sim.profiles.precisions import BITS_PER_PARAM, PLAIN
 from sim.results.figure import show_figure
@@ -35,7 +36,6 @@ from sim.studies.plan.lever import (
 )
 from sim.studies.plan.replays import Replays
 from sim.studies.sweep.point_store import REMEDIES
-from sim.studies.sweep.work import SCHEMA
 
 if TYPE_CHECKING:
     from sim.options import RunSpec

@@ -58,7 +58,7 @@ def _answer(planned: Planned) -> str:
     with_ = f"{best.label}" + (f" on its {best.machine.cpu}" if best.asked.cpu else "")
     of = f"{best.asked.meant['model']} in {best.spec.precision}"
     text = f"{what} machine for {goals} of {of}: {where} with {with_}: {told}"
-    text += f"; bound by the {best.bound_by}" if best.bound_by else ""
+    text += f"; bound by the {best.bottleneck}" if best.bottleneck else ""
     text += _undecided(best)
     less = {one.machine for one in planned.candidates if one.machine.cost < best.machine.cost}
     n = len(less - {one.machine for one in planned.candidates if one.state != NOT_RUN})
@@ -214,7 +214,7 @@ def machines_table(planned: Planned) -> str:
         cells += [budget_text(one.spec) or "all"] if budgets else []
         for goal in goals:
             cells += _figures(one, goal, _least(own, goal))
-        shown.add_row(*cells, one.bound_by or "-")
+        shown.add_row(*cells, one.bottleneck or "-")
         below = below or _below_bound(one, [_least(own, goal) for goal in goals])
     spare = ("link", "VRAM", "band", "budget", "CPU", "bound by")
     return render(shown, spare=spare) + (f"a band that begins below the bound: that {BOUND_IS_OF}\n" if below else "")

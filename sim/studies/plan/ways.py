@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.figures import SCHEMA
 from sim.results.routing_words import of_results
 from sim.studies.plan.candidate import Candidate, budget_of
 from sim.studies.plan.ladder import few_of
@@ -120,7 +121,7 @@ class Compared:
 
     def _beside_first(self, way: Way) -> str:
         first = self.ways[0]
-        tied = first.sample.n > 1 and not first.sample.told_apart(way.sample)
+        tied = first.sample.n > 1 and not first.sample.significant(way.sample)
         label = way.candidate.label + (", not told apart" if tied else "")
         return f"{self._name(way)} {way.tpot_s / first.tpot_s:.2f} times ({label})"
 
@@ -146,7 +147,7 @@ class Compared:
                 show_frac(result.hit_rate),
                 show_frac(result.cpu_rate),
                 show_bytes(result.peak_vram_bytes),
-                result.bound_by.resource or "-",
+                result.bottleneck.resource or "-",
             )
         text = render(shown)
         if self.crossovers:
@@ -164,7 +165,7 @@ class Compared:
                 "way": way.way,
                 "policy": way.candidate.label,
                 "tpot_s": way.tpot_s,
-                "told_apart": None if way is self.ways[0] else self.ways[0].sample.told_apart(way.sample),
+                "significant": None if way is self.ways[0] else self.ways[0].sample.significant(way.sample),
                 "band_s": way.result.uncertainty.tpot_s,
                 "hit_rate": way.result.hit_rate,
                 "cpu_rate": way.result.cpu_rate,
@@ -174,7 +175,7 @@ class Compared:
             for way in self.ways
         ]
         found = [one.to_dict() for one in self.crossovers]
-        return {"schema": 1, "answer": self.answer(), "ways": ways, "crossovers": found, "trace": self.trace}
+        return {"schema": SCHEMA, "answer": self.answer(), "ways": ways, "crossovers": found, "trace": self.trace}
 
 
 def way_of(result: Result) -> str:

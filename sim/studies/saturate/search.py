@@ -30,12 +30,12 @@ class AtRate(msgspec.Struct, frozen=True):
     """How requests fare at one rate, over all draws; percentiles and means are means over them."""
 
     arrivals_per_s: float
-    ttft_mean_s: float
-    ttft_p95_s: float | None
-    queue_mean_s: float
-    tpot_mean_s: float | None
-    attained_frac: float | None
-    goodput_tokens_per_s: float | None
+    ttft_mean_s: float = msgspec.field(name="ttft_s.mean")
+    ttft_p95_s: float | None = msgspec.field(name="ttft_s.p95")
+    queue_mean_s: float = msgspec.field(name="queue_s.mean")
+    tpot_mean_s: float | None = msgspec.field(name="tpot_s.mean")
+    attained_frac: float | None = msgspec.field(name="slo.attained_frac")
+    goodput_tokens_per_s: float | None = msgspec.field(name="slo.goodput_tokens_per_s")
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Saturation(msgspec.Struct, frozen=True):
     capacity_tokens_per_s: Range
     kept_per_s: Range | None
     curve: list[AtRate]
-    labels: list[str]
+    caveats: list[str]
     lowest: AtRate | None = None
     routing: str = ""
 
@@ -73,7 +73,7 @@ class Drawn(NamedTuple):
     kept_per_s: float | None
     lowest: AtRate | None
     curve: list[AtRate]
-    labels: list[str]
+    caveats: list[str]
     routing: str
 
 
@@ -150,7 +150,7 @@ def _one_draw(spec: RunSpec, kept_frac: float) -> Drawn:
         kept = highest(holds, per_s)
         lowest = None if kept else tried[min(tried)]
     curve = [_at(spec, share * per_s) for share in CURVE]
-    return Drawn(per_s, per_s * outputs, kept, lowest, curve, full.labels, of_results([full]))
+    return Drawn(per_s, per_s * outputs, kept, lowest, curve, full.caveats, of_results([full]))
 
 
 def highest(holds: Callable[[float], bool], limit: float) -> float:
@@ -196,7 +196,7 @@ def _over(name: str, draws: Sequence[Drawn]) -> Saturation:
         Range.of([draw.capacity_tokens_per_s for draw in draws]),
         Range.of(kept) if kept else None,
         [_mean(points) for points in zip(*(draw.curve for draw in draws), strict=True)],
-        draws[0].labels,
+        draws[0].caveats,
         _mean(lowest) if lowest else None,
         draws[0].routing,
     )

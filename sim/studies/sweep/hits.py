@@ -157,12 +157,12 @@ def _row(curve: Curve, n: int) -> dict[str, Any]:
         "experts": n,
         "cache_frac": n / curve.n_experts,
         "expert_bytes": curve.expert_bytes,
-        "expert_budget_bytes": n * curve.expert_bytes,
+        "cache_capacity_bytes": n * curve.expert_bytes,
         "hit_rate": curve.hit_rate[n],
-        "prefill_hit_rate": curve.prefill_hit_rate[n],
+        "prefill_hit_rates.hit": curve.prefill_hit_rate[n],
         "demand_copies_n": curve.copies[n],
         "h2d_bytes": curve.copies[n] * curve.expert_bytes,
-        **{f"param.{key}": value for key, value in curve.params.items()},
+        **{f"params.{key}": value for key, value in curve.params.items()},
     }
 
 

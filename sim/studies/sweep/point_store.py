@@ -12,8 +12,8 @@ from sim import __version__
 from sim.base.errors import BadInput
 from sim.base.files import hidden_file, is_hidden, must_be_writable, sweep_out
 from sim.base.json import to_json
+from sim.figures import SCHEMA, check_schema
 from sim.studies.answer_file import ANSWER
-from sim.studies.sweep.work import SCHEMA
 
 MANIFEST, TABLE, PLAN = "sweep.json", "sweep.parquet", "plan.json"
 POINTS, BOUNDS = "points", "bounds"
@@ -78,6 +78,8 @@ class Records:
             version = None if manifest is None else manifest.get("version")
             if not isinstance(version, str) or len(version) > _VERSION_CHARACTERS:
                 raise BadInput(f"{said}: its {PLAN} is not one of a plan; name a new folder")
+            assert manifest is not None
+            check_schema(manifest, self.folder / PLAN, "name a new folder")
             if version != __version__:
                 raise BadInput(f"{said}: it holds runs of version {version}, this is {__version__}; name a new folder")
             if not resume:
@@ -121,6 +123,7 @@ class Records:
         manifest = _read(folder / MANIFEST)
         if manifest is None or not isinstance(manifest.get("points"), list):
             raise BadInput(f"{said}: its {MANIFEST} is not one of a sweep; name a new folder")
+        check_schema(manifest, folder / MANIFEST, "name a new folder")
         done = sum((folder / POINTS / f"{id_}.json").is_file() for id_ in manifest["points"])
         state = f"{done:,} of {len(manifest['points']):,} points done"
         if manifest.get("sha256") != digest:

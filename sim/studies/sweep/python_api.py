@@ -47,6 +47,7 @@ def sweep(
     cluster: str | None = None,
     max_points: int = MOST_POINTS,
     hits_only: bool = False,
+    columns: str | Iterable[str] | None = None,
     **axes: Unpack[Axes],
 ) -> DataFrame:
     """Replay every combination of what is given: what `moesim sweep` does on the command line.
@@ -57,6 +58,7 @@ def sweep(
         cluster: `tcp://HOST:PORT` of a Dask scheduler, whose workers do it.
         workers: processes; None: the cores, if it is worth it. max_points: a larger grid is refused.
         hits_only: of lru, lfu, lcp and mrs, hit rates of every budget from one pass, and nothing else; no hardware.
+        columns: keys of figures and names of options, or starts of them; `"all"`; None: some thirty (docs/sweep.md).
         axes: the other fields of a run's configuration.
 
     Returns:
@@ -85,7 +87,7 @@ def sweep(
         hits.attrs["answer"] = counted.answer()
         return hits
     swept = run_sweep(asked, _warn, lambda *_: None)
-    table = frame(swept.table)
+    table = frame(swept.shown(columns if columns is None or isinstance(columns, str) else list(columns)))
     table.attrs["answer"] = answer(swept.rows, swept.summary)
     table.attrs["hosts"] = swept.hosts or None
     return table

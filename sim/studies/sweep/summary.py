@@ -17,8 +17,8 @@ from sim.studies.ranking import Rank, is_bound, ranked, speed
 from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
+    from sim.figures import Bound
     from sim.results.record import Result
-    from sim.results.schema import Bound
     from sim.studies.sweep.run import PointRow
 
 WORKLOAD = (
@@ -179,7 +179,7 @@ def _ranks(systems: Sequence[PointRow], each: bool) -> list[Rank]:
     first = samples[0]
     if first.n < 2:
         return []
-    tied = {i for i, other in enumerate(samples) if i and not first.told_apart(other)}
+    tied = {i for i, other in enumerate(samples) if i and not first.significant(other)}
     places = [Rank(1, 1 + len(tied), [_title(systems[i]) for i in sorted(tied)])]
     for i in range(1, len(samples)):
         best = 1 if i in tied else 2
@@ -205,7 +205,7 @@ def _speed(row: PointRow) -> float:
 
 
 def _lossy(row: PointRow) -> bool:
-    return "lossy" in _of(row).labels
+    return "lossy" in _of(row).caveats
 
 
 def _hashable(value: Any) -> tuple[str, Any]:

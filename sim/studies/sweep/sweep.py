@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.base.units import show_count
+from sim.figures import SCHEMA
 from sim.run import seldom_collected
 from sim.studies.hosts import of_specs
 from sim.studies.pool import answers, n_cores
@@ -96,15 +97,21 @@ class Swept:
         """Points with a result."""
         return sum(row.result is not None for row in self.rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
+    def shown(self, columns: str | Sequence[str] | None) -> pa.Table:
+        """Some columns of it (`sim.studies.sweep.table.chosen`). Raises BadInput."""
+        from sim.studies.sweep.table import chosen
+
+        return chosen(self.table, self.summary, columns)
+
+    def to_dict(self, columns: str | Sequence[str] | None = None) -> dict[str, Any]:
+        """What `--json` prints, with these columns of the table. Raises BadInput."""
         from sim.studies.sweep.break_even import facts
         from sim.studies.sweep.text import answer
 
         found = self.summary
         drafts = facts(self.rows)
         return {
-            "schema": 1,
+            "schema": SCHEMA,
             "answer": answer(self.rows, found),
             "realism": self.realism,
             "hosts": self.hosts or None,
@@ -117,7 +124,7 @@ class Swept:
             "groups": [self._group(group) for group in found.groups],
             "pareto": [[row.asked.id for row in front] for front in found.fronts],
             "not_run": [{"label": r.label, "status": r.status, "reason": r.reason} for r in found.failed],
-            "rows": self.table.to_pylist(),
+            "rows": self.shown(columns).to_pylist(),
         }
 
     def about(self) -> dict[str, Any]:
@@ -134,7 +141,7 @@ class Swept:
             "settings": group.by,
             "best": None if best is None else best.asked.id,
             **({} if (keeps := group.keeps) is None else {"keeps_slo_most": keeps.asked.id}),
-            "not_told_apart": None if best is None or not group.ranks else [row.asked.id for row in group.tied(best)],
+            "tied_with": None if best is None or not group.ranks else [row.asked.id for row in group.tied(best)],
             "fastest_first": [row.asked.id for row in group.systems],
             "bounds": [row.asked.id for row in group.bounds],
         }
@@ -210,7 +217,7 @@ def listed(asked: Asked, progress: Progress, as_json: bool) -> str:
             | {name: settings.get(name) for name in names}
             for row, settings in own
         ]
-        return to_json({"schema": 1, "points": len(rows), "list": facts}) + "\n"
+        return to_json({"schema": SCHEMA, "points": len(rows), "list": facts}) + "\n"
     from sim.studies.sweep.text import list_of
 
     return list_of(rows, names, n_twice + len(points) - len(rows))

@@ -293,8 +293,8 @@ def points_table(group: Group, found: Summary) -> str:
             *load.cells(result),
             show_frac(result.hit_rate),
             show_bytes(result.peak_vram_bytes),
-            str(result.bound_by.resource),
-            ", ".join(label for label in result.labels if label in ("oracle", "lossy") or "fit" in label),
+            str(result.bottleneck.resource),
+            ", ".join(label for label in result.caveats if label in ("oracle", "lossy") or "fit" in label),
         )
     left = len(rows) - MOST_SHOWN
     more = f"and {left:,} points more: --json, or the table of --out\n" if left > 0 else ""
@@ -353,7 +353,7 @@ def _bound_line(found: Summary) -> str:
     common, row = found.bound
     where = _settings(row, [name for name in found.varied if name != "policy"])
     line = bound_line(common, ", ".join(f"{_word(key)} {value}" for key, value in where))
-    return "\n" + line.removesuffix("\n") + "; each point's own is `bound_tpot_s` of --json\n"
+    return "\n" + line.removesuffix("\n") + "; each point's own is `lower_bound.tpot_s` of --json\n"
 
 
 def _of(row: PointRow) -> Result:

@@ -15,6 +15,7 @@ from sim import __version__
 from sim.base.digests import of_text
 from sim.base.errors import BadInput, CheckFailed, DoesNotFit, IllegalDecision, MoesimError
 from sim.base.json import to_json
+from sim.figures import SCHEMA
 from sim.options import OPTIONS, VALUE, RunSpec
 from sim.policy.mistakes import told
 from sim.policy.registry import find
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from sim.bounds.time_bound import LowerBound
     from sim.setup.setup import Setup
 
-SCHEMA = 1
 OK, DOES_NOT_FIT, REFUSED, BROKE_A_RULE, FAILED = "ok", "does_not_fit", "refused", "broke_a_rule", "failed"
 MOST_READY = 256
 """Points kept as they were set up to be resolved, by a process that then runs them itself."""
