@@ -64,7 +64,7 @@ NAMES_SETUP_DECIDES = {
     "hw",
     "model",
     "precision",
-    "stack",
+    "engine",
     "overrides",
     "shape",
     "trace",
@@ -76,16 +76,16 @@ NAMES_SETUP_DECIDES = {
     "arrivals",
     "hit_definition",
     "lookup",
-    "labels",
+    "caveats",
     "peak_vram_bytes",
     "ram_peak_bytes",
-    "bound",
+    "lower_bound",
     "wall_s",
-    "engine",
+    "simulator",
     "version",
     "by_layer",
 }
-"""Keys of a result that no loop decides (labels but for the calibrated range, which `beyond` holds)."""
+"""Keys of a result that no loop decides (caveats but for the calibrated range, which `beyond` holds)."""
 
 
 @dataclass

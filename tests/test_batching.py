@@ -309,7 +309,7 @@ FIELDS: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 5, "batc
 
 
 def figures(result: Any) -> dict[str, Any]:
-    left_out = ("wall_s", "run_id", "name", "batching", "prefill_chunk", "engine")
+    left_out = ("wall_s", "run_id", "name", "batching", "prefill_chunk", "simulator")
     return {key: value for key, value in result.to_dict().items() if key not in left_out}
 
 
@@ -340,7 +340,7 @@ def test_parts_on_events_and_from_a_tape_and_above_the_bound() -> None:
         outcome, recording = record(made)
         assert recording is not None
         again = timed(made, recording).result
-    assert figures(again) == figures(outcome.result) == {**mine, "bound": None}
+    assert figures(again) == figures(outcome.result) == {**mine, "lower_bound": None}
     assert straight.lower_bound.tpot_s < straight.tpot_s.mean
     assert straight.lower_bound.ttft_s < straight.ttft_s.mean
 

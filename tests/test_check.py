@@ -23,8 +23,9 @@ import moesim as face
 from sim.base.errors import BadInput
 from sim.base.files import MAX_YAML_BYTES, parse_yaml
 from sim.cli.verbs import guarded, moesim
+from sim.figures import numbers
 from sim.options import RunSpec
-from sim.results.figure import better, figures, parse_figure, show_figure, unit_of
+from sim.results.figure import better, parse_figure, show_figure, unit_of
 from sim.run import prepare
 from sim.studies.check.baseline import Tolerance, read_baseline
 from sim.studies.check.check import BETTER, CHANGED, NEW, SAME, WORSE, Judged, verdict_of
@@ -423,7 +424,7 @@ def test_every_figure_of_a_result_has_a_known_name(baseline) -> None:
         policy="fiddler", hw="rtx3090", trace=trace, arrivals="poisson:1", slo="ttft_s <= 1s", replicas=2
     )
     for result in (plain, loaded, face.simulate(policy="lru", hw="rtx3090", trace=trace, sim_energy="machine")):
-        assert [key for key, _ in figures(result.to_dict()) if misspelt(key)] == []
+        assert [key for key, _ in numbers(result.to_dict()) if misspelt(key)] == []
 
 
 def test_every_policy_is_in_our_own_baseline() -> None:

@@ -441,7 +441,7 @@ def test_a_row_equals_the_run_alone(capsys, trace):
             ]
         )
     alone = json.loads(capsys.readouterr().out)
-    assert both.pop("as") == "lfu reset_on_evict=true"
+    assert both.pop("applied_as") == "lfu reset_on_evict=true"
     assert (both.pop("rank"), both.pop("tied_with")) == ([1, 1], [])
     assert both.pop("above_common_bound_frac") == both["lower_bound"]["above_frac"]
     assert {**both, "wall_s": 0} == {**alone, "wall_s": 0}
@@ -470,7 +470,7 @@ def test_one_policy_on_two_stacks_and_what_holds_for_all(capsys, trace):
     args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "lru")
     code, out, _ = call(capsys, *args, "--policy", "lru engine=hf", "--json")
     assert code == 0
-    assert {run["applied_as"]: run["stack"] for run in json.loads(out)["runs"]} == {
+    assert {run["applied_as"]: run["engine"] for run in json.loads(out)["runs"]} == {
         "lru": "bare",
         "lru engine=hf": "hf",
     }

@@ -76,7 +76,16 @@ class TestOutput:
         assert len(lines) <= 37
         assert max(map(len, lines)) <= 160
         assert "\x1b" not in said.out
-        for word in ("TTFT", "TPOT", "PCIe traffic", "peak VRAM", "rests on", "uncertainty", "expert budget", "labels"):
+        for word in (
+            "TTFT",
+            "TPOT",
+            "PCIe traffic",
+            "peak VRAM",
+            "rests on",
+            "uncertainty",
+            "expert budget",
+            "caveats",
+        ):
             assert word in said.out, word
 
     def test_both_commands_are_one(self, run: Any, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

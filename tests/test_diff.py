@@ -216,7 +216,7 @@ def test_a_record_that_a_replay_does_not_give_is_taken_as_it_is_and_said_so(diff
     [
         ({"version": "0.0.1"}, "made by version 0.0.1"),
         ({"run_id": "0" * 12}, "no longer those it was made of"),
-        ({"engine": "real"}, "measured on hardware"),
+        ({"simulator": "real"}, "measured on hardware"),
     ],
 )
 def test_why_a_record_is_not_replayed(diff: Any, run: Any, change: dict[str, Any], said: str) -> None:

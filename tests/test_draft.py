@@ -48,7 +48,7 @@ def run(progress: Any = None, **spec: Any) -> Outcome:
 
 
 def figures(result: Any) -> dict[str, Any]:
-    return {key: value for key, value in result.to_dict().items() if key not in ("wall_s", "engine")}
+    return {key: value for key, value in result.to_dict().items() if key not in ("wall_s", "simulator")}
 
 
 def drafts(k: int, *acceptance: float, rejected: str = "next", seed: int = 0) -> Drafts:

@@ -481,7 +481,7 @@ def test_runs_without_a_drive_are_known_as_they_were():
 
 def results(**fields: Any) -> list[dict[str, Any]]:
     """Of both engines, without contention: the same but for what names an engine and the last digits of waits."""
-    found, own = [], ("by_layer", "engine", "wall_s", "run_id")
+    found, own = [], ("by_layer", "simulator", "wall_s", "run_id")
     for engine in ("arithmetic", "simpy"):
         made = prepare(RunSpec(**ASKED | {"sim_contention": False, "engine": engine} | fields))
         try:

@@ -33,7 +33,7 @@ def test_the_same_rows(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
             if key.startswith(("params.", "overrides.")) or key == "wall_s":
                 continue
             assert (row[key] != row[key] or row[key] is None) if value is None else row[key] == value, key
-        for key in ("as", "run_id", "labels", "rank", "tied_with", "params", "overrides"):
+        for key in ("applied_as", "run_id", "caveats", "rank", "tied_with", "params", "overrides"):
             assert row[key] == run[key], key
     assert table["tpot_s.mean"].dtype == "float64"
     assert table["demand_copies.n"].dtype == "int64"

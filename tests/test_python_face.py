@@ -195,7 +195,7 @@ class TestPoliciesOfOnesOwn:
         assert timeless(by_class.to_dict()) == timeless(by_file.to_dict())
         assert by_class.policy_file is not None
         assert by_class.policy_file.name == "own_lru.py"
-        assert by_class.labels == installed.labels
+        assert by_class.caveats == installed.caveats
         assert (installed.tpot_s, installed.hit_rate) == (by_class.tpot_s, by_class.hit_rate)
 
     def test_an_installed_class_is_its_name(self, world: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ WORLDS = [{"gpus": 2, "batch": 2}, {"cache": "40experts", "set": {"hw.host.launc
 def test_every_key_of_a_result(tiny: Path, policy: str, world: dict[str, Any]) -> None:
     arithmetic, simpy = (result_of(tiny, engine, policy, **world) for engine in ("arithmetic", "simpy"))
     if not isinstance(arithmetic, str):
-        assert (arithmetic.pop("engine"), simpy.pop("engine")) == ("arithmetic", "simpy")
+        assert (arithmetic.pop("simulator"), simpy.pop("simulator")) == ("core", "simpy")
         # Each engine sums what a layer waits in an order of its own: the last digits differ.
         waits = [[[row.pop(name) for name in WAITS_S] for row in one["by_layer"]] for one in (arithmetic, simpy)]
         np.testing.assert_allclose(*waits, rtol=1e-9, atol=1e-12)
@@ -146,7 +146,7 @@ def test_from_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     rest = ("--policy", "lru", "--hw", "rtx3090", "--trace", str(tiny), "--split", "all", "--json")
     active = ("--set", "hw.contention.h2d_slowdown_by_gpu=0.1")
     plain, simpy, slowed = (simulated(capsys, *rest, *more).json for more in ((), ("--simpy"), active))
-    assert [result["engine"] for result in (plain, simpy, slowed)] == ["arithmetic", "simpy", "simpy"]
+    assert [result["simulator"] for result in (plain, simpy, slowed)] == ["core", "simpy", "simpy"]
     assert len({plain["run_id"], simpy["run_id"], slowed["run_id"]}) == 3, "where things share memory, engines differ"
     alone = [simulated(capsys, *rest, "--set", "sim.contention=off", *more).json for more in ((), ("--simpy"))]
     assert alone[0]["run_id"] == alone[1]["run_id"] != plain["run_id"], "an engine decides no number"
