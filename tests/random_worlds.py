@@ -399,7 +399,7 @@ def by_time_line(setup: Setup, spans: Any, log: Any) -> Any:
 
 
 def by_simpy(setup: Setup, spans: Any, log: Any) -> Any:
-    setup.spec = msgspec.structs.replace(setup.spec, sim_simulator="simpy")
+    setup = replace(setup, spec=msgspec.structs.replace(setup.spec, sim_simulator="simpy"))
     return by_engine(setup, spans, log)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,9 +192,9 @@ def easy_run(tmp_path: Path, batch: int, **spec: Any) -> Outcome:
     rows = [[[0]] for prompt, outputs in LENGTHS for _ in range(prompt + outputs - 1)]
     with Trace(from_rows(tmp_path / "t.safetensors", rows, 2, LENGTHS)) as trace:
         made = easy_setup(GpuOnly(), trace, 2, batch=batch)
-        made.requests = [r._replace(arrival_s=0.0) for r in made.requests]
-        made.open_loop = True
-        made.spec = RunSpec(policy="gpu_only", hw="easy", batch=batch, **spec)
+        made = replace(made, requests=[r._replace(arrival_s=0.0) for r in made.requests])
+        made = replace(made, open_loop=True)
+        made = replace(made, spec=RunSpec(policy="gpu_only", hw="easy", batch=batch, **spec))
         return execute(made, bounds=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from random import Random
 
@@ -35,8 +36,7 @@ def measured(made, operations, launches=None):
         operations=operations,
         launches={name: figure(s) for name, s in (launches or {}).items()},
     )
-    made.hw = msgspec.structs.replace(made.hw, curves=curves)
-    return made
+    return replace(made, hw=msgspec.structs.replace(made.hw, curves=curves))
 
 
 ATTENTION = {"attention": curve(_1=1.0), "attention_decode": curve(_1=1.0, _6=11.0, _20=12.0)}  # rises, then flattens
@@ -131,7 +131,7 @@ def test_what_the_cheapest_expert_costs_on_the_cpu(tmp_path):
     rows = [[[e], [e]] for e in (0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6)]
     with Trace(from_rows(tmp_path / "t", rows, 7, [(13, 1)])) as trace:
         made = measured(setup(AllOnCpu(), trace, 1, copy_s=100.0), {"cpu_expert": curve(_1=200.0, _2=1.0)})
-        made.hw = msgspec.structs.replace(made.hw, d2h=made.hw.p2p)
+        made = replace(made, hw=msgspec.structs.replace(made.hw, d2h=made.hw.p2p))
         assert lower_bound(made).ttft_s <= execute(made, bounds=False).result.ttft_s.mean
 
 
@@ -151,7 +151,7 @@ def test_what_is_there_stays_while_others_run_on_the_cpu(tmp_path):
     """One expert fits: on the GPU it would have to leave for every other."""
     with Trace(from_rows(tmp_path / "t", [[[i % 2]] for i in range(9)], 2)) as trace:
         made = setup(OneOnCpu(), trace, 1, copy_s=10_000.0, cpu_s=1.0)
-        made.hw = msgspec.structs.replace(made.hw, d2h=made.hw.p2p)
+        made = replace(made, hw=msgspec.structs.replace(made.hw, d2h=made.hw.p2p))
         seen = execute_easy(made)
         assert seen.outcome.report.counts.tally.n_demand == 0
         assert lower_bound(made).tpot_s <= seen.result.tpot_s.mean

@@ -137,19 +137,22 @@ def wild_run(rng, kind, world):
         made = world.setup(seeded.N_LAYERS * seeded.N_EXPERTS, wild_settings(rng, kind), gpus, batch)
     except BadInput:
         return None  # these settings do not go together
-    made.hw, made.stack, made.model = wild_hardware(rng, world.hw), wild_stack(rng, world.stack), model
+    made = replace(made, hw=wild_hardware(rng, world.hw), stack=wild_stack(rng, world.stack), model=model)
     room = int(experts * model.expert_bytes("bf16") * rng.choice((1, 1, 1.15)))
-    made.memory = plan(
-        model,
-        made.hw,
-        "bf16",
-        Demand(contexts=(64 * batch,), iteration_tokens=64, batch=batch),
-        BudgetRule(cache=Capacity(BYTES, room)),
-        gpus,
-        True,
-        made.policy.keeps_all,
+    made = replace(
+        made,
+        memory=plan(
+            model,
+            made.hw,
+            "bf16",
+            Demand(contexts=(64 * batch,), iteration_tokens=64, batch=batch),
+            BudgetRule(cache=Capacity(BYTES, room)),
+            gpus,
+            True,
+            made.policy.keeps_all,
+        ),
     )
-    made.pieces = Pieces(model.n_moe_layers, model.n_experts, "bf16", gpus, model.expert_bytes)
+    made = replace(made, pieces=Pieces(model.n_moe_layers, model.n_experts, "bf16", gpus, model.expert_bytes))
     try:
         outcome = execute(made, bounds=False)
         return outcome.report, outcome.result, lower_bound(made)
@@ -288,10 +291,12 @@ def test_nobody_who_sees_all_beats_the_bound(data, tmp_path_factory):
     with Trace(path) as trace:
         for _ in range(4):
             made = setup(kind(rng, n_parts, rng.random() < 0.5), trace, room, **world)
-            made.stack = msgspec.structs.replace(made.stack, per_expert_s=figure(rng.choice((0.0, 0.5, 3.0))))
+            made = replace(
+                made, stack=msgspec.structs.replace(made.stack, per_expert_s=figure(rng.choice((0.0, 0.5, 3.0))))
+            )
             more = rng.choice((0, 0, EXPERT_BYTES // 3 + 1, EXPERT_BYTES // 2))
             budgets = tuple(b + more for b in made.memory.expert_bytes)
-            made.memory = replace(made.memory, expert_bytes=budgets)
+            made = replace(made, memory=replace(made.memory, expert_bytes=budgets))
             result, bound = execute(made, bounds=False).result, lower_bound(made)
             assert bound.tpot_s <= result.tpot_s.mean
             assert bound.ttft_s <= result.ttft_s.mean

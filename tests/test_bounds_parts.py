@@ -71,12 +71,12 @@ class HalfKept(Policy):
 def test_room_for_half_an_expert_counts(tmp_path):
     with Trace(from_rows(tmp_path / "t", [[[i % 2]] for i in range(9)], 2)) as trace:
         made = setup(HalfKept(), trace, 1)
-        made.memory = replace(made.memory, expert_bytes=(EXPERT_BYTES + EXPERT_BYTES // 2,))
+        made = replace(made, memory=replace(made.memory, expert_bytes=(EXPERT_BYTES + EXPERT_BYTES // 2,)))
         result = execute_easy(made).result
         # Half a copy of 5 s for each token, once the expert before has left, then 2 s; head and attention meanwhile.
         assert result.tpot_s.mean == 7
         assert lower_bound(made).tpot_s <= 7  # two whole ones fit, in favour of whoever holds parts
-        made.memory = replace(made.memory, expert_bytes=(EXPERT_BYTES,))
+        made = replace(made, memory=replace(made.memory, expert_bytes=(EXPERT_BYTES,)))
         assert lower_bound(made).tpot_s > 7  # with room for one, 7 copies of 10 s in 8 tokens
 
 
@@ -95,7 +95,7 @@ def test_launching_an_expert_in_parts_is_never_quicker(kernels, extra_s, n, tmp_
     with Trace(from_rows(tmp_path / "t", [[[0, 1]]], 2)) as trace:
         for launch_s in (0.0, 0.25, 1.0, 5.0):
             made = setup(Lru(), trace, 2, launch_s=launch_s, kernels={"expert": kernels})
-            made.stack = msgspec.structs.replace(made.stack, per_expert_s=figure(extra_s))
+            made = replace(made, stack=msgspec.structs.replace(made.stack, per_expert_s=figure(extra_s)))
             cost = cost_of(made)
             whole_s = chained(cost, [(cost.launches.expert, cost.expert(1, "bf16").duration_s)])
             for matrices in (True, False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,9 @@ DRIVE = tiered_worlds.drive(32.0, latency_s=3.0, alone_bytes_per_s=32.0)
 
 def above(policy: Any, trace: Trace, room: int, host: int, **machine: float) -> Any:
     made = easy_numbers.setup(policy, trace, room, **machine)
-    made.hw = msgspec.structs.replace(made.hw, drive=DRIVE)
-    made.tier = ThirdTier("easy", 2, EXPERT_BYTES)
-    made.host_bytes = host * EXPERT_BYTES
-    return made
+    made = replace(made, hw=msgspec.structs.replace(made.hw, drive=DRIVE))
+    made = replace(made, tier=ThirdTier("easy", 2, EXPERT_BYTES))
+    return replace(made, host_bytes=host * EXPERT_BYTES)
 
 
 def test_reads_that_nobody_can_avoid_by_hand(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_drafting_takes_its_time_by_hand() -> None:
         found[each] = execute(made)
         made.close()
     plain, drafted = (found[each].result for each in ("", ",draft_s=0.01"))
-    launches, steps = found[""].engine.cost.launches, drafted.draft.steps
+    launches, steps = found[""].report.lanes.figures.cost.launches, drafted.draft.steps
     drafted_s = 0.01 * drafted.draft.drafted + steps * (launches.kernel_s + launches.sync_s)
     n_tokens = drafted.decode_tokens
     assert (drafted.lower_bound.tpot_s - plain.lower_bound.tpot_s) * n_tokens == pytest.approx(drafted_s, rel=1e-6)

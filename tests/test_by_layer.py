@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -193,7 +194,7 @@ def test_an_observer_of_its_own_counts_the_same(seed: int, tmp_path: Path) -> No
                 chosen = [expert for row in rows[first : first + n] for expert in row[layer]]
                 observer.ask(phase, at, layer, sorted(set(chosen)) if n > 1 else chosen)
             at, first = at + 1, first + n
-    table = expert_table(seen.outcome.report.counts.tally.by_expert, seen.outcome.report, EXPERT_BYTES)
+    table = expert_table(seen.outcome.report)
     told: Counter[tuple[str, int, int, str]] = Counter()
     for phase, layer, expert, *counts in table:
         for name, n in zip(COUNTS, counts, strict=True):
@@ -218,14 +219,15 @@ DECISIONS = {
 
 def holds_together(outcome: Any, log: list[tuple[str, str, int, int]]) -> None:
     """Experts sum to layers, layers to the run's totals; and the counts are those of the decisions."""
-    result, tally, clockwork = outcome.result, outcome.report.counts.tally, outcome.report
+    result, report = outcome.result, outcome.report
+    tally = report.counts.tally
     rows = result.by_layer
     for row in rows:
         assert row["miss_n"] == sum(row[f"miss_{why}_n"] for why in MISSES)
         assert row["asked_n"] == sum(row[f"{name}_n"] for name in FOUND)
         assert min(row[name] for name in COUNTS) >= 0
     sums: Counter[tuple[str, int, str]] = Counter()
-    for phase, layer, expert, *counts in expert_table(tally.by_expert, clockwork, result.expert_bytes):
+    for phase, layer, expert, *counts in expert_table(report):
         for name, n in zip(COUNTS, counts, strict=True):
             assert n >= 0, (phase, layer, expert, name)
             sums[phase, layer, name] += n
@@ -233,7 +235,7 @@ def holds_together(outcome: Any, log: list[tuple[str, str, int, int]]) -> None:
     for phase in ("prefill", "decode"):
         of = [row for row in rows if row["phase"] == phase]
         assert [sum(row[f"{name}_n"] for row in of) for name in FOUND] == tally.hits[phase].experts
-        times = clockwork.phases[phase]
+        times = report.phases[phase]
         parts_s = times.parts_s
         for cause, names in enumerate((("gpu",), ("demand", "prefetch"), ("host",), ("cpu",), ("predictor",))):
             told_s = math.fsum(row[f"wait_{name}_s"] for row in of for name in names)
@@ -263,7 +265,7 @@ def replayed(of: random_worlds.World, watched: bool, engine: str = "arithmetic")
     with Trace(of.trace) as trace:
         try:
             setup = random_worlds.setup_of(of, trace)
-            setup.spec = msgspec.structs.replace(setup.spec, engine=engine)
+            setup = replace(setup, spec=msgspec.structs.replace(setup.spec, engine=engine))
             views: list[Any] = []
 
             def told(kind: str, layer: int, expert: int) -> None:

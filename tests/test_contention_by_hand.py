@@ -6,6 +6,7 @@ state 1 s each way, attention 1 s, head 1 s. In the arithmetic, "at half rate" i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,8 +28,8 @@ def contended(policy, tmp_path, rows, room, terms: dict[str, float], **world: An
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, world.pop("n_experts", None))) as trace:
         made = setup(policy, trace, room, **world)
         given = {name: figure(terms.get(name, 0.0)) for name in (*TERMS, *WAYS)}
-        made.hw = msgspec.structs.replace(made.hw, contention=Contention(**given))
-        made.spec = msgspec.structs.replace(made.spec, sim_simulator="simpy")
+        made = replace(made, hw=msgspec.structs.replace(made.hw, contention=Contention(**given)))
+        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator="simpy"))
         return execute_easy(made)
 
 

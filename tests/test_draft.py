@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -294,8 +295,8 @@ def easy_run(tmp_path: Path, draft: str | None) -> Outcome:
     with Trace(from_rows(tmp_path / "t.safetensors", ROWS, 4, [(1, 4)])) as trace:
         made = easy_setup(Lru(scope="global"), trace, 2)
         if draft is not None:
-            made.spec = msgspec.structs.replace(made.spec, draft=draft)
-            made.drafter = Drafter.of(made.spec)
+            made = replace(made, spec=msgspec.structs.replace(made.spec, draft=draft))
+            made = replace(made, drafter=Drafter.of(made.spec))
         return execute(made, bounds=False)
 
 

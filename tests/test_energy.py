@@ -83,10 +83,13 @@ def test_a_token_of_two_experts_by_hand(tmp_path: Path, engine: str) -> None:
     """
     with Trace(from_rows(tmp_path / "easy.safetensors", [[[0, 1]]], 4)) as trace:
         made = easy_numbers.setup(Lru(), trace, 2, copy_s=4.0)
-        made.hw = powered(made.hw)
-        made.tier = ThirdTier("easy", depth=2, block_bytes=EXPERT_BYTES)
-        made.host_bytes = 2 * EXPERT_BYTES
-        made.spec = replace(made.spec, engine=engine, sim_energy="machine")
+        made = with_fields(
+            made,
+            hw=powered(made.hw),
+            tier=ThirdTier("easy", depth=2, block_bytes=EXPERT_BYTES),
+            host_bytes=2 * EXPERT_BYTES,
+            spec=replace(made.spec, engine=engine, sim_energy="machine"),
+        )
         seen = easy_numbers.execute_easy(made)
     assert seen.end_s == 21
     found = seen.result.energy

@@ -7,6 +7,7 @@ the next GPU in 2 s, 1 s of it latency. Of three layers the first two are on GPU
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,12 @@ def in_turn(
     policy: Any, trace: Trace, room: int | list[int], engine: str = "arithmetic", dense: str = "layers", **world: Any
 ) -> Run:
     made = setup(policy, trace, room, gpus=2, **world)
-    made.spec = msgspec.structs.replace(made.spec, engine=engine, parallel=dense)
+    made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine, parallel=dense))
     p2p = Link(latency_s=figure(1.0), bandwidth_bytes_per_s=figure(TOKEN_BYTES))
-    made.hw = msgspec.structs.replace(made.hw, p2p=p2p)
-    made.homes = homes_by_layer(made.model, made.spec.several.stages_of(made.model.n_layers))
+    made = replace(made, hw=msgspec.structs.replace(made.hw, p2p=p2p))
+    made = replace(made, homes=homes_by_layer(made.model, made.spec.several.stages_of(made.model.n_layers)))
     shape = (trace.n_layers, trace.n_experts)
-    made.pieces = Pieces(*shape, "bf16", 2, made.model.expert_bytes, made.homes)
+    made = replace(made, pieces=Pieces(*shape, "bf16", 2, made.model.expert_bytes, made.homes))
     return execute_easy(made)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -32,10 +33,9 @@ from traces.format.reader import Trace
 
 def grouped(made, graphs: bool = False, bandwidth: float = 64.0):
     """The run on a stack that groups; an expert's 192 bytes (weights, a hidden state in and out) take 3 s."""
-    made.stack = msgspec.structs.replace(made.stack, grouped=True, graphs=graphs)
+    made = replace(made, stack=msgspec.structs.replace(made.stack, grouped=True, graphs=graphs))
     gpu = msgspec.structs.replace(made.hw.gpu, memory_bandwidth_bytes_per_s=figure(bandwidth))
-    made.hw = msgspec.structs.replace(made.hw, gpu=gpu)
-    return made
+    return replace(made, hw=msgspec.structs.replace(made.hw, gpu=gpu))
 
 
 def spans(made, lane: str, what: str):
@@ -54,7 +54,7 @@ def test_the_floor_is_one_per_group(tmp_path) -> None:
     runs = spans(grouped(setup(GpuOnly(), trace, 8, kernel_s=4.0)), "gpu", "expert")
     assert [seconds for _, seconds in runs] == [8.0, 0.0, 1.0, 3.0] * 2
     alone = grouped(setup(GpuOnly(), trace, 8, kernel_s=4.0))
-    alone.engine = msgspec.structs.replace(alone.engine, grouped=False)
+    alone = replace(alone, stack=msgspec.structs.replace(alone.stack, grouped=False))
     assert [seconds for _, seconds in spans(alone, "gpu", "expert")] == [8.0] * 8
 
 
@@ -94,7 +94,7 @@ class Gathers(Policy):
 
 def gathered(folder, engine: str, policy: Policy, *rows: list[int]) -> list[tuple[int, float]]:
     made = grouped(setup(policy, replay(folder, *rows), 8, kernel_s=4.0))
-    made.spec = msgspec.structs.replace(made.spec, engine=engine)
+    made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
     return spans(made, "gpu", "expert")
 
 
@@ -130,11 +130,11 @@ def test_graphs_launch_once_what_lies_between_two_reads(tmp_path) -> None:
     trace = replay(tmp_path, [0, 1, 2, 3], [0, 1, 2, 3])
     made = grouped(setup(GpuOnly(), trace, 8, launch_s=1.0), graphs=True)
     assert len(spans(made, "host", "launch expert")) == 8
-    done = execute(made, bounds=False)
-    assert dict(done.machine.host_shares())[done.machine.cost.launches.q_kernel] == 2 * 3.0
-    made.stack = msgspec.structs.replace(made.stack, graphs=False)
-    done = execute(made, bounds=False)
-    assert dict(done.machine.host_shares())[done.machine.cost.launches.q_kernel] == 2 * 4.0
+    figures = execute(made, bounds=False).report.lanes.figures
+    assert dict(figures.host_s)[figures.cost.launches.q_kernel] == 2 * 3.0
+    made = replace(made, stack=msgspec.structs.replace(made.stack, graphs=False))
+    figures = execute(made, bounds=False).report.lanes.figures
+    assert dict(figures.host_s)[figures.cost.launches.q_kernel] == 2 * 4.0
 
 
 @functools.cache

@@ -4,6 +4,7 @@ where every expert is on the GPU: by hand, and from the published figures that t
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -372,9 +373,9 @@ def test_a_resident_token_is_launched_once_and_read_once(tmp_path: Path, engine:
     for resident in (False, True):
         with Trace(from_rows(tmp_path / f"{engine}.safetensors", rows, 3)) as trace:
             made = setup(Placed(there), trace, 6, launch_s=1.0, sync_s=5.0)
-            made.spec = msgspec.structs.replace(made.spec, engine=engine)
+            made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
             stack = msgspec.structs.replace(made.stack, grouped=True, graphs=True, kernel_times=TIMES)
-            made.stack = resident_in(stack) if resident else stack
+            made = replace(made, stack=resident_in(stack) if resident else stack)
             seen = execute_easy(made)
         ends.append(seen.end_s)
         shares = {f.figure: f.share for f in seen.result.provenance.figures}
@@ -398,10 +399,13 @@ def test_routers_of_kept_layers_are_not_read(tmp_path: Path, engine: str) -> Non
     for policy in (Placed(there), Kept(there)):
         with Trace(from_rows(tmp_path / f"{engine}.safetensors", rows, 3)) as trace:
             made = setup(policy, trace, 6, launch_s=1.0, sync_s=5.0)
-            made.spec = msgspec.structs.replace(made.spec, engine=engine)
+            made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
             resident = Resident(graphs=True, kernels=made.stack.kernels)
-            made.stack = msgspec.structs.replace(
-                made.stack, grouped=True, graphs=True, kernel_times=TIMES, resident=resident
+            made = replace(
+                made,
+                stack=msgspec.structs.replace(
+                    made.stack, grouped=True, graphs=True, kernel_times=TIMES, resident=resident
+                ),
             )
             seen = execute_easy(made)
         assert seen.result.lower_bound.ttft_s <= seen.end_s
@@ -426,7 +430,9 @@ def test_what_a_policy_says_it_keeps_is_held_to(tmp_path: Path, answer: Any, the
     all_of_them = [(layer, expert) for layer in (0, 1) for expert in (0, 1, 2)]
     with Trace(from_rows(tmp_path / "t.safetensors", [[[0, 1], [1, 2]]], 3)) as trace:
         made = setup(Says(all_of_them[:there]), trace, 6)
-        made.stack = msgspec.structs.replace(made.stack, resident=Resident(graphs=True, kernels=made.stack.kernels))
+        made = replace(
+            made, stack=msgspec.structs.replace(made.stack, resident=Resident(graphs=True, kernels=made.stack.kernels))
+        )
         with pytest.raises(IllegalDecision, match=said):
             execute_easy(made)
 
@@ -449,7 +455,10 @@ def test_what_is_kept_neither_leaves_nor_runs_on_the_cpu(tmp_path: Path) -> None
     ):
         with Trace(from_rows(tmp_path / "t.safetensors", [[[0, 1], [1, 2]]], 3)) as trace:
             made = setup(policy(there), trace, 6, cpu_s=1.0)
-            made.stack = msgspec.structs.replace(made.stack, resident=Resident(graphs=True, kernels=made.stack.kernels))
+            made = replace(
+                made,
+                stack=msgspec.structs.replace(made.stack, resident=Resident(graphs=True, kernels=made.stack.kernels)),
+            )
             with pytest.raises(IllegalDecision, match=said):
                 execute_easy(made)
 
@@ -492,7 +501,7 @@ def test_engines_agree_and_no_policy_beats_the_bound(tmp_path: Path, resident: b
     with Trace(from_rows(tmp_path / "t.safetensors", rows, 3, [(1, 3)])) as trace:
         made = setup(Lru(), trace, 3, copy_launch_s=0.25, copy_s=6.0, cpu_s=2.0)
         stack = msgspec.structs.replace(made.stack, grouped=True, kernel_times=TIMES)
-        made.stack = resident_in(stack) if resident else stack
+        made = replace(made, stack=resident_in(stack) if resident else stack)
         result = execute_easy(made).result
         tpot_s, _ = Bounds(made, False).means()
     assert tpot_s is not None

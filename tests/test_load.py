@@ -57,9 +57,9 @@ class Server:
         with Trace(self.path) as trace:
             made = easy_setup(GpuOnly(), trace, 2, batch=batch)
             load = load_of(made.requests, source, n, seed)
-            made.requests, made.open_loop, made.clients = load.requests, load.open_loop, load.clients
+            made = replace(made, requests=load.requests, open_loop=load.open_loop, clients=load.clients)
             fields = {"hw": "easy", "policy": "gpu_only", "batch": batch, "arrivals": source, "scheduler": scheduler}
-            made.spec = RunSpec(**fields, **spec)
+            made = replace(made, spec=RunSpec(**fields, **spec))
             return execute(made, bounds=False)
 
     def service_s(self) -> list[float]:

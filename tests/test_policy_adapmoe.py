@@ -6,6 +6,7 @@ Numbers of `easy_numbers`: copying an expert takes 10 s, a third of one 10/3 s; 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -147,8 +148,7 @@ def test_five_steps(tmp_path):
 
 def mixtral(made):
     """The same run, of a model that the published tables belong to."""
-    made.model = msgspec.structs.replace(made.model, id="mixtral-8x7b")
-    return made
+    return replace(made, model=msgspec.structs.replace(made.model, id="mixtral-8x7b"))
 
 
 @pytest.mark.parametrize(("variant", "guess"), [("code", []), ("paper", [(2, 3)])])

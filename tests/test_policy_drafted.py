@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ ROWS = [[[0], [0]], [[1], [1]], [[2], [2]]]  # a prompt of one token, and two to
 def replay(policy: Policy, tmp_path: Path, room: int = 8, draft: str = "k=1,acceptance=1,draft_s=4") -> Run:
     with Trace(from_rows(tmp_path / "t.safetensors", ROWS, 4, [(1, 3)])) as trace:
         made = setup(policy, trace, room)
-        made.spec = msgspec.structs.replace(made.spec, draft=draft)
-        made.drafter = Drafter.of(made.spec)
+        made = replace(made, spec=msgspec.structs.replace(made.spec, draft=draft))
+        made = replace(made, drafter=Drafter.of(made.spec))
         return execute_easy(made)
 
 
@@ -94,8 +95,8 @@ def test_every_parameter_matters(kind: Any, knob: str, tmp_path: Path) -> None:
         logs = []
         for settings in (beside, beside | {knob: other}):
             made = setup(kind(**settings), trace, 20)
-            made.spec = msgspec.structs.replace(made.spec, draft="k=2,acceptance=0.7,draft_s=3")
-            made.drafter = Drafter.of(made.spec)
+            made = replace(made, spec=msgspec.structs.replace(made.spec, draft="k=2,acceptance=0.7,draft_s=3"))
+            made = replace(made, drafter=Drafter.of(made.spec))
             seen = execute_easy(made)
             logs.append((seen.log, seen.spans))
     assert logs[0] != logs[1]

@@ -157,7 +157,7 @@ def test_a_layer_without_misses_costs_the_host_no_more_than_one_with_them(slots,
     """The host reads gates and tokens, and nothing else, whether the CPU computes both experts or none."""
     with Trace(from_rows(tmp_path / "t.safetensors", [[[0, 1]]] * 6, 2)) as trace:
         made = setup(LlamaCppLru(slots=slots, **ROOMY), trace, 2, sync_s=0.5)
-        made.stack = msgspec.structs.replace(made.stack, hybrid_layer_s=figure(3.0))
+        made = replace(made, stack=msgspec.structs.replace(made.stack, hybrid_layer_s=figure(3.0)))
         host = execute_easy(made).lane("host")
     assert [end_s - begun_s for what, begun_s, end_s in host if what == "sync"] == [0.5] * 12  # gates and tokens
     assert [end_s - begun_s for what, begun_s, end_s in host if what != "sync"].count(3.0) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import pairwise
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ def streamed(rows, tmp_path, batch=1, prompt=1, cpu_bytes_per_s=math.inf, room=6
     with Trace(path) as trace:
         made = setup(MoeLightning(**settings), trace, room, batch=batch, copy_s=copy_s)
         cpu = replace(made.hw.cpu, memory_bandwidth_bytes_per_s=figure(cpu_bytes_per_s))
-        made.hw = replace(made.hw, cpu=cpu)
+        made = dataclasses.replace(made, hw=replace(made.hw, cpu=cpu))
         return execute_easy(made)
 
 

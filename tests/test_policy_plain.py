@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -174,7 +175,7 @@ def test_counts_on_the_bundled_trace(make):
         pytest.skip(f"no bundled trace: {error}")
     with trace:
         made = setup(one_cache(make), trace, 64)
-        made.requests = made.requests[:2]
+        made = replace(made, requests=made.requests[:2])
         assert execute(made).report.counts.tally.n_demand == misses_layer_by_layer(layers_of(made), 64, RANKS[make])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -84,8 +85,11 @@ def band_of(tmp_path: Path, **link: object) -> tuple[dict[str, float], dict[str,
     with Trace(from_rows(tmp_path / "t", [[[0]]])) as trace:
         made = setup(Lru(), trace, 1)
         bandwidth = msgspec.structs.replace(made.hw.h2d.bandwidth_bytes_per_s, **link)
-        made.hw = msgspec.structs.replace(
-            made.hw, h2d=msgspec.structs.replace(made.hw.h2d, bandwidth_bytes_per_s=bandwidth)
+        made = replace(
+            made,
+            hw=msgspec.structs.replace(
+                made.hw, h2d=msgspec.structs.replace(made.hw.h2d, bandwidth_bytes_per_s=bandwidth)
+            ),
         )
         result = execute(made).result
     assert result.ttft_s.mean == 14
@@ -98,7 +102,7 @@ def test_what_a_framework_costs_rests_on_its_stack(tmp_path, name):
     # attention 1 s, expert 2 s, head 1 s, a copy in no time but for 1 s to enqueue it, and 3 s of the framework's own
     with Trace(from_rows(tmp_path / "t", [[[0]]])) as trace:
         made = setup(Lru(), trace, 1, copy_s=0, copy_launch_s=1.0)
-        made.stack = msgspec.structs.replace(made.stack, **{name: figure(3.0)})
+        made = replace(made, stack=msgspec.structs.replace(made.stack, **{name: figure(3.0)}))
         result = execute(made).result
     assert result.ttft_s.mean == 8
     assert {f.figure: f.share for f in result.provenance.figures} == pytest.approx(

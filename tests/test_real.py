@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -58,8 +59,8 @@ def test_lossless_policies_compute_what_the_resident_model_computes(tmp_path, na
 
 def in_parts(folder, cuts, order, lanes=None):
     """A real run in which chance cuts experts and shuffles the order in which their parts are computed."""
-    setup = tiny_setup(folder, "lru", 8)
-    policy = setup.policy = Shuffled()
+    policy = Shuffled()
+    setup = replace(tiny_setup(folder, "lru", 8), policy=policy)
     policy.cuts, policy.turns = cuts, order
     log = []
     with lanes_and_weights(setup, lanes) as (own, weights):
@@ -127,7 +128,7 @@ def test_lossless_policies_with_bundled_predictors_too(name):
                 set=small,
             )
         )
-        setup.requests = [request._replace(outputs=4) for request in setup.requests]
+        setup = replace(setup, requests=[request._replace(outputs=4) for request in setup.requests])
         with lanes_and_weights(setup) as (lanes, weights):
             done = measure(setup, lanes, weights)
             assert done.machine.broken_copies() == []

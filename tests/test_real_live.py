@@ -152,7 +152,7 @@ def test_the_command_line_tells(capsys, tmp_path):
 
 def carried_out_with(checkpoint, policy="lru", experts=96):
     setup = prepare(spec(policy, experts))
-    setup.requests = [request._replace(outputs=3) for request in setup.requests]
+    setup = setup.asking(3)
     try:
         return execute_real(setup, "cpu", checkpoint=checkpoint).result.measured
     finally:

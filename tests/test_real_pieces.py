@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -308,7 +310,7 @@ def test_geometries_that_are_not_carried_out_are_refused_in_one_line(tmp_path):
         ({"encoder": {"n_layers": 2}}, "an encoder is not carried out"),
     ):
         plain = {**msgspec.to_builtins(setup.model), **change}
-        setup.model = msgspec.convert(plain, type(setup.model))
+        setup = replace(setup, model=msgspec.convert(plain, type(setup.model)))
         with pytest.raises(BadInput, match=said):
             check(setup)
     setup.close()

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,9 +104,9 @@ def test_round_robin_is_as_many_runs_of_their_own(policy: str, more: dict[str, A
     h2d_bytes = 0
     for number in range(n):
         setup = made(policy=policy, **more)
-        setup.requests = setup.requests[number::n]
+        setup = replace(setup, requests=setup.requests[number::n])
         if "seed" in setup.policy.settings:
-            setup.policy = type(setup.policy)(seed=more.get("seed", 0) + number * SEED_STEP)
+            setup = replace(setup, policy=type(setup.policy)(seed=more.get("seed", 0) + number * SEED_STEP))
         alone = execute(setup, bounds=False)
         setup.close()
         mine = [t for t in together.report.requests if together.report.replica_of[t.request.index] == number]
@@ -239,9 +240,9 @@ def serve(server: Server, come_s: list[float], **spec: Any) -> tuple[list[int], 
     with Trace(server.path) as trace:
         made = easy_setup(GpuOnly(), trace, 2, batch=spec.get("batch", 1))
         pairs = zip(made.requests, come_s, strict=True)
-        made.requests = [one._replace(arrival_s=at_s) for one, at_s in pairs]
-        made.open_loop = True
-        made.spec = RunSpec(hw="easy", policy="gpu_only", **spec)
+        made = replace(made, requests=[one._replace(arrival_s=at_s) for one, at_s in pairs])
+        made = replace(made, open_loop=True)
+        made = replace(made, spec=RunSpec(hw="easy", policy="gpu_only", **spec))
         outcome = execute(made, bounds=False)
     times = sorted(outcome.report.requests, key=lambda one: one.request.index)
     return [outcome.report.replica_of[one.request.index] for one in times], times
@@ -354,12 +355,15 @@ def test_any_load_is_served_once(
     with Trace(path) as trace:
         made = easy_setup(GpuOnly(), trace, 2, batch=batch)
         come_s = np.cumsum(gaps).tolist()
-        made.requests = [
-            one._replace(arrival_s=None if clients else come_s[i], task=f"task {i % 3}")
-            for i, one in enumerate(made.requests)
-        ]
-        made.open_loop, made.clients = True, clients
-        made.spec = RunSpec(hw="easy", policy="gpu_only", batch=batch, replicas=n, router=router)
+        made = replace(
+            made,
+            requests=[
+                one._replace(arrival_s=None if clients else come_s[i], task=f"task {i % 3}")
+                for i, one in enumerate(made.requests)
+            ],
+        )
+        made = replace(made, open_loop=True, clients=clients)
+        made = replace(made, spec=RunSpec(hw="easy", policy="gpu_only", batch=batch, replicas=n, router=router))
         outcome = execute(made, bounds=False, watched=watched)
         again = execute(made, bounds=False)
     served = outcome.report.requests

@@ -7,6 +7,7 @@ hidden state is 16 bytes; ports move it at 16 bytes/s after 1 s of latency. Expe
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -50,11 +51,11 @@ def shared_out(
     **world: Any,
 ) -> Run:
     made = setup(policy, trace, room, gpus=gpus, **world)
-    made.spec = msgspec.structs.replace(made.spec, engine=engine, **ways)
+    made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine, **ways))
     enough_for_one = figure(made.hw.h2d.bandwidth_bytes_per_s.value)
     cpu = msgspec.structs.replace(made.hw.cpu, copies_bandwidth_bytes_per_s=enough_for_one)
     p2p = Link(latency_s=figure(peer[0]), bandwidth_bytes_per_s=figure(peer[1]))
-    made.hw = msgspec.structs.replace(made.hw, p2p=p2p, cpu=cpu)
+    made = replace(made, hw=msgspec.structs.replace(made.hw, p2p=p2p, cpu=cpu))
     return execute_easy(made)
 
 
@@ -142,9 +143,9 @@ def from_host(
     """Host memory gives as much as this many links take."""
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, 2 * gpus)) as trace:
         made = setup(policy, trace, room, gpus=gpus)
-        made.spec = msgspec.structs.replace(made.spec, gpus_host_bandwidth=way)
+        made = replace(made, spec=msgspec.structs.replace(made.spec, gpus_host_bandwidth=way))
         cpu = msgspec.structs.replace(made.hw.cpu, copies_bandwidth_bytes_per_s=figure(links * EXPERT_BYTES / 10))
-        made.hw = msgspec.structs.replace(made.hw, cpu=cpu)
+        made = replace(made, hw=msgspec.structs.replace(made.hw, cpu=cpu))
         return execute_easy(made)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,13 @@ def run(tiny: Path, policy: str, spans: Any = None, plenty: bool = False, **rest
         made = prepare(RunSpec(policy=policy, trace=str(tiny), model="mixtral-8x7b", split="all", **rest))
         if plenty:
             endless = Quantity(value=math.inf, source="assumed")
-            made.hw = msgspec.structs.replace(
-                made.hw,
-                cpu=msgspec.structs.replace(made.hw.cpu, total_bandwidth_bytes_per_s=endless),
-                gpu=msgspec.structs.replace(made.hw.gpu, memory_bandwidth_bytes_per_s=endless),
+            made = replace(
+                made,
+                hw=msgspec.structs.replace(
+                    made.hw,
+                    cpu=msgspec.structs.replace(made.hw.cpu, total_bandwidth_bytes_per_s=endless),
+                    gpu=msgspec.structs.replace(made.hw.gpu, memory_bandwidth_bytes_per_s=endless),
+                ),
             )
         outcome = execute(made, spans)
         made.close()

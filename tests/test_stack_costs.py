@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def ran(
 ) -> Run:
     with Trace(from_rows(path / f"{engine}.safetensors", rows, 3)) as trace:
         made = setup(policy, trace, 3, **(machine or {}))
-        made.spec = msgspec.structs.replace(made.spec, engine=engine)
-        made.stack = msgspec.structs.replace(made.stack, **stack)
+        made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+        made = replace(made, stack=msgspec.structs.replace(made.stack, **stack))
         return execute_easy(made)
 
 
@@ -77,9 +78,11 @@ def test_a_layer_as_one_region_pays_the_overhead_once(tmp_path: Path, engine: st
 def test_each_call_of_a_copy_is_enqueued_and_waits_for_the_link(tmp_path: Path, engine: str) -> None:
     with Trace(from_rows(tmp_path / "t.safetensors", [[[0]]], 3)) as trace:
         made = setup(Lru(), trace, 3, copy_launch_s=1.0)
-        made.spec = msgspec.structs.replace(made.spec, engine=engine)
-        made.hw = msgspec.structs.replace(made.hw, h2d=msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0)))
-        made.stack = msgspec.structs.replace(made.stack, copy_calls=3, per_copy_s=figure(0.5))
+        made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+        made = replace(
+            made, hw=msgspec.structs.replace(made.hw, h2d=msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0)))
+        )
+        made = replace(made, stack=msgspec.structs.replace(made.stack, copy_calls=3, per_copy_s=figure(0.5)))
         seen = execute_easy(made)
     assert seen.lane("host") == [("launch copy 0.0", 1, 4.5)]
     assert seen.lane("h2d") == [("demand 0.0", 4.5, 20.5)]
@@ -109,9 +112,12 @@ def test_a_kernel_that_gathers_pays_neither_calls_nor_latency(tmp_path: Path, en
     for calls in (1, 0):
         with Trace(from_rows(tmp_path / f"{engine}{calls}.safetensors", [[[0, 1, 2]]], 3)) as trace:
             made = setup(Lru(), trace, 3, copy_launch_s=1.0, copy_s=4.0)
-            made.spec = msgspec.structs.replace(made.spec, engine=engine)
-            made.hw = msgspec.structs.replace(made.hw, h2d=msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0)))
-            made.stack = msgspec.structs.replace(made.stack, copy_calls=calls)
+            made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+            made = replace(
+                made,
+                hw=msgspec.structs.replace(made.hw, h2d=msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0))),
+            )
+            made = replace(made, stack=msgspec.structs.replace(made.stack, copy_calls=calls))
             seen = execute_easy(made)
         ends[calls] = [(start, end) for _, start, end in seen.lane("h2d")]
         assert seen.lane("host") == ([(f"launch copy 0.{n}", 1 + n, 2 + n) for n in range(3)] if calls else [])
@@ -131,7 +137,7 @@ def test_no_policy_beats_the_bound(tmp_path: Path, stack: dict[str, Any]) -> Non
     for policy in (OnCpu(), Lru()):
         with Trace(from_rows(tmp_path / "t.safetensors", rows, 3, [(1, 3)])) as trace:
             made = setup(policy, trace, 3, copy_launch_s=0.25, copy_s=6.0, cpu_s=2.0)
-            made.stack = msgspec.structs.replace(made.stack, **stack)
+            made = replace(made, stack=msgspec.structs.replace(made.stack, **stack))
             result = execute_easy(made).result
             tpot_s, _ = Bounds(made, "cpu" in policy.traits).means()
         assert tpot_s is not None

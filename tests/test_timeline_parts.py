@@ -146,7 +146,7 @@ def test_rooms_of_equal_pieces_are_slots_whatever_the_budget_leaves_over(tmp_pat
     """0 is read until 3 s and 1 until 5 s: 2 waits for the one freed first, 3 for the other alone."""
     with Trace(from_rows(tmp_path / "t", [[[0, 1, 2, 3]]], 4)) as trace:
         made = setup(OutOfTurn(), trace, room=2, copy_s=1.0)
-        made.memory = replace(made.memory, expert_bytes=(2 * EXPERT_BYTES + more_bytes,))
+        made = replace(made, memory=replace(made.memory, expert_bytes=(2 * EXPERT_BYTES + more_bytes,)))
         assert execute_easy(made).lane("h2d") == [("demand 0.3", 3, 4), ("demand 0.2", 5, 6)]
 
 
@@ -234,7 +234,7 @@ def test_simpy_agrees(tmp_path, seed):
         policy.cuts = policy.turns = seed
         with Trace(path) as trace:
             made = setup(policy, trace, room=6)
-            made.spec = msgspec.structs.replace(made.spec, engine=engine)
+            made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
             seen = execute_easy(made)
         return sorted(seen.spans), seen.log, seen.end_s
 
@@ -260,7 +260,7 @@ class Sliced(Policy):
 def test_a_part_takes_its_share_of_what_the_framework_spends_on_a_copy(tmp_path, policy):
     with Trace(from_rows(tmp_path / "t", [[[0]]])) as trace:
         made = setup(policy(), trace, room=1, copy_s=0)
-        made.stack = msgspec.structs.replace(made.stack, per_copy_s=figure(2.0))
+        made = replace(made, stack=msgspec.structs.replace(made.stack, per_copy_s=figure(2.0)))
         seen = execute_easy(made)
     assert seen.end_s == 1 + 2 + 2 + 1
     shares = {found.figure: found.share for found in seen.result.provenance.figures}
@@ -270,7 +270,7 @@ def test_a_part_takes_its_share_of_what_the_framework_spends_on_a_copy(tmp_path,
 def test_a_policy_is_told_the_share_of_a_part(tmp_path):
     with Trace(from_rows(tmp_path / "t", [[[0]]])) as trace:
         made = setup(Lru(), trace, room=1, copy_launch_s=0.5)
-        made.stack = msgspec.structs.replace(made.stack, per_copy_s=figure(2.0))
+        made = replace(made, stack=msgspec.structs.replace(made.stack, per_copy_s=figure(2.0)))
         prices = Prices(Cost(made.hw, made.model, made.stack, "bf16"), EXPERT_BYTES)
     assert prices.load_s() == 0.5 + 2.0 + 10.0
     assert prices.load_s(EXPERT_BYTES // 4) == 0.5 + 0.5 + 2.5

@@ -223,7 +223,7 @@ def simulated_truth(world, monkeypatch):
 
     def truth(setup, lanes, weights):
         mine = prepare(msgspec.structs.replace(setup.spec, hw=str(world / "plain.yaml")))
-        mine.requests = setup.requests
+        mine = dataclasses.replace(mine, requests=setup.requests)
         try:
             found = validate.simulated(mine)
         finally:

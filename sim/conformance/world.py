@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -270,9 +270,8 @@ class World:
             self.scenario += f", a KV cache of {kv_pages} tokens" if kv_pages is not None else ""
             self.scenario += f", drafts {draft}" if draft is not None else ""
             made = self.setup(experts, settings, gpus, batch, trace, static, prefill_chunk, draft)
-            made.drafter = Drafter.of(made.spec)
-            if kv_pages is not None:
-                made.kv = KvPool(kv_pages, 1, 1)
+            kv = None if kv_pages is None else KvPool(kv_pages, 1, 1)
+            made = replace(made, drafter=Drafter.of(made.spec), kv=kv)
             self._runs[key] = observe(made, self.hw, pace, hides_later)
             self.scenario = ""  # told of errors only: what a rule says of finished runs is about several
         return self._runs[key]

@@ -7,7 +7,7 @@ predictions that policies look at come from the model as it runs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +70,11 @@ def speak(
         if setup.drawn is not None:
             raise BadInput(f"--predictor, got {setup.stand_in}: a live model's own gates predict; leave it out")
         setup.trace.require("token_ids", "a live model")
-        setup.requests = [r._replace(outputs=min(r.outputs, n_outputs)) for r in setup.requests]
         live = LiveTrace(setup.trace)
         if oracle and foretold is not None:
             live.experts[:] = foretold
         live.table = weights.embedding.to("cpu").float().numpy()
-        setup.trace = live  # type: ignore[assignment]
+        setup = replace(setup.asking(n_outputs), trace=live)  # type: ignore[arg-type]
         routing = LiveRouting(live, weights, lanes.torch, spec.precision, free)
         engine, machine = assemble_real(setup, lanes, weights, routing=routing)
         nll: list[float] = []

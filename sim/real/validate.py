@@ -149,7 +149,7 @@ class Case:
         setup = prepare(self.spec)
         try:
             if self.outputs is not None:
-                setup.requests = [r._replace(outputs=min(r.outputs, self.outputs)) for r in setup.requests]
+                setup = setup.asking(self.outputs)
             self.traits = sorted(setup.policy.traits)
             return run(setup)
         finally:

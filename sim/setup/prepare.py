@@ -79,11 +79,8 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
         _check_least_memory(spec, named, name)
     trace = open_trace(name)
     try:
-        taken = unhurried(spec, trace)
-        setup = _fit(taken, named, trace)
-        setup.said = said_of_requests(spec, taken, trace)
-        setup.run_id = setup.identity()
-        return setup
+        setup = _fit(unhurried(spec, trace), spec, named, trace)
+        return replace(setup, run_id=setup.identity())
     except BaseException:
         trace.close()
         raise
@@ -273,10 +270,10 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
         raise DoesNotFit(told, error.sizes) from None
 
 
-def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
+def _fit(taken: RunSpec, asked: RunSpec, named: _Named, trace: Trace) -> Setup:
     who, hw, stack, settings, tier, mapped = named
-    policy = who.policy
-    spec = _as_its_engine(spec, stack)
+    policy, said = who.policy, said_of_requests(asked, taken, trace)
+    spec = _as_its_engine(taken, stack)
     model = load_model(spec.model or default_model(trace), settings.model)
     stack = stack.of(model.id)
     check_shape(model, trace)
@@ -329,25 +326,45 @@ def _fit(spec: RunSpec, named: _Named, trace: Trace) -> Setup:
     pieces = Pieces(model.n_moe_layers, model.n_experts, spec.precision, spec.gpus, model.expert_bytes, several.homes)
     if kv is not None:
         check_host_room(kv, hw, host_bytes, requests, together, tier is not None)
-    store = requests_of(trace, "store")
-    setup = Setup(spec, policy, hw, model, stack, trace, requests, store, memory, host_bytes, pieces, load.open_loop)
-    setup.clients, setup.labels, setup.kv, setup.tier = load.clients, load.labels, kv, tier
-    setup.mapped = mapped
-    setup.homes, setup.all_kept = several.homes, all_kept
-    setup.drafter = drafter
-    setup.stand_in, setup.idle = who.stand_in, idle
+    labels = list(load.labels)
     if isinstance(trace, DrawnTrace):
-        setup.labels += (SURROGATE, f"drawn: {', '.join(sorted(trace.drawn))}")
+        labels += [SURROGATE, f"drawn: {', '.join(sorted(trace.drawn))}"]
     if drafter is not None:
-        setup.labels += tuple(drafter.labels())
+        labels += drafter.labels()
     if tier is not None:
-        check_together(setup)
-        setup.labels += (described(tier, host_memory_of(spec, hw)),)
+        labels.append(described(tier, host_memory_of(spec, hw)))
     ways = ", ".join(filter(None, (several.unusual, "" if spec.gpus_map is None else "--set gpus.map=FILE")))
     if ways:
-        setup.labels += (f"several GPUs work together by {ways}",)
+        labels.append(f"several GPUs work together by {ways}")
     if named.tier is not None and tier is None:
-        setup.labels += ("drive not used: every expert is on the GPU",)
+        labels.append("drive not used: every expert is on the GPU")
+    setup = Setup(
+        spec=spec,
+        policy=policy,
+        hw=hw,
+        model=model,
+        stack=stack,
+        trace=trace,
+        requests=requests,
+        store=requests_of(trace, "store"),
+        memory=memory,
+        host_bytes=host_bytes,
+        pieces=pieces,
+        open_loop=load.open_loop,
+        clients=load.clients,
+        labels=tuple(labels),
+        homes=several.homes,
+        tier=tier,
+        mapped=mapped,
+        kv=kv,
+        all_kept=all_kept,
+        drafter=drafter,
+        stand_in=who.stand_in,
+        idle=idle,
+        said=said,
+    )
+    if tier is not None:
+        check_together(setup)
     if hw.one_memory:
         check_beside(setup)
     _check_scheduler(setup)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 KV = ("kv_memory", "kv_page", "kv_preempt")  # of a pool for keys and values
 
 
-@dataclass
+@dataclass(frozen=True)
 class Setup:
     """Everything a run needs, resolved and checked before any work starts."""
 
@@ -89,7 +89,11 @@ class Setup:
     def close(self) -> None:
         self.trace.close()
 
-    @property
+    def asking(self, n_outputs: int) -> Setup:
+        """The same of requests that ask for so many tokens at most."""
+        return replace(self, requests=[r._replace(outputs=min(r.outputs, n_outputs)) for r in self.requests])
+
+    @cached_property
     def several(self) -> Several:
         """How its GPUs work together."""
         return replace(self.spec.several, homes=self.homes)
@@ -127,7 +131,7 @@ class Setup:
         """Whether what runs at once slows one another."""
         return self.spec.sim_contention
 
-    @property
+    @cached_property
     def slos(self) -> Slos:
         """What is promised to requests, by task."""
         return Slos(self.spec.slo)
@@ -227,7 +231,7 @@ class Setup:
             found.append(f"note: --batch {spec.batch}: no more than {has} to run together")
         return found
 
-    @property
+    @cached_property
     def engine(self) -> str:
         """What replays it: the one that was asked for, or SimPy where arithmetic does not know what slows what."""
         if self.machine is not None:
