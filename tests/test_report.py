@@ -137,7 +137,7 @@ class TestRun:
             assert json.loads(Texts(page).data) == data_of(capsys, *paths)
             assert unfounded(page) == []
             assert unfounded(page.replace("</main>", "<p>12.34 ms</p></main>")) == ["12.34 ms"]
-            assert len(page.encode()) < 6_000_000
+            assert len(page.encode()) < 1_500_000
 
     def test_equal_runs_give_equal_pages(self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         again = ("--config", kept[0] / "config.yaml", "--set", "out.spans=on", "--out", tmp_path / "again")
@@ -305,7 +305,7 @@ class TestSweep:
         assert data_of(capsys, tmp_path / "s.json") == found
 
     def test_the_largest_grid_fits_a_page(self) -> None:
-        """10,000 points, which a sweep has at most unless told, on one page of 6 MB."""
+        """10,000 points, which a sweep has at most unless told, on one page of 2 MB."""
         row = {
             "status": "ok",
             "caveats": ["recorded"],

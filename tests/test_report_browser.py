@@ -24,7 +24,7 @@ BROWSER = next((found for name in NAMES if (found := shutil.which(name))), "")
 pytestmark = pytest.mark.skipif(not BROWSER, reason="no Chromium or Chrome to look at the pages with")
 
 PROBE = """
-window.addEventListener("load", () => {
+document.addEventListener("drawn", () => {
   const boxes = [...document.querySelectorAll(".plot")];
   const press = (box, key) => box.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
   const box = boxes.find((one) => one.layout.xaxis.range && !one.layout.xaxis.type?.startsWith("cat"));
@@ -65,7 +65,7 @@ HTMLAnchorElement.prototype.click = function () {
   saved.push(one);
   blobs[this.href].text().then((svg) => { one[1] = svg; document.body.dataset.told = JSON.stringify(saved); });
 };
-window.addEventListener("load", () => {
+document.addEventListener("drawn", () => {
   for (const one of document.querySelectorAll('.plot [data-title^="Download"]')) one.click();
 });
 """

@@ -7,6 +7,7 @@ ends it. The content security policy forbids everything else, were either ever w
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -20,19 +21,19 @@ from sim.base.json import finite
 from sim.base.units import show_bytes
 from sim.pages.page import Page, show
 
-MOST_BYTES = 6_000_000
+MOST_BYTES = 2_000_000
+PLOTLY = "plotly-cartesian.min.js.gz"
 NUMERIC = {"s", "bytes", "frac", "n", "x"}
 
 
 def html_of(page: Page) -> str:
     """The file. Raises BadInput where the page would be too large to be passed around."""
-    from plotly.offline import get_plotlyjs
-
     data = finite(page.to_dict())
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     block = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     block = block.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    plotly, ours = get_plotlyjs(), _asset("page.js")
+    packed, ours = resources.files("sim.pages.plotly").joinpath(PLOTLY).read_bytes(), _asset("page.js")
+    plotly = gzip.decompress(packed).decode("utf-8")
     policy = (
         f"default-src 'none'; script-src {_digest(plotly)} {_digest(ours)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -57,7 +58,7 @@ def html_of(page: Page) -> str:
         'on this page is in its data: <button type="button" id="save">save them as JSON</button></p></footer>',
         "<noscript><p>Plots need JavaScript; every table is here without it.</p></noscript>",
         f'<script type="application/json" id="data">{block}</script>',
-        f"<script>{plotly}</script>",
+        f'<script type="application/gzip" id="plotly">{base64.b64encode(packed).decode()}</script>',
         f"<script>{ours}</script>\n</body>\n</html>\n",
     ]
     found = "\n".join(part for part in parts if part)

@@ -1,6 +1,6 @@
 "use strict";
 // Draws the plots of this page from the block of data in it, and fills in its explorers. Nothing is fetched.
-(() => {
+(async () => {
   const page = JSON.parse(document.getElementById("data").textContent);
   const wantsDark = window.matchMedia("(prefers-color-scheme: dark)");
   const drawn = [];
@@ -41,6 +41,14 @@
     }
     for (const one of found.annotations || []) one.text = text(one.text);
     return found;
+  };
+
+  // plotly.js lies in the page compressed, at a third of its size; run, it defines `Plotly`.
+  const unpack = async () => {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (byte) => byte.charCodeAt(0));
+    const script = document.createElement("script");
+    script.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    document.head.append(script);
   };
 
   const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
@@ -217,6 +225,16 @@
   const BUDGETS = new Set(["cache_frac", "experts", "expert_cache_bytes", "vram_bytes"]);
   const isNumber = (column) => ["s", "bytes", "frac", "n", "x"].includes(column.unit);
 
+  document.getElementById("save").addEventListener("click", () => {
+    const link = node("a", { download: `moesim-${page.kind}.json`, href: URL.createObjectURL(new Blob([`${JSON.stringify(page)}\n`], { type: "application/json" })) });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  });
+  try {
+    await unpack();
+  } catch (error) {
+    console.error("DecompressionStream: needs a browser of 2023 or newer", error);
+  }
   for (const section of page.sections) {
     for (const block of section.blocks) {
       if (block.kind === "plot") {
@@ -233,10 +251,6 @@
   wantsDark.addEventListener("change", again);
   window.addEventListener("beforeprint", () => { printing = true; again(); });
   window.addEventListener("afterprint", () => { printing = false; again(); });
-  document.getElementById("save").addEventListener("click", () => {
-    const link = node("a", { download: `moesim-${page.kind}.json`, href: URL.createObjectURL(new Blob([`${JSON.stringify(page)}\n`], { type: "application/json" })) });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  });
   document.documentElement.dataset.drawn = String(drawn.length);
+  document.dispatchEvent(new Event("drawn"));
 })();
