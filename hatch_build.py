@@ -5,8 +5,9 @@ hatchling calls `Compiled` while it builds a wheel or an editable install. A wor
     python hatch_build.py            # needs Cython, setuptools and a C compiler
 
 Either all modules of `sim` are compiled or none: a compiled class can only be extended and read by compiled modules.
-Without Cython, a compiler or Python's headers, or with MOESIM_PURE=1, the plain modules run. A wheel of a tree that is
-compiled in place already, by this Python and from these very sources, takes what lies there.
+Without Cython, a compiler or Python's headers, with MOESIM_PURE=1, or where pre-commit installs a hook, the plain
+modules run. A wheel of a tree that is compiled in place already, by this Python and from these very sources, takes what
+lies there.
 
 A policy is compiled as it is, without a type, and bears the digest of its source in its name: `sim.base.compiled` takes
 it for that source alone. So each stands by itself, and one that was edited runs as it is until it is compiled again.
@@ -74,7 +75,9 @@ class Compiled(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self._folder = tempfile.mkdtemp(prefix="moesim-build-")
         root = Path(self.root)
-        if self.target_name != "wheel" or os.environ.get("MOESIM_PURE", "0") not in ("", "0"):
+        # pre-commit has no way to say MOESIM_PURE=1, and what it installs replays a baseline now and then.
+        pure = os.environ.get("MOESIM_PURE", "0") not in ("", "0") or "PRE_COMMIT" in os.environ
+        if self.target_name != "wheel" or pure:
             return
         into = root if version != "editable" and is_compiled(root) else Path(self._folder)
         if into != root:
