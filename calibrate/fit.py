@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
+
+from sim.base.extras import need
 
 Array = npt.NDArray[np.float64]
 
@@ -79,6 +80,9 @@ def fit_roofline(work: Sequence[TimedWork], floor_s: float, *, overhead: bool) -
 
 
 def _fit(start: dict[str, float], measured: Array, model: Callable[[Array], Array]) -> Fit:
+    need("a fit of samples", "scipy")
+    from scipy.optimize import least_squares
+
     names = list(start)
 
     def residual(log_params: Array) -> Array:

@@ -20,8 +20,8 @@ from tiny_traces import tiny_arrays, tiny_header
 from sim.base.errors import BadInput
 from sim.base.files import owned_prefix, replacing
 from sim.results import sinks
+from sim.results.run_folder import TABLES
 from sim.results.sinks import FILES
-from sim.results.tables import TABLES
 from traces.format.check import check_trace
 from traces.format.reader import Trace
 from traces.format.writer import TraceWriter

@@ -23,7 +23,8 @@ from sim.base.errors import BadInput, CheckFailed, DoesNotFit
 from sim.options import RunSpec
 from sim.policy.decisions import Decision
 from sim.results.record import Result
-from sim.results.tables import TABLES, columns_of
+from sim.results.run_folder import TABLES
+from sim.results.tables import columns_of
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"numpy", "pandas", "plotly", "torch", "pyarrow", "rich", "scipy", "simpy", "msgspec", "safetensors", "yaml"}

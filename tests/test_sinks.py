@@ -14,7 +14,8 @@ from cli_help import Said, mixtral_shaped, simulated
 from sim.figures import numbers
 from sim.machine.lanes import OWED
 from sim.results import sinks, tables
-from sim.results.tables import TABLES, TableWriter, columns_of
+from sim.results.run_folder import TABLES
+from sim.results.tables import TableWriter, columns_of
 
 
 @pytest.fixture(scope="module")

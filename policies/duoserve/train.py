@@ -173,11 +173,9 @@ def _fit(
     inputs: NDArray[np.float32], targets: NDArray[np.float32], plan: TrainingPlan, told: Told | None
 ) -> list[tuple[Floats, Floats]]:
     """Weights [out, in] and biases [out] of every layer, normalisation folded in."""
-    try:
-        import torch
-        from torch import nn
-    except ImportError:
-        raise BadInput("training, got no torch: install the extra that has it, 'moe-offload-sim[torch]'") from None
+    import torch
+    from torch import nn
+
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
     modules: list[Any] = []

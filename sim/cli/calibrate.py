@@ -11,6 +11,7 @@ import click
 
 from sim import __version__
 from sim.base.errors import BadInput
+from sim.base.extras import need
 from sim.base.interrupts import held
 from sim.base.units import show_rate, show_seconds
 from sim.cli import calibrating as main
@@ -86,6 +87,7 @@ def command(
     from sim.profiles.models import load_model
     from sim.real.devices.open import open_device, usable_device
 
+    need("calibrate", "scipy")
     known = [*(probe.name for probe in PROBES), LANES]
     for probe in probes:
         if probe not in known:

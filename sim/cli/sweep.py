@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.base.errors import BadInput
+from sim.base.extras import need
 from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
 from sim.cli.say import say
@@ -102,6 +103,9 @@ def command(
 
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
+    for name, said in (("--hits-only", hits_only), ("--out", out), ("--json", as_json and not dry_run)):
+        if said:
+            need(f"sweep {name}", "pyarrow")
     if columns is not None and not as_json:
         raise BadInput("--columns, got it without --json: it says which figures its rows have; add --json")
     told = columns if columns in (None, ALL) else [name.strip() for name in columns.split(",")]

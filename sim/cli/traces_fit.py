@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.base.errors import BadInput
+from sim.base.extras import need
 from sim.base.units import show_frac
 from sim.cli.output_place import OutputFile
 from sim.cli.progress import bar
@@ -48,6 +49,7 @@ def command(
     One half of the requests (of a single long one, of its tokens) is fitted, as much is drawn and held against the
     other half: hit rates of LRU, LFU, LCP and Belady, and their order. What is written is fitted to all of it.
     """
+    need("traces fit", "scipy")
     from traces.format.catalogue import open_trace
     from traces.synth.fit import fit
     from traces.synth.fitted import Fitted, completed, save

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sim.base.extras import need
 from sim.cli.output_place import OutputFile
 from sim.cli.progress import TrainingBar
 from sim.cli.say import say
@@ -69,6 +70,7 @@ def duoserve(
     outputs_only: bool,
 ) -> None:
     """Train DuoServe-MoE's ExpertMLP and measure it on the test split as the paper's Table 3 does."""
+    need("train duoserve", "torch")
     from policies.duoserve.predictor import WIDTHS
     from policies.duoserve.train import TrainingPlan, train
     from traces.format.catalogue import open_trace

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sim.base.errors import BadInput
+from sim.base.extras import need
 from sim.cli.output_place import OutputFile
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
@@ -61,10 +61,8 @@ def emoe(
     """Train eMoE's XLNet in both forms and measure it on the test split as the paper's Table 2 does."""
     if width % 16:
         raise click.BadParameter(f"got {width}: heads are 16 wide; take a multiple of 16", param_hint="--width")
-    try:
-        from policies.emoe.train import TrainingPlan, train
-    except ImportError as error:
-        raise BadInput(f"training, got {error}: pip install 'moe-offload-sim[torch]'") from None
+    need("train emoe", "torch", "transformers")
+    from policies.emoe.train import TrainingPlan, train
     from sim.cli.progress import TrainingBar
     from traces.format.catalogue import open_trace
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.base.extras import need
 from sim.base.files import replacing
 from sim.base.json import finite
 
@@ -34,14 +35,9 @@ def write_image(page: Page, name: str | None, out: Path) -> None:
 
 def _drawn(plot: Plot, out: Path) -> bytes:
     form = out.suffix.lower().removeprefix(".")
-    way_out = f"write {out.with_suffix('.html')}, where the camera above each plot saves it as SVG"
-    try:
-        import kaleido
-    except ImportError:
-        raise BadInput(
-            f"-o, got {str(out)!r}: images need the extra `images`, which is not installed; {way_out}, or pip install "
-            "'moe-offload-sim[images]'"
-        ) from None
+    need(f"-o {out}", "kaleido")
+    import kaleido
+
     figure = figure_of(plot)
     options = {"format": form, "width": WIDTH, "height": plot.height, "scale": 2 if form == "png" else 1}
     try:
@@ -49,7 +45,8 @@ def _drawn(plot: Plot, out: Path) -> bytes:
     except Exception as error:
         if "chrome" in f"{type(error).__name__} {error}".lower() or isinstance(error, FileNotFoundError):
             raise BadInput(
-                f"-o, got {str(out)!r}: images are drawn by Chrome or Chromium, and none was found; {way_out}, or "
+                f"-o, got {str(out)!r}: images are drawn by Chrome or Chromium, and none was found; write "
+                f"{out.with_suffix('.html')}, where the camera above each plot saves it as SVG, or "
                 "install one (BROWSER_PATH names it)"
             ) from None
         raise

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.base.errors import BadInput
+from sim.base.extras import need
 from sim.base.files import read_object
 from sim.figures import check_schema
 from sim.results.record import Result
@@ -206,6 +207,7 @@ def _rows(data: Any, path: Path) -> list[dict[str, Any]]:
 
 
 def _grid(path: Path) -> Grid:
+    need(str(path), "pyarrow")
     import pyarrow.parquet as pq
 
     from sim.base.json import finite
@@ -213,7 +215,10 @@ def _grid(path: Path) -> Grid:
     table = _opened(path, lambda: pq.read_table(path))
     names = set(table.column_names)
     hits = "status" not in names
-    need = {"label", "experts", "hit_rate"} if hits else {"label", "status", "tpot_s.mean", "peak_vram_bytes"}
+    needed = {"label", "experts", "hit_rate"} if hits else {"label", "status", "tpot_s.mean", "peak_vram_bytes"}
+    if not needed <= names:
+        lacking = ", ".join(sorted(needed - names))
+        raise BadInput(f"{path}: no table of `moesim sweep` (it lacks {lacking}); give {ANSWERS}")
     said = (table.schema.metadata or {}).get(b"moesim")
     about: dict[str, Any] = {}
     if said is not None:
@@ -230,6 +235,7 @@ def _grid(path: Path) -> Grid:
 
 def read_table(path: Path, columns: list[str], filters: Any = None) -> DataFrame:
     """Some columns of a table. Raises BadInput where the file is none, or lacks them."""
+    need(str(path), "pandas", "pyarrow")
     import pyarrow.parquet as pq
 
     def opened() -> Any:

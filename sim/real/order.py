@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from statistics import variance
 from typing import TYPE_CHECKING
 
+from sim.base.extras import need
+
 if TYPE_CHECKING:
     from sim.real.comparison import Comparison, Order
 
@@ -44,6 +46,7 @@ def order(comparisons: Iterable[Comparison]) -> dict[str, Order]:
     `APART` standard errors of a difference, pooled over the policies; `pairs_apart` of `pairs` are further apart than
     that in both worlds, `pairs_agree` of these in the predicted order.
     """
+    need("the order of policies", "scipy")
     from scipy.stats import kendalltau
 
     by_budget: dict[str, list[Comparison]] = {}

@@ -13,8 +13,8 @@ from sim.base.digests import of_file
 from sim.base.errors import BadInput
 from sim.base.files import OLD, behind_links, hidden_folder, is_hidden, must_be_writable, orphans, set_aside, sweep
 from sim.figures import SCHEMA
-from sim.results.tables import TABLES
 
+TABLES = ("runs", "requests", "iterations", "decisions", "spans", "layers", "experts")
 CONFIG, RESULT, MANIFEST = "config.yaml", "result.json", "manifest.json"
 FILES = frozenset({CONFIG, RESULT, MANIFEST, *(f"{name}.parquet" for name in TABLES)})
 MAX_RESULT_BYTES = 64 * 1024 * 1024

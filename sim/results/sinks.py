@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
+from sim.base.extras import need
 from sim.base.files import replacing
 from sim.results.by_layer import expert_table, layer_table
 from sim.results.replicas import Watched, request_rows
-from sim.results.run_folder import CONFIG, FILES, RESULT, check_apart, check_place, new_folder
-from sim.results.tables import TABLES, TableWriter, run_row
+from sim.results.run_folder import CONFIG, FILES, RESULT, TABLES, check_apart, check_place, new_folder
 from sim.results.timeline.document import Document
 from sim.results.timeline.requests import Present
 from sim.results.timeline.run import Timeline
@@ -28,6 +28,7 @@ from sim.setup.spec import dump_spec
 if TYPE_CHECKING:
     from sim.engine.run_loop import Step
     from sim.results.keep import Keep
+    from sim.results.tables import TableWriter
     from sim.run import Outcome, Progress, Setup
 
 __all__ = ["FILES", "Keeper", "new_folder", "recorded"]
@@ -61,6 +62,8 @@ class Keeper:
     """Writes every iteration, decision and, if they are wanted, span of a run to its tables; `of` each replica."""
 
     def __init__(self, folder: Path, run_id: str, with_spans: bool = False, n_replicas: int = 1) -> None:
+        from sim.results.tables import TableWriter
+
         self.with_spans = with_spans
         names = [name for name in TABLES if with_spans or name != "spans"]
         several = n_replicas > 1
@@ -78,6 +81,8 @@ class Keeper:
 
     def finish(self, outcome: Outcome) -> None:
         """Write what is known only at the end, and close the tables."""
+        from sim.results.tables import run_row
+
         self._tables["requests"].extend(request_rows(outcome.report))
         self._tables["runs"].add(*run_row(outcome.result)[1:])
         self._tables["layers"].extend(layer_table(outcome.result.by_layer))
@@ -136,6 +141,7 @@ def check_places(keep: Keep) -> None:
     if keep.out is not None and keep.timeline is not None:
         check_apart(keep.out, keep.timeline)
     if keep.out is not None:
+        need(f"--out {str(keep.out)!r}", "pyarrow")
         check_place(keep.out, keep.overwrite)
     if keep.timeline is not None:
         _check_timeline(keep.timeline, keep.overwrite)

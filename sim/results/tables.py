@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from sim.results.record import Result
 
-TABLES = ("runs", "requests", "iterations", "decisions", "spans", "layers", "experts")
 ROWS_PER_GROUP = 65_536
 
 _COLUMNS: dict[str, dict[str, str]] = {

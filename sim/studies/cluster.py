@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim import __version__
 from sim.base.errors import BadInput, CheckFailed, MoesimError
+from sim.base.extras import need
 from sim.base.interrupts import heard, held
 from sim.studies.pool import Order
 
@@ -36,12 +37,7 @@ def answers_of(address: str) -> Callable[[Sequence[Call], int], Generator[tuple[
     Raises:
         BadInput: Dask is not installed here, or the address is none.
     """
-    try:
-        import distributed  # noqa: F401 - found out now, before anything is resolved
-    except ImportError:
-        raise BadInput(
-            f"--cluster, got {address!r}: Dask is not installed here; pip install 'moe-offload-sim[cluster]'"
-        ) from None
+    need(f"--cluster {address}", "distributed")
     if "://" not in address:
         raise BadInput(
             f"--cluster, got {address!r}: an address is tcp://HOST:PORT or tls://HOST:PORT, as `dask scheduler` prints "

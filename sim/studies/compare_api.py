@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput, IllegalDecision
+from sim.base.extras import need
 from sim.base.files import to_struct
 from sim.options import OPTIONS, RunSpec
 from sim.policy.policy_file import split
@@ -64,6 +65,7 @@ def compare(
     Raises:
         BadInput: whatever has to be changed, in one line. IllegalDecision: a policy broke a rule.
     """
+    need("compare()", "pandas")
     import pandas as pd
 
     kinds = [policy] if isinstance(policy, str | os.PathLike) or inspect.isclass(policy) else list(policy)

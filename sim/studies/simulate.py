@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput, CheckFailed
+from sim.base.extras import need
 from sim.base.files import to_struct
 from sim.options import OPTIONS, RunSpec
 from sim.policy.policy_file import split
@@ -82,6 +83,7 @@ class Replay:
 
     def table(self, name: str) -> DataFrame:
         """A copy of a table, so that what is done to it changes no later answer."""
+        need(f"Result.{name}", "pandas", "pyarrow")
         if name not in self._frames:
             self._make(name)
         return self._frames[name].copy()

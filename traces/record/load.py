@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.base.errors import BadInput
+from sim.base.extras import need
 from traces.record.families import family_of
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -149,11 +150,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _transformers() -> Any:
-    try:
-        import torch  # noqa: F401 - transformers imports without it, and fails later
-        import transformers
-    except ImportError as error:
-        raise BadInput(
-            f"torch and transformers, got {error}: recording needs both; pip install 'moe-offload-sim[torch]'"
-        ) from None
+    need("record", "torch", "transformers")
+    import transformers
+
     return transformers

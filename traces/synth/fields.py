@@ -178,7 +178,7 @@ class FieldRows:
         return found
 
     def _fading(self, name: str, keep: float, n: int) -> Array:
-        """The next n rows of a field of which a row keeps `keep` of the row before; its variance is 1 throughout."""
+        """The next n rows of a field that fades."""
         fresh = self._shared.projected(self.noise[name].standard_normal((n, *self._shared.shape), np.float32))
         rows, self._memory[name] = fading(fresh, keep, self._memory[name])
         return rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from scipy.optimize import nnls
 
+from sim.base.extras import need
 from traces.format.header import REPEATING
 from traces.format.layout import Floats, Ints
 from traces.format.reader import Trace
@@ -37,8 +37,9 @@ def fit(trace: Trace, requests: list[Request] | None = None, routes: bool = True
     routes: with whole routes, which take most of the time and which no other shape is drawn by.
 
     Raises:
-        BadInput: selections that are not sound (`Trace.experts`).
+        BadInput: selections that are not sound (`Trace.experts`); no scipy.
     """
+    need(f"a fit of trace {trace.name}", "scipy")
     rows = observe.sample(trace, requests)
     rng = np.random.default_rng(_SEED)
     share = observe.popularity(rows)
@@ -103,6 +104,8 @@ def _shares(rows: Sample, tables: list[Floats], rng: np.random.Generator) -> dic
     Correlation at a lag = task + request + each fade * exp(-lag / fade) + token * (share of equal ids at the lag). Task
     and token are measured on pairs of different requests; the others are the non-negative least-squares solution.
     """
+
+    from scipy.optimize import nnls
 
     def correlations(pairs: tuple[Ints, Ints]) -> Floats:
         seen = observe.overlap(rows, *pairs)

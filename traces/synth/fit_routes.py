@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-from scipy.optimize import nnls
 
 from traces.format.layout import Array, Floats
 from traces.stats import observe
@@ -85,6 +84,8 @@ def _shares(shared: dict[str, Floats], heeded: float) -> tuple[dict[str, Floats]
 
     heeded: how much less two tokens of different ids share of what is around them than two of one id.
     """
+    from scipy.optimize import nnls
+
     task = np.clip(shared["task"], 0.0, 1.0)
     lags = np.array([shared[f"lag {lag}"] for lag in LAGS])
     basis = np.array([[1.0, *(np.exp(-lag / fade) for fade in _FADES), lag == 1] for lag in LAGS])

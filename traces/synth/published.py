@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 from msgspec import Meta
-from scipy.optimize import minimize
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.base.extras import need
 from sim.base.files import read_yaml, to_struct
 from traces.format.layout import Array, Floats
 from traces.format.reader import Trace
@@ -137,6 +137,9 @@ def bend(profile: Profile, spread: float, lasting: float, passing: float) -> Pro
 def _fit_curves(
     profile: Profile, figures: PublishedFigures, seed: int, progress: Callable[[int, int], None] | None
 ) -> Profile:
+    need(f"a fit to the figures {figures.id}", "scipy")
+    from scipy.optimize import minimize
+
     keep = np.unique(np.linspace(0, profile.n_layers - 1, _LAYERS).round().astype(int))
     thin = some_layers(profile, keep)
     tried, total = 0, _TRIES + math.prod(len(steps) for steps in _COARSE)

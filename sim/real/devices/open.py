@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.base.extras import need
 
 if TYPE_CHECKING:
     from sim.real.devices.lanes import Lanes
@@ -17,10 +18,9 @@ def usable_device(name: str | None, asking: str = "--real") -> str:
     Raises:
         BadInput: no torch, or no such device.
     """
-    try:
-        import torch
-    except ImportError:
-        raise BadInput(f"{asking}: needs torch; pip install 'moe-offload-sim[torch]'") from None
+    need(asking, "torch")
+    import torch
+
     if name is None:
         return "cuda:0" if torch.cuda.is_available() else "cpu"
     kind, colon, index = name.partition(":")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.base.extras import need
 from sim.results.record import Result
 from sim.studies.diff.diff import Diff, compare
 from sim.studies.diff.named import Named, both, named
@@ -78,6 +79,7 @@ def _compared(a: Named, b: Named, scratch: Path, replay: bool, one_at_a_time: bo
     def told(which: str) -> Progress | None:
         return None if progress is None else lambda done, total: progress(done, total, f"replaying {which}")
 
+    need("diff", "pyarrow")
     sides = []
     for which, one in (("A", a), ("B", b)):
         folder = scratch / which

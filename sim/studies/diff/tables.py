@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from sim.base.errors import BadInput
 from sim.results.tables import schema_of
 from sim.studies.diff.request import OneRequest
 from sim.studies.diff.told import MOST
 
 if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
     from sim.studies.diff.told import Told
 
 CORE = ("requests", "iterations", "decisions")
@@ -42,6 +41,9 @@ def file_of(folder: Path, name: str, run_id: str) -> pq.ParquetFile | None:
     path = folder / f"{name}.parquet"
     if not path.is_file():
         return None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
@@ -58,13 +60,15 @@ def file_of(folder: Path, name: str, run_id: str) -> pq.ParquetFile | None:
 
 def rows(file: pq.ParquetFile, columns: list[str], where: str) -> Iterator[tuple[Any, ...]]:
     """Row by row, some at once in memory. Raises BadInput for a file that breaks off, or has nulls."""
+    from pyarrow import ArrowException
+
     try:
         for batch in file.iter_batches(batch_size=AT_ONCE, columns=columns):
             for name in columns:
                 if name not in MAY_BE_NULL and batch.column(name).null_count:
                     raise BadInput(f"{where}: {name}: a null where there is none; {AGAIN}")
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{where}: not readable to its end ({str(error).splitlines()[0][:120]}); {AGAIN}") from None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput
+from sim.base.extras import need
 from sim.studies.cluster import answers_of
 from sim.studies.keywords import with_options
 from sim.studies.plan.goal import goals_of
@@ -66,6 +67,7 @@ def plan(
     Raises:
         BadInput: whatever has to be changed, in one line.
     """
+    need("plan()", "pandas")
     import pandas as pd
 
     texts = [goal] if isinstance(goal, str) else list(goal)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 
 from sim import __version__
 from sim.base.errors import BadInput
@@ -20,6 +19,8 @@ from sim.studies.sweep.grid import Block, Point, points_of
 from sim.studies.sweep.table import arrow, typed
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sim.studies.pool import Call
     from sim.studies.sweep.run import Progress
     from sim.studies.sweep.sweep import Asked
@@ -103,6 +104,7 @@ class Hits:
 
     def table(self) -> pa.Table:
         """One row per curve and size."""
+
         rows = [_row(curve, n) for curve in self.curves for n in self.sizes(curve)]
         names = list(dict.fromkeys(name for row in rows for name in row))
         return arrow([typed(name, [row.get(name) for row in rows]) for name in names])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sim.base.errors import BadInput
+from sim.base.extras import need
 from sim.base.kinds import Kind
 from sim.options import OPTIONS
 from sim.policy.registry import name_in_file
@@ -22,7 +23,6 @@ from sim.studies.sweep.grid import block_of as sorted_block
 from sim.studies.sweep.hits import hits_only as count_hits
 from sim.studies.sweep.sweep import Asked
 from sim.studies.sweep.sweep import sweep as run_sweep
-from sim.studies.sweep.table import frame
 from sim.studies.sweep.text import answer
 from sim.studies.sweep.values import Scalar, kind_of, of_data
 from sim.workload.slo import slo_of
@@ -71,6 +71,9 @@ def sweep(
     Raises:
         BadInput: whatever has to be changed, in one line. A point that cannot run is a row with its reason instead.
     """
+    need("sweep()", "pandas", "pyarrow")
+    from sim.studies.sweep.table import frame
+
     block = block_of(policy, hw, axes, "sweep")
     asked = Asked(
         block,
