@@ -204,7 +204,7 @@ def _measure(
     from sim.real.validate import Case, compared, judge, summary
 
     place = usable_device(device)
-    asked = {"hw": hw, "model": model, "trace": trace, "precision": precision or "bf16"}
+    asked: dict[str, Any] = {"hw": hw, "model": model, "trace": trace, "precision": precision or "bf16"}
     asked |= {"requests": requests, "batch": batch, "set": OPTIONS.settings(settings)}
     cases = [
         spec_of({**asked, "policy": policy, "cache": None if n is None else f"{n}experts"}, "moesim validate")
@@ -329,7 +329,7 @@ def _talk(
     for n in experts:
         for item in policies:
             policy, *own = split(item) or [""]
-            asked = {"policy": policy, "hw": hw, "model": str(folder), "trace": trace, "precision": "fp32"}
+            asked: dict[str, Any] = {"policy": policy, "hw": hw, "model": str(folder), "trace": trace, "precision": "fp32"}
             asked |= {"requests": requests, "set": OPTIONS.settings((*settings, *own))}
             specs.append(spec_of({**asked, "cache": None if n is None else f"{n}experts"}, "moesim validate"))
             named_so.append(" ".join((policy, *own)))

@@ -215,10 +215,6 @@ def _grid(path: Path) -> Grid:
     table = _opened(path, lambda: pq.read_table(path))
     names = set(table.column_names)
     hits = "status" not in names
-    needed = {"label", "experts", "hit_rate"} if hits else {"label", "status", "tpot_s.mean", "peak_vram_bytes"}
-    if not needed <= names:
-        lacking = ", ".join(sorted(needed - names))
-        raise BadInput(f"{path}: no table of `moesim sweep` (it lacks {lacking}); give {ANSWERS}")
     said = (table.schema.metadata or {}).get(b"moesim")
     about: dict[str, Any] = {}
     if said is not None:
@@ -227,8 +223,9 @@ def _grid(path: Path) -> Grid:
             check_schema(about, path, "sweep again with this version")
         except (ValueError, RecursionError):
             raise BadInput(f"{path}: its metadata is not JSON; sweep again") from None
-    if not need <= names:
-        lacking = ", ".join(sorted(need - names))
+    needed = {"label", "experts", "hit_rate"} if hits else {"label", "status", "tpot_s.mean", "peak_vram_bytes"}
+    if not needed <= names:
+        lacking = ", ".join(sorted(needed - names))
         raise BadInput(f"{path}: no table of `moesim sweep` (it lacks {lacking}); give {ANSWERS}")
     return Grid(*_text_of(about, path), _rows(finite(table.to_pylist()), path), hits=hits)
 

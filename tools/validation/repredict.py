@@ -63,7 +63,7 @@ def ran_on(case: dict[str, Any]) -> tuple[str | None, str | None]:
     return str(trace), str(predictor) if predictor.is_file() else None
 
 
-def again(case: dict[str, Any], contention: bool = True) -> Again:
+def again(case: dict[str, Any], contention: str = "on") -> Again:
     """Predict one case anew."""
     from sim.options import RunSpec
     from sim.real.validate import Case

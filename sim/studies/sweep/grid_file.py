@@ -38,7 +38,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         """Its axes. Raises BadInput."""
         asked = self.policy if isinstance(self.policy, list) else [self.policy]
         policies = [axis for one in asked for axis in _axes_of(one, what)]
-        axes = {}
+        axes: dict[str, Any] = {}
         for name, value in self.axes.items():
             row = OPTIONS.row(name, what)
             axes[row.field] = of_data(value, row.kind, f"{what}.{name}")
@@ -64,7 +64,7 @@ def gathered(data: Any, what: str, own: tuple[str, ...] = ()) -> Any:
     """
     if not isinstance(data, dict):
         return data  # the conversion says so
-    axes = {}
+    axes: dict[str, Any] = {}
     for name in [name for name in data if name not in ("policy", "set", "slo", *own)]:
         if not isinstance(name, str) or not OPTIONS.row(name, what).axis:
             raise BadInput(f"{what}, got {name!r}: it is no axis; correct it")
