@@ -1,0 +1,44 @@
+"""Names of today, as the record has them, and what they have become: one row for each that changed.
+
+A run of the record is asked for by `OPTIONS` and its result is read by `KEYS`, so the record is never taken anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+OPTIONS: dict[str, str | tuple[str, Callable[[Any], Any]]] = {}
+"""Option of the record -> option of `moesim.simulate`, with what becomes of its value where that changed.
+
+    "stack": "engine",
+    "cache_frac": ("cache", lambda frac: f"{100 * frac}%"),
+    "peer": "gpus.dispatch",        # a name with a dot is passed in `set`
+    "set.stack.": "set.engine.",    # a name that ends in a dot stands for all that begin so
+    "set.lookahead": "set.ahead",   # of every policy that has it
+"""
+
+KEYS: dict[str, str | tuple[str, ...] | None] = {}
+"""Key of a new result -> key of the record; a `*` stands for one part of a path, and a path for all below it.
+
+    "lower_bound": "bound",                             # "lower_bound.tpot_s" is "bound.tpot_s"
+    "lower_bound.above_frac": "above_frac",             # the longest path that fits is taken
+    "replicas.*.cache_hits": "replicas.*.hit_rate",
+    "cache_peak_bytes.0": ("peak_expert_bytes.0", "memory.peak_expert_bytes"),  # one key that was two
+    "lower_bound.resource": None,                       # there was none: it is left out
+"""
+
+WORDS: dict[str, Mapping[str, str]] = {"bound.lanes": {}, "bound_by.resource": {}, "provenance.figures.*.source": {}}
+"""Texts that are compared (all others are not): key of the record -> new word -> word of the record."""
+
+DERIVED: dict[str, Callable[[dict[str, Any]], Any]] = {}
+"""Key of the record that results no longer have -> its value, from the leaves that they do have (names of the record).
+
+    "memory.expert_budget_bytes": lambda leaf: leaf["expert_budget_bytes.0"],
+"""
+
+GONE: dict[str, str] = {}
+"""Top-level key of the record that is no longer compared -> why."""
+
+ROUNDED: dict[str, str] = {}
+"""Top-level key of the record whose last digits may differ, by 1e-12 of a value -> why: which sum has another order."""
