@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-OPTIONS: dict[str, str | tuple[str, Callable[[Any], Any]]] = {}
+OPTIONS: dict[str, str | tuple[str, Callable[[Any], Any]] | None] = {}
 """Option of the record -> option of `moesim.simulate`, with what becomes of its value where that changed.
 
     "stack": "engine",
@@ -16,6 +16,7 @@ OPTIONS: dict[str, str | tuple[str, Callable[[Any], Any]]] = {}
     "peer": "gpus.dispatch",        # a name with a dot is passed in `set`
     "set.stack.": "set.engine.",    # a name that ends in a dot stands for all that begin so
     "set.lookahead": "set.ahead",   # of every policy that has it
+    "unstable": None,               # left out
 """
 
 KEYS: dict[str, str | tuple[str, ...] | None] = {}

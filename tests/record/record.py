@@ -7,7 +7,7 @@
 
 The record knows runs and results by the names of the day it was taken; `names.py` says what became of them. Of a result
 it keeps a digest for each top-level key, over all numbers and truth values below it; nulls, texts (but for
-`names.WORDS`) and the echo of options have no part. Of every `FULL`th run it also keeps the numbers themselves.
+`names.WORDS`) and the echo of options have no part. Of every 40th run it also keeps the numbers themselves.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))  # this tree, whatever is installed
 RECORD = HERE / "record.json.gz"
 INPUTS = "@"  # stands for the folder with files that runs read
-FULL = 20
+FULL = 40
 WITHIN = 1e-12
-ECHOED = frozenset(
-    "schema run_id name policy policy_file params hw model precision stack overrides trace trace_sha256 split seed gpus "
-    "batch arrivals hit_definition labels wall_s engine version batching prefill_chunk router".split()
-)
+ECHOED = {
+    *("schema", "run_id", "name", "policy", "policy_file", "params", "hw", "model", "precision", "stack", "overrides"),
+    *("trace", "trace_sha256", "split", "seed", "gpus", "batch", "arrivals", "hit_definition", "labels", "wall_s"),
+    *("engine", "version", "batching", "prefill_chunk", "router"),
+}
 """Top-level keys that have no part: the echo of options, and what every change of words or code changes."""
 ECHOED_BELOW = ("slo.limits", "draft.k", "kv.page_tokens", "host_memory.depth", "host_memory.block_bytes")
 
@@ -56,6 +57,8 @@ def asked(options: Options) -> Options:
     settings: Options = {}
     for key, value in flat.items():
         new, value = _renamed(key, _with_inputs(value))
+        if new is None:
+            continue
         if new.startswith("set."):
             settings[new.removeprefix("set.")] = value
         elif "." in new:
@@ -65,7 +68,7 @@ def asked(options: Options) -> Options:
     return {**found, "set": settings} if settings else found
 
 
-def _renamed(key: str, value: Any) -> tuple[str, Any]:
+def _renamed(key: str, value: Any) -> tuple[str | None, Any]:
     """An option and its value as they are today."""
     beginnings = [one for one in names.OPTIONS if one.endswith(".") and key.startswith(one)]
     old = key if key in names.OPTIONS else max(beginnings, key=len, default=None)
@@ -73,7 +76,7 @@ def _renamed(key: str, value: Any) -> tuple[str, Any]:
         return key, value
     row = names.OPTIONS[old]
     new, becomes = row if isinstance(row, tuple) else (row, None)
-    if old.endswith("."):
+    if new is not None and old.endswith("."):
         new += key.removeprefix(old)
     return new, value if becomes is None else becomes(value)
 

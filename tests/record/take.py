@@ -12,6 +12,12 @@ from record import FULL, digests_of, leaves_of, mapped, result_of, summary, writ
 
 Options = dict[str, Any]
 
+
+def words(text: str) -> list[str]:
+    """Those between blanks."""
+    return text.split()
+
+
 CELLS = {
     "mixtral-8x7b-small": (15, 8, 256),
     "phi-3.5-moe-small": (12, 16, 512),
@@ -20,12 +26,15 @@ CELLS = {
     "deepseek-moe-16b-chat": (6, 64, 1728),
 }
 """Bundled trace -> runs of each policy on it, experts of a layer, experts in all."""
+SLOW = {"adapmoe", "deepspeed", "hobbit", "moe_lightning", "moepic", "moesys"}
+FEWER = {"qwen1.5-moe-chat": 5, "deepseek-moe-16b-chat": 2}
+"""Runs of slow policies on traces of many experts."""
 KEPT_REFUSED = 12  # a refused draw is kept in one of so many runs, else drawn again
 MOST_PARAMS = 3  # of a policy that are set at once
 
 HW = (
-    *("h100-sxm h200-sxm h100-pcie a100-80g-pcie rtx3090 rtx4090 rtx5090 b200-sxm rtx-pro-6000 a6000 l40s".split() * 3),
-    *"gb10 t4 rtx3060 gtx1080ti v100-32g-pcie rtx4060ti a10 l4 quadro-rtx-6000 a100-40g-sxm rtx4090-5955wx".split(),
+    *(words("h100-sxm h200-sxm h100-pcie a100-80g-pcie rtx3090 rtx4090 rtx5090 b200-sxm rtx-pro-6000 a6000 l40s") * 3),
+    *words("gb10 t4 rtx3060 gtx1080ti v100-32g-pcie rtx4060ti a10 l4 quadro-rtx-6000 a100-40g-sxm rtx4090-5955wx"),
 )
 FRACS = (0.1, 0.25, 0.5, 0.75, 1.0)
 SLO = {"*": {"ttft_s": 3.0, "tpot_s": 0.2}, "prose": {"e2e_s": 30.0}}
@@ -34,11 +43,13 @@ LIMITS = {"*": {"ttft_s": 20.0, "tpot_s": 2.0}}
 CORNERS: dict[str, list[Options]] = {
     "precision": [
         {"precision": word}
-        for word in "fp32 fp16 fp8 int8 mxfp4 q4_k nvfp4 int4_g128 int4 int2 hqq2 q8_0 q6_k q5_0 q4_0 iq4_xs q3_k "
-        "q4_k_m q2_k iq2_xxs q5_k_m".split()
+        for word in words(
+            "fp32 fp16 fp8 int8 mxfp4 q4_k nvfp4 int4_g128 int4 int2 hqq2 q8_0 q6_k q5_0 q4_0 iq4_xs q3_k "
+            "q4_k_m q2_k iq2_xxs q5_k_m"
+        )
     ],
     "stack": [
-        {"stack": word} for word in "freetoken hf imp ktransformers llama_cpp llama_cpp separate tinyserve".split()
+        {"stack": word} for word in words("freetoken hf imp ktransformers llama_cpp llama_cpp separate tinyserve")
     ],
     "gpus": [
         {"gpus": 2},
@@ -73,7 +84,7 @@ CORNERS: dict[str, list[Options]] = {
         {"arrivals": "closed:2", "requests": 3, "batch": 2},
         {"arrivals": "@arrivals.csv", "requests": 3, "batch": 2},
         {"arrivals": "@arrivals.csv", "requests": 4, "batch": 2, "rate_scale": 4.0},
-        {"arrivals": "poisson:0.1", "rate_scale": 0.3, "requests": 3, "unstable": True},
+        {"arrivals": "poisson:0.1", "rate_scale": 0.3, "requests": 3},
         {"arrivals": "poisson:1", "requests": 4, "batch": 2, "scheduler": "sjf"},
         {"arrivals": "poisson:1", "requests": 4, "batch": 2, "scheduler": "edf", "slo": SLO},
         {"arrivals": "poisson:1", "requests": 4, "batch": 2, "scheduler": "emoe_slo", "slo": LIMITS},
@@ -116,7 +127,7 @@ CORNERS: dict[str, list[Options]] = {
     "split": [{"split": "store"}, {"split": "all"}],
     "contention": [{"contention": "off"}],
     "energy": [{"energy": "gpu"}, {"energy": "machine"}],
-    "link": [{"link": word} for word in "pcie3x4 pcie3x16 pcie4x8 pcie4x16 pcie5x8 pcie5x16 pcie6x16".split()],
+    "link": [{"link": word} for word in words("pcie3x4 pcie3x16 pcie4x8 pcie4x16 pcie5x8 pcie5x16 pcie6x16")],
     "predictor": [{"predictor": "surrogate:0.85"}, {"predictor": "surrogate:0.6"}],
     "seed": [{"seed": 1}, {"seed": 12345}],
     "engine": [{"engine": "simpy"}, {"engine": "arithmetic"}],
@@ -153,6 +164,7 @@ def draw(policy: str, trace: str, n: int, attempt: int) -> Options:
     chance = random.Random(f"{policy}/{trace}/{n}/{attempt}")
     _, n_experts, n_all = CELLS[trace]
     options: Options = {"policy": policy, "trace": trace, "requests": chance.choice((1, 1, 2))}
+    options["unstable"] = True  # percentiles of every queue are held
     options["hw"] = chance.choice(HW) if attempt < 3 else chance.choice(("h200-sxm", "b200-sxm"))
     if attempt < 6:
         options |= chance.choice(
@@ -223,17 +235,22 @@ def settle(slot: tuple[str, str, int]) -> tuple[dict[str, Any], dict[str, Any] |
             return {"options": options, "refused": result}, None, time.perf_counter() - began_s
 
 
+def slots_of(policies: list[str]) -> list[tuple[str, str, int]]:
+    """Policy, trace and number of each run, in the order of the record."""
+    found = []
+    for trace, (n_runs, _, _) in CELLS.items():
+        for policy in policies:
+            n_own = FEWER.get(trace, n_runs) if policy in SLOW else n_runs
+            found += [(policy, trace, n) for n in range(n_own)]
+    return found
+
+
 def take(n_jobs: int) -> int:
     """Write the record; 0."""
     from sim.policy.registry import policies
 
     began_s = time.perf_counter()
-    slots = [
-        (policy, trace, n)
-        for trace, (n_runs, _, _) in CELLS.items()
-        for policy in sorted(policies())
-        for n in range(n_runs)
-    ]
+    slots = slots_of(sorted(policies()))
     runs, full, spent = [], {}, Counter[str]()
     for number, (run, leaves, time_s) in enumerate(mapped(settle, slots, n_jobs)):
         runs.append(run)
