@@ -720,14 +720,14 @@ class Figures(msgspec.Struct, kw_only=True, eq=False):
     version: Annotated[str, Figure("of this package")]
     by_layer: Annotated[list[dict[str, Any]], Figure("the rows of the table [`layers`](#layers)", shown="json")] = []
     # Of some runs only: others have no such key.
-    batching: Annotated[str | None, Figure("with [`--batching`](batching.md), as given")] = None
+    batching: Annotated[str | None, Figure("with [`--set batch.static`](batching.md), as given")] = None
     prefill_chunk: Annotated[int | None, Figure("with [`--prefill-chunk`](batching.md), as given")] = None
     mixed_hit_rates: Annotated[
         HitRates | None, Figure("of iterations with prompts and decode tokens, both together", unit="share")
     ] = None
     draft: Annotated[Drafting | None, Figure("with `--draft`")] = None
     contention: Annotated[Contention | None, Figure("where shared memory slowed anything")] = None
-    energy: Annotated[Energy | None, Figure("with `--energy`")] = None
+    energy: Annotated[Energy | None, Figure("with `--set sim.energy`")] = None
     sizes_by_layer: Annotated[SizesByLayer | None, Figure("where layers hold experts of unlike size")] = None
     host_memory: Annotated[HostMemory | None, Figure("with a drive below host memory")] = None
     kv: Annotated[KvUse | None, Figure("with `--kv-memory`")] = None

@@ -384,6 +384,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             help="A file: which GPU each expert lives on",
             otherwise="dealt round-robin",
             identity=MEANT,
+            title="experts placed by {}",
         ),
     ] = None
     gpus_dispatch: Annotated[
@@ -393,6 +394,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             group=MACHINE,
             choices=PEER_WAYS,
             help="How tokens cross to experts on other GPUs: per-expert, or all-to-all: together, in a queue",
+            title="dispatch {}",
         ),
     ] = PEER_WAYS[0]
     gpus_host_bandwidth: Annotated[
@@ -401,9 +403,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             name="gpus.host_bandwidth",
             group=MACHINE,
             choices=HOST_LINKS_WAYS,
-            help=(
-                "The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split in equal parts"
-            ),
+            help="The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split equally",
+            title="host bandwidth {}",
         ),
     ] = HOST_LINKS_WAYS[0]
     parallel: Annotated[
@@ -758,6 +759,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             kind=SWITCH,
             help="Whether what runs at once shares the bandwidth of memory",
             bound=False,
+            title="contention {}",
         ),
     ] = True
     sim_energy: Annotated[
@@ -769,6 +771,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             help="Count joules: of the GPUs, or of CPU, RAM and drive too, by the profile's watts",
             otherwise="none",
             bound=False,
+            title="energy of the {}",
         ),
     ] = None
     sim_hit: Annotated[
@@ -954,7 +957,7 @@ class Table:
             for key in [key for key in set_ if self.names(key)]:
                 if (row := self.row(key)).field in found:
                     raise BadInput(f"{within}set, got {key!r} beside {row.key}: one value each; keep one of them")
-                self._put(found, row, set_.pop(key), f"{within}set {key}")
+                self._put(found, row, set_.pop(key), f"{within}--set {key}")
             found["set"] = set_
         return found
 
@@ -1015,6 +1018,11 @@ def rows(cls: type[msgspec.Struct] = RunSpec) -> tuple[Option, ...]:
 
 OPTIONS = Table(RunSpec)
 OUTPUTS = Table(Output)
+
+
+def unusual(spec: RunSpec) -> list[tuple[Option, Any]]:
+    """Options whose value is not the default, in the order of the table, with it."""
+    return [(row, value) for row in OPTIONS.rows if (value := getattr(spec, row.field)) != row.default]
 
 
 def spec_of(given: Mapping[str, Any], where: str = "") -> RunSpec:

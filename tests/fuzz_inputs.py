@@ -466,7 +466,7 @@ WORDS = (
     *("bf16", "4GB", "24GiB", "-3GB", "1e30GB", "/", ".", "..", "/dev/null", "/dev/zero", "~", "x" * 300, "y" * 5000),
     *("\x1b[31mred", "a\nb", "é", "\u2028", "\udce9", "\x00", "{}", "[]", "[" * 50, "%s%n", "${HOME}", "*", "-", "--"),
     *("--help", "k=4,acceptance=0.7", "poisson:1", "closed:2", "gen4x4:reads=buffered", "ttft_s <= 60s"),
-    *("tpot_s.mean <= 1", "yes", "null", "hw.cpu=x", "pcie4x16"),
+    *("tpot_s.mean <= 1", "yes", "null", "hw.cpu=x", "gen4x16"),
 )
 
 

@@ -79,7 +79,7 @@ LOSSLESS = sorted(name for name, kind in policies().items() if "lossy" not in ki
 def stays_below(seed: int, folder: Path, engine: str | None) -> float:
     """The bound of a drawn world above a drive over what it took, or 0 where nothing can be said."""
     of = tiered_worlds.tiered(seed, folder, LOSSLESS[seed % len(LOSSLESS)])
-    of.facts["spec"] = msgspec.structs.replace(of.facts["spec"], engine=engine)
+    of.facts["spec"] = msgspec.structs.replace(of.facts["spec"], sim_simulator=engine)
     with Trace(of.trace) as trace:
         try:
             made = random_worlds.setup_of(of, trace)
@@ -95,13 +95,13 @@ def stays_below(seed: int, folder: Path, engine: str | None) -> float:
     return least.tpot_s or 0.0
 
 
-@pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+@pytest.mark.parametrize("engine", ["core", "simpy"])
 def test_the_bound_knows_the_drive_and_stays_one(engine: str, tmp_path: Path) -> None:
     assert sum(stays_below(seed, tmp_path, engine) > 0 for seed in range(24)) > 8
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+@pytest.mark.parametrize("engine", ["core", "simpy"])
 @pytest.mark.parametrize("at", range(8))
 def test_the_bound_stays_one_in_many_worlds(at: int, engine: str, tmp_path: Path) -> None:
     for seed in range(100 + 50 * at, 150 + 50 * at):

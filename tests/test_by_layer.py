@@ -259,13 +259,13 @@ def holds_together(outcome: Any, log: list[tuple[str, str, int, int]]) -> None:
     assert +ran == +Counter({(row["phase"], row["layer"]): row["experts_n"] for row in rows})
 
 
-def replayed(of: random_worlds.World, watched: bool, engine: str = "arithmetic") -> tuple[Any, list[Any]]:
+def replayed(of: random_worlds.World, watched: bool, engine: str = "core") -> tuple[Any, list[Any]]:
     """A run of a world, with its decisions by the phase that they count for; None where it is refused."""
     log: list[Any] = []
     with Trace(of.trace) as trace:
         try:
             setup = random_worlds.setup_of(of, trace)
-            setup = replace(setup, spec=msgspec.structs.replace(setup.spec, engine=engine))
+            setup = replace(setup, spec=msgspec.structs.replace(setup.spec, sim_simulator=engine))
             views: list[Any] = []
 
             def told(kind: str, layer: int, expert: int) -> None:

@@ -218,7 +218,7 @@ def test_both_engines_a_tape_and_several_replicas() -> None:
     elsewhere: dict[str, Any] = {"draft": "k=5,acceptance=0.7,rejected=elsewhere,draft_s=0.004", "batch": 2}
     for spec in ({"draft": "k=5,acceptance=0.9", "requests": 1}, {**elsewhere, "prefill_chunk": 16}):
         arithmetic, simpy = (
-            figures(run(**spec, engine=engine, sim_contention=False).result) for engine in ("arithmetic", "simpy")
+            figures(run(**spec, sim_simulator=engine, sim_contention=False).result) for engine in ("core", "simpy")
         )
         for one in (arithmetic, simpy):
             del one["by_layer"]  # sums of waits in another order

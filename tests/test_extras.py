@@ -104,7 +104,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, 
     """By command, what it said where no extra is installed."""
     folder = tmp_path_factory.mktemp("plain")
     with pytest.raises(SystemExit):
-        simulate([*RUN.split(), "--out", str(folder / "kept"), "--spans"])
+        simulate([*RUN.split(), "--out", str(folder / "kept"), "--set", "out.spans=on"])
     for name in ("config.yaml", "result.json"):
         shutil.copy(folder / "kept" / name, folder / name)
     text = "schema: 1\nrun: {hw: rtx3090, requests: 1}\nruns:\n- {policy: lfu}\n"

@@ -154,7 +154,7 @@ def test_rows_of_sweeps_and_comparisons_stay_together(
     common = ("--policy", "lru", "--policy", "fiddler", "--trace", mixtral_shaped(tmp_path), "--workers", 1)
     for words, title in (
         (("compare", "--hw", "rtx3090", "--against", "lru", "--slo", "ttft_s <= 9s"), "policy"),
-        (("sweep", "--hw", "rtx3090,a6000", "--pcie", "gen3x16,pcie4x16", "--cache", "20experts"), "hw"),
+        (("sweep", "--hw", "rtx3090,a6000", "--pcie", "gen3x16,gen4x16", "--cache", "20experts"), "hw"),
         (("sweep", "--hw", "rtx3090", "--cache", "20experts", "--seed", 1), "point"),
     ):
         seen = []

@@ -38,14 +38,14 @@ from sim.setup.memory import dense_bytes_by_gpu
 from sim.setup.request_estimates import profiled
 from traces.format.reader import Trace
 
-ENGINES = ("arithmetic", "simpy")
+ENGINES = ("core", "simpy")
 
 
 def in_turn(
-    policy: Any, trace: Trace, room: int | list[int], engine: str = "arithmetic", dense: str = "layers", **world: Any
+    policy: Any, trace: Trace, room: int | list[int], engine: str = "core", dense: str = "layers", **world: Any
 ) -> Run:
     made = setup(policy, trace, room, gpus=2, **world)
-    made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine, parallel=dense))
+    made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine, parallel=dense))
     p2p = Link(latency_s=figure(1.0), bandwidth_bytes_per_s=figure(TOKEN_BYTES))
     made = replace(made, hw=msgspec.structs.replace(made.hw, p2p=p2p))
     made = replace(made, homes=homes_by_layer(made.model, made.spec.several.stages_of(made.model.n_layers)))
@@ -150,7 +150,7 @@ def test_a_layer_waits_for_copies_to_its_own_gpu_and_all_waits_count(tmp_path, e
 
 
 def test_the_bound_by_hand(tmp_path):
-    resident = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], "arithmetic").result
+    resident = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], "core").result
     assert resident.lower_bound.ttft_s == pytest.approx(12.0)  # what it takes: nothing is missing
 
 

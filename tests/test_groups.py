@@ -94,18 +94,18 @@ class Gathers(Policy):
 
 def gathered(folder, engine: str, policy: Policy, *rows: list[int]) -> list[tuple[int, float]]:
     made = grouped(setup(policy, replay(folder, *rows), 8, kernel_s=4.0))
-    made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+    made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
     return spans(made, "gpu", "expert")
 
 
-@pytest.mark.parametrize("engine", ("arithmetic", "simpy"))
+@pytest.mark.parametrize("engine", ("core", "simpy"))
 def test_experts_that_wait_for_the_same_copies_are_one_group(tmp_path, engine: str) -> None:
     """Those that were there (0 and 1 of the second token) wait for the others' copies too, and share their kernels."""
     runs = gathered(tmp_path, engine, Gathers(), [0, 1, 2, 3], [0, 1, 4, 5])
     assert runs == [(0, 8.0), (1, 0.0), (2, 1.0), (3, 3.0), (0, 8.0), (1, 0.0), (4, 1.0), (5, 3.0)]
 
 
-@pytest.mark.parametrize("engine", ("arithmetic", "simpy"))
+@pytest.mark.parametrize("engine", ("core", "simpy"))
 def test_one_that_waits_for_more_than_the_first_begins_a_group(tmp_path, engine: str) -> None:
     def first_two(expert, tickets):
         return tuple(tickets[e] for e in (0, 1) if e in tickets)
@@ -115,7 +115,7 @@ def test_one_that_waits_for_more_than_the_first_begins_a_group(tmp_path, engine:
     assert runs == [(0, 8.0), (1, 0.0), (2, 8.0), (0, 8.0), (1, 0.0), (4, 8.0)]
 
 
-@pytest.mark.parametrize("engine", ("arithmetic", "simpy"))
+@pytest.mark.parametrize("engine", ("core", "simpy"))
 def test_what_waits_for_the_firsts_own_copy_joins_it(tmp_path, engine: str) -> None:
     def of_zero(expert, tickets):
         return (tickets[0],) if expert and 0 in tickets else ()

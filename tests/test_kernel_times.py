@@ -359,7 +359,7 @@ def resident_in(stack: Stack, **own: Any) -> Stack:
     return msgspec.structs.replace(stack, resident=resident, **own).on(load_hardware("rtx3090"), keeps_all=True)
 
 
-@pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+@pytest.mark.parametrize("engine", ["core", "simpy"])
 def test_a_resident_token_is_launched_once_and_read_once(tmp_path: Path, engine: str) -> None:
     """Two layers of two experts, all there; a kernel takes 2 s, an attention has one, a group two, the head one.
 
@@ -373,7 +373,7 @@ def test_a_resident_token_is_launched_once_and_read_once(tmp_path: Path, engine:
     for resident in (False, True):
         with Trace(from_rows(tmp_path / f"{engine}.safetensors", rows, 3)) as trace:
             made = setup(Placed(there), trace, 6, launch_s=1.0, sync_s=5.0)
-            made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+            made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
             stack = msgspec.structs.replace(made.stack, grouped=True, graphs=True, kernel_times=TIMES)
             made = replace(made, stack=resident_in(stack) if resident else stack)
             seen = execute_easy(made)
@@ -390,7 +390,7 @@ class Kept(Placed):
         return frozenset({1})
 
 
-@pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+@pytest.mark.parametrize("engine", ["core", "simpy"])
 def test_routers_of_kept_layers_are_not_read(tmp_path: Path, engine: str) -> None:
     """As above by layers, but of the second one nobody reads the router: its attention runs from 13 to 15, its experts,
     launched meanwhile, until 19, the head until 21, read at 26."""
@@ -399,7 +399,7 @@ def test_routers_of_kept_layers_are_not_read(tmp_path: Path, engine: str) -> Non
     for policy in (Placed(there), Kept(there)):
         with Trace(from_rows(tmp_path / f"{engine}.safetensors", rows, 3)) as trace:
             made = setup(policy, trace, 6, launch_s=1.0, sync_s=5.0)
-            made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+            made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
             resident = Resident(graphs=True, kernels=made.stack.kernels)
             made = replace(
                 made,

@@ -129,7 +129,8 @@ def server(folder: Path, pool: KvPool | None, batch: int = 3, engine: str | None
         made = replace(made, kv=pool)
         preempt = "swap" if pool is not None and pool.swaps else "recompute"
         made = replace(
-            made, spec=RunSpec(hw="easy", policy="gpu_only", batch=batch, engine=engine, kv_preempt=preempt, **spec)
+            made,
+            spec=RunSpec(hw="easy", policy="gpu_only", batch=batch, sim_simulator=engine, kv_preempt=preempt, **spec),
         )
         return execute(made, bounds=False)
 
@@ -139,7 +140,7 @@ def ends(outcome: Outcome) -> list[tuple[float, float]]:
     return [(t.first_token_s, t.last_token_s) for t in outcome.report.requests]
 
 
-@pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+@pytest.mark.parametrize("engine", ["core", "simpy"])
 def test_times_by_hand(tmp_path: Path, engine: str) -> None:
     assert ends(server(tmp_path, None, engine=engine)) == [(4, 20), (8, 20), (12, 16)]
     anew = server(tmp_path, KvPool(PAGES, 2, 32), engine=engine)
@@ -309,8 +310,10 @@ def result_of(spec: RunSpec, bounds: bool = True) -> dict[str, Any]:
 def test_simpy_says_the_same(tiny: Path, policy: str, how: dict[str, Any], preempt: str) -> None:
     """Copies of experts and of pages share the links; `fiddler` sends activations down the way that pages go."""
     found = [
-        result_of(spec_of(tiny, policy, kv_preempt=preempt, engine=engine, sim_contention=False, **how), bounds=False)
-        for engine in ("arithmetic", "simpy")
+        result_of(
+            spec_of(tiny, policy, kv_preempt=preempt, sim_simulator=engine, sim_contention=False, **how), bounds=False
+        )
+        for engine in ("core", "simpy")
     ]
     for one in found:
         del one["simulator"], one["by_layer"]  # its sums are taken in another order
@@ -326,7 +329,7 @@ def pooled(engine: str, swaps: bool) -> Any:
         setup = replace(setup, requests=[r._replace(index=i) for i, r in enumerate(come)])
         most = max(r.prompt_len + r.outputs - 1 for r in setup.requests)
         setup = replace(setup, kv=KvPool(-(-most // 2), 2, 2 * setup.pieces.whole[0][0].n_bytes // 3 + 1, swaps))
-        setup = replace(setup, spec=msgspec.structs.replace(setup.spec, engine=engine))
+        setup = replace(setup, spec=msgspec.structs.replace(setup.spec, sim_simulator=engine))
         return random_worlds.by_engine(setup, spans, log)
 
     return loop
@@ -339,7 +342,7 @@ def test_simpy_says_the_same_in_random_worlds(tmp_path: Path) -> None:
     for seed in range(50):
         of = random_worlds.world(seed, tmp_path)
         for swaps in (False, True) if of.facts["spec"].batch > 1 else ():
-            seen = [random_worlds.run(of, pooled(engine, swaps)) for engine in ("arithmetic", "simpy")]
+            seen = [random_worlds.run(of, pooled(engine, swaps)) for engine in ("core", "simpy")]
             for one in seen:
                 assert not one.crash, one.crash
                 one.spans.sort()  # told when work ends by one, when its end is known by the other
@@ -371,8 +374,8 @@ def test_copies_of_pages_and_of_experts_take_turns(tiny: Path) -> None:
 @pytest.mark.parametrize("how", [{}, {"prefill_chunk": 3}, {"batch_static": True}])
 def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], preempt: str) -> None:
     """Nobody makes room for itself: every figure but those of memory."""
-    with_pool = result_of(spec_of(tiny, batch=1, kv_preempt=preempt, experts=60, **how))
-    without = result_of(spec_of(tiny, batch=1, kv_memory=None, kv_page=16, experts=60, **how))
+    with_pool = result_of(spec_of(tiny, batch=1, kv_preempt=preempt, cache="60experts", **how))
+    without = result_of(spec_of(tiny, batch=1, kv_memory=None, kv_page=16, cache="60experts", **how))
     assert with_pool["kv"]["preemptions"] == 0
     assert "kv" not in without
     for name in ("run_id", "name", "memory", "peak_vram_bytes", "kv"):
@@ -383,9 +386,9 @@ def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], pre
 
 @pytest.mark.parametrize("preempt", PREEMPTIONS)
 def test_a_pool_for_all_changes_nothing(tiny: Path, preempt: str) -> None:
-    ample = spec_of(tiny, kv_memory=100 * 2 * 131_072, experts=60, kv_preempt=preempt)
+    ample = spec_of(tiny, kv_memory=100 * 2 * 131_072, cache="60experts", kv_preempt=preempt)
     with_pool = result_of(ample)
-    without = result_of(spec_of(tiny, kv_memory=None, kv_page=16, experts=60))
+    without = result_of(spec_of(tiny, kv_memory=None, kv_page=16, cache="60experts"))
     assert with_pool["kv"]["peak_pages"] < 100
     assert [with_pool[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "bound")] == [
         without[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "bound")
@@ -398,7 +401,9 @@ def test_who_knows_the_future_knows_who_makes_room(tiny: Path, how: dict[str, An
     """`belady` keeps what is used soonest, of iterations as they come with pre-emption: it copies the least, and no
     policy is below the bound, which is of these iterations, too."""
     policies = ("belady", "lru", "lfu")
-    found = {policy: result_of(spec_of(tiny, policy, kv_preempt=preempt, experts=60, **how)) for policy in policies}
+    found = {
+        policy: result_of(spec_of(tiny, policy, kv_preempt=preempt, cache="60experts", **how)) for policy in policies
+    }
     copied = {policy: one["h2d_bytes"] for policy, one in found.items()}
     assert min(copied, key=lambda policy: copied[policy]) == "belady"
     for one in found.values():
@@ -454,10 +459,10 @@ def test_what_makes_a_run() -> None:
         (["--kv-memory", "2"], "--kv-memory, got '2': that is 2 bytes; did you mean 2GB?"),
         (["--set", "kv.page=32"], "--set kv.page, got 32 without a pool, where nobody is refused; add --kv-memory"),
         (["--set", "kv.preempt=swap"], "--set kv.preempt, got 'swap' without a pool"),
-        (["--kv-memory", "1GB", "--set", "kv.page=0"], "--set kv.page, got 0: at least 1 token"),
+        (["--kv-memory", "1GB", "--set", "kv.page=0"], "--set kv.page, got 0: at least 1"),
         (
             ["--kv-memory", "1GB", "--set", "kv.preempt=swop"],
-            "--set kv.preempt, got 'swop': no such way; did you mean 'swap'",
+            "--set kv.preempt, got 'swop': no such value; did you mean 'swap'",
         ),
         (["--kv-memory", "30GB"], "dense parts and --kv-memory need"),
     ],

@@ -51,11 +51,11 @@ def run(
         made = replace(made, hw=msgspec.structs.replace(made.hw, drive=drive))
         made = replace(made, tier=ThirdTier("easy", **(TERMS | terms)))
         made = replace(made, host_bytes=host * EXPERT_BYTES)
-        made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
         return easy_numbers.execute_easy(made)
 
 
-ENGINES = pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+ENGINES = pytest.mark.parametrize("engine", ["core", "simpy"])
 
 
 @ENGINES
@@ -483,7 +483,7 @@ def test_runs_without_a_drive_are_known_as_they_were():
 def results(**fields: Any) -> list[dict[str, Any]]:
     """Of both engines, without contention: the same but for what names an engine and the last digits of waits."""
     found, own = [], ("by_layer", "simulator", "wall_s", "run_id")
-    for engine in ("arithmetic", "simpy"):
+    for engine in ("core", "simpy"):
         made = prepare(RunSpec(**ASKED | {"sim_contention": False, "engine": engine} | fields))
         try:
             told = execute(made, bounds=False, by_layer=False).result.to_dict()

@@ -44,7 +44,7 @@ def test_terms_of_copies_say_nothing_of_reads() -> None:
     assert memory.paid_s(1, 8.0) == 8.0
 
 
-@pytest.mark.parametrize(("engine", "overlap_s", "read_s"), [("simpy", 1.5, 7.5), ("arithmetic", 4 / 3, 7.0)])
+@pytest.mark.parametrize(("engine", "overlap_s", "read_s"), [("simpy", 1.5, 7.5), ("core", 4 / 3, 7.0)])
 def test_a_read_and_a_copy_share_host_memory_by_hand(
     engine: str, overlap_s: float, read_s: float, tmp_path: Path
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_read_and_a_copy_share_host_memory_by_hand(
         made = replace(made, hw=msgspec.structs.replace(made.hw, drive=drive, cpu=cpu, contention=Contention()))
         made = replace(made, tier=ThirdTier("easy", 4, EXPERT_BYTES))
         made = replace(made, host_bytes=4 * EXPERT_BYTES)
-        made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine, sim_contention=True))
+        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine, sim_contention=True))
         seen = easy_numbers.execute_easy(made)
     assert seen.lane("nvme")[2][2] == pytest.approx(read_s)
     ends_s = [end_s for _, _, end_s in seen.lane("h2d")]
@@ -80,7 +80,7 @@ def crowded(seed: int, folder: Path, engine: str | None) -> Any:
     rate = asked * rng.choice((0.3, 0.7, 0.95)) if math.isfinite(asked) else 1e3
     cpu = msgspec.structs.replace(hw.cpu, total_bandwidth_bytes_per_s=figure(rate))
     hw = msgspec.structs.replace(hw, cpu=cpu, contention=Contention())
-    spec = msgspec.structs.replace(of.facts["spec"], sim_contention=True, engine=engine)
+    spec = msgspec.structs.replace(of.facts["spec"], sim_contention=True, sim_simulator=engine)
     of.facts |= {"hw": hw, "spec": spec}
     return of
 

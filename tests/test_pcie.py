@@ -24,19 +24,19 @@ def test_theory_by_hand() -> None:
     """GT/s times lanes / 8, times 128 of 130 bits; from generation 6 on, 236 of 256 bytes of a flit."""
     theory = {word: bus_of(word).theoretical_bytes_per_s for word in LINKS}
     assert len(theory) == 12
-    assert theory["pcie3x16"] == pytest.approx(15.754e9, rel=1e-4)
-    assert theory["pcie4x16"] == pytest.approx(31.508e9, rel=1e-4)
-    assert theory["pcie5x8"] == theory["pcie4x16"]
-    assert theory["pcie6x4"] == pytest.approx(4 * 64e9 / 8 * 236 / 256)
+    assert theory["gen3x16"] == pytest.approx(15.754e9, rel=1e-4)
+    assert theory["gen4x16"] == pytest.approx(31.508e9, rel=1e-4)
+    assert theory["gen5x8"] == theory["gen4x16"]
+    assert theory["gen6x4"] == pytest.approx(4 * 64e9 / 8 * 236 / 256)
     for path in bundled(GPUS, ".yaml").values():
         hw = load_hardware(path)
         if hw.one_memory:
-            with pytest.raises(BadInput, match=r"--pcie, got 'pcie5x16' on gb10: CPU and GPU have one memory there"):
-                load_hardware(path, link="pcie5x16")
+            with pytest.raises(BadInput, match=r"--pcie, got 'gen5x16' on gb10: CPU and GPU have one memory there"):
+                load_hardware(path, link="gen5x16")
             continue
         bus = hw.gpu.link
         assert bus is not None
-        assert bus.theoretical_bytes_per_s == pytest.approx(theory[f"pcie{bus.generation}x{bus.lanes}"], rel=1e-3)
+        assert bus.theoretical_bytes_per_s == pytest.approx(theory[f"gen{bus.generation}x{bus.lanes}"], rel=1e-3)
 
 
 @pytest.mark.parametrize("up", [True, False])
@@ -50,23 +50,23 @@ def test_figures_are_below_theory_in_order_and_in_their_range(up: bool) -> None:
         assert figure.low < figure.value < figure.high < bus_of(word).theoretical_bytes_per_s
         assert set(figure.refs) <= set(SOURCES)
     for generation in "3456":
-        assert [of[f"pcie{generation}x{lanes}"].value for lanes in (4, 8, 16)] == sorted(
-            of[f"pcie{generation}x{lanes}"].value for lanes in (4, 8, 16)
+        assert [of[f"gen{generation}x{lanes}"].value for lanes in (4, 8, 16)] == sorted(
+            of[f"gen{generation}x{lanes}"].value for lanes in (4, 8, 16)
         )
     for lanes in (4, 8, 16):
-        values = [of[f"pcie{generation}x{lanes}"].value for generation in "3456"]
+        values = [of[f"gen{generation}x{lanes}"].value for generation in "3456"]
         assert values == sorted(values)
 
 
 def test_measured_ones_are_those_of_bundled_cards() -> None:
     """A word and the profile of a card that was measured on such a link do not contradict one another."""
     for card, word in (
-        ("rtx5090", "pcie5x16"),
-        ("rtx5060ti", "pcie5x8"),
-        ("rtx4090", "pcie4x16"),
-        ("rtx4060ti", "pcie4x8"),
-        ("t4", "pcie3x16"),
-        ("a100-80g-sxm", "pcie4x16"),
+        ("rtx5090", "gen5x16"),
+        ("rtx5060ti", "gen5x8"),
+        ("rtx4090", "gen4x16"),
+        ("rtx4060ti", "gen4x8"),
+        ("t4", "gen3x16"),
+        ("a100-80g-sxm", "gen4x16"),
     ):
         hw = load_hardware(card)
         assert bandwidth(bus_of(word), True).value == hw.h2d.bandwidth_bytes_per_s.value
@@ -75,32 +75,32 @@ def test_measured_ones_are_those_of_bundled_cards() -> None:
 
 def test_a_link_changes_what_goes_over_it_and_nothing_else() -> None:
     own, other = load_hardware("rtx3090"), load_hardware("rtx3090", link="PCIe 5.0 x16")
-    assert other.h2d.bandwidth_bytes_per_s == bandwidth(bus_of("pcie5x16"), True)
-    assert other.d2h.bandwidth_bytes_per_s == bandwidth(bus_of("pcie5x16"), False)
+    assert other.h2d.bandwidth_bytes_per_s == bandwidth(bus_of("gen5x16"), True)
+    assert other.d2h.bandwidth_bytes_per_s == bandwidth(bus_of("gen5x16"), False)
     assert other.h2d.latency_s == own.h2d.latency_s
     assert other.p2p.bandwidth_bytes_per_s.value == pytest.approx(1.225e10 * 5.5 / 2.45)  # half of it, as it was
-    assert (other.gpu.link, other.h2d_pageable) == (bus_of("pcie5x16"), own.h2d_pageable)
+    assert (other.gpu.link, other.h2d_pageable) == (bus_of("gen5x16"), own.h2d_pageable)
     assert (other.cpu, other.host, other.vram_bytes) == (own.cpu, own.host, own.vram_bytes)
-    narrow = load_hardware("rtx3090", link="pcie3x4")
+    narrow = load_hardware("rtx3090", link="gen3x4")
     assert narrow.h2d_pageable.bandwidth_bytes_per_s == narrow.h2d.bandwidth_bytes_per_s  # no faster than pinned
-    nvlink = load_hardware("a100-80g-sxm", link="pcie3x16")
+    nvlink = load_hardware("a100-80g-sxm", link="gen3x16")
     assert nvlink.p2p == load_hardware("a100-80g-sxm").p2p
-    desktop = load_hardware("rtx5090", link="pcie6x16")
+    desktop = load_hardware("rtx5090", link="gen6x16")
     assert desktop.h2d.bandwidth_bytes_per_s.value == desktop.cpu.memory_bandwidth_bytes_per_s.value
 
 
 def test_the_own_link_leaves_the_profile_as_it_is() -> None:
-    assert load_hardware("rtx3090", link="pcie4x16") == load_hardware("rtx3090")
+    assert load_hardware("rtx3090", link="gen4x16") == load_hardware("rtx3090")
 
 
 def test_a_figure_that_was_set_wins() -> None:
     for key in ("h2d.bandwidth_bytes_per_s", "h2d.bandwidth_bytes_per_s.value"):
-        hw = load_hardware("rtx3090", {key: 4e10}, link="pcie5x16")
+        hw = load_hardware("rtx3090", {key: 4e10}, link="gen5x16")
         assert hw.h2d.bandwidth_bytes_per_s.value == 4e10
         assert hw.d2h.bandwidth_bytes_per_s.value == 5.6e10
 
 
-@pytest.mark.parametrize("word", ["pcie7x16", "pcie5x3", "pcie9x9", "5x16x", "nvlink", ""])
+@pytest.mark.parametrize("word", ["gen7x16", "gen5x3", "gen9x9", "5x16x", "nvlink", ""])
 def test_other_words_are_refused(word: str) -> None:
     with pytest.raises(BadInput, match=r"^--pcie, got .*: no such link; .*`moesim hw --links` lists them"):
         load_hardware("rtx3090", link=word)
@@ -113,8 +113,8 @@ def test_every_command_takes_it(capsys: pytest.CaptureFixture[str], trace: Path,
     assert figures["h2d.bandwidth_bytes_per_s"]["value"] == 5.5e10
     assert figures["h2d.bandwidth_bytes_per_s"]["source"] == "assumed"
     assert result["overrides"] == {"pcie": "gen5x16"}
-    assert "rtx3090 with link=pcie5x16 " in result["name"]
-    assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["link"] == "pcie5x16"
+    assert "rtx3090 with pcie=gen5x16 " in result["name"]
+    assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["pcie"] == "gen5x16"
     again = simulated(capsys, "--config", tmp_path / "a" / "config.yaml", "--json")
     assert again.err == ""
     assert {**again.json, "wall_s": 0} == {**result, "wall_s": 0}
@@ -132,7 +132,7 @@ def test_every_command_takes_it(capsys: pytest.CaptureFixture[str], trace: Path,
 
 def test_the_list_of_words(capsys: pytest.CaptureFixture[str]) -> None:
     out = moesim(capsys, "hw", "--links").out
-    assert [line.split()[0] for line in out.splitlines() if line.startswith("pcie")] == list(LINKS)
-    assert "pcie3x4 to pcie6x16" in simulated(capsys, "--help").out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("gen")] == list(LINKS)
+    assert "gen3x4 to gen6x16" in simulated(capsys, "--help").out
     assert "give it alone" in moesim(capsys, "hw", "rtx3090", "--links").error
     assert "without a profile" in moesim(capsys, "hw", "--pcie", "gen5x16").error

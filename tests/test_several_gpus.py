@@ -36,7 +36,7 @@ from sim.profiles.stack import load_stack
 from sim.run import execute, prepare
 from traces.format.reader import Trace
 
-ENGINES = ("arithmetic", "simpy")
+ENGINES = ("core", "simpy")
 PORTS = ("p2p_out", "p2p_in")
 
 
@@ -51,7 +51,7 @@ def shared_out(
     **world: Any,
 ) -> Run:
     made = setup(policy, trace, room, gpus=gpus, **world)
-    made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine, **ways))
+    made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine, **ways))
     enough_for_one = figure(made.hw.h2d.bandwidth_bytes_per_s.value)
     cpu = msgspec.structs.replace(made.hw.cpu, copies_bandwidth_bytes_per_s=enough_for_one)
     p2p = Link(latency_s=figure(peer[0]), bandwidth_bytes_per_s=figure(peer[1]))
@@ -114,7 +114,7 @@ def test_the_next_layer_waits_for_the_last_result_and_what_stays_sends_nothing(t
 def test_the_host_enqueues_each_transfer(tmp_path):
     with Trace(from_rows(tmp_path / "easy.safetensors", [[[1, 2]]], 6)) as trace:
         policy = Placed([(0, 1), (0, 2)])
-        seen = shared_out(policy, trace, 2, 3, "arithmetic", ALL_TO_ALL, copy_launch_s=0.5)
+        seen = shared_out(policy, trace, 2, 3, "core", ALL_TO_ALL, copy_launch_s=0.5)
     # Gate at 1; enqueued at 1.5 and 2: out 1.5..3.5, 3.5..5.5. Experts until 5.5 and 7.5; back enqueued by 2.5 and 3.
     assert seen.lane("p2p_out") == [("dispatch 0", 1.5, 3.5), ("dispatch 0", 3.5, 5.5)]
     assert seen.lane("p2p_in") == [("combine 0", 5.5, 7.5), ("combine 0", 7.5, 9.5)]
@@ -308,7 +308,7 @@ def test_experts_run_where_they_are_placed(tmp_path, tiny_path, policy):
     shown = []
     for engine in ENGINES:
         hw = {"hw.vram_bytes": 1e12} if policy == "gpu_only" else {}
-        made = placed(tmp_path, UNEVEN, tiny_path, policy=policy, engine=engine, set=hw, sim_contention=False)
+        made = placed(tmp_path, UNEVEN, tiny_path, policy=policy, sim_simulator=engine, set=hw, sim_contention=False)
         spans: list[Any] = []
         result = execute(made, lambda *span, to=spans: to.append(span)).result
         made.close()
@@ -442,7 +442,7 @@ def test_engines_agree_and_a_port_never_moves_more_than_it_can(tmp_path):
 
 def test_as_many_bytes_cross_as_tokens_of_experts_elsewhere_have(tmp_path):
     with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, n_requests=2, prompt=4, outputs=5, levels=set())) as trace:
-        seen = shared_out(Lru(scope="global"), trace, 6, 3, "arithmetic", ALL_TO_ALL)
+        seen = shared_out(Lru(scope="global"), trace, 6, 3, "core", ALL_TO_ALL)
         n_pairs = sum(n for gpu in (1, 2) for what, n in seen.tokens(f"gpu{gpu}") if what.startswith("expert"))
     for port in PORTS:
         assert sum(span[5] for span in seen.spans if span[0] == port) == n_pairs * TOKEN_BYTES > 0
@@ -474,7 +474,7 @@ def test_bounds_stay_bounds(tmp_path, ways, gpus):
 )
 def test_a_bound_by_hand_where_nothing_is_missing(tmp_path, ways, bound_s):
     with Trace(from_rows(tmp_path / "easy.safetensors", [[[0, 1, 3, 5]]], 6, [(1, 1)])) as trace:
-        seen = shared_out(Placed([(0, 0), (0, 1), (0, 3), (0, 5)]), trace, 3, 2, "arithmetic", ways)
+        seen = shared_out(Placed([(0, 0), (0, 1), (0, 3), (0, 5)]), trace, 3, 2, "core", ways)
     assert seen.result.lower_bound.ttft_s == pytest.approx(bound_s)
     assert seen.result.ttft_s.mean == 16  # with the way there, and each result by itself or all in one
 

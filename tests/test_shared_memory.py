@@ -214,12 +214,12 @@ def test_where_there_is_plenty_nothing_is_shared_on_events_either(tiny: Path, po
     assert told(tiny, policy, engine="simpy") == told(tiny, policy, sim_contention=False, engine="simpy")
 
 
-@pytest.mark.parametrize("engine", ["arithmetic", "simpy"])
+@pytest.mark.parametrize("engine", ["core", "simpy"])
 @pytest.mark.parametrize("policy", ["llama_cpp_lru", "lru", "mixtral_offloading"])
 def test_what_is_said_to_be_added_is_what_lanes_are_longer_busy(tiny: Path, policy: str, engine: str) -> None:
     """These decide alike whatever things take, so a lane does the same work with contention and without."""
-    seen = run(tiny, policy, hw="rtx4090", engine=engine)
-    alone = run(tiny, policy, hw="rtx4090", engine=engine, sim_contention=False)
+    seen = run(tiny, policy, hw="rtx4090", sim_simulator=engine)
+    alone = run(tiny, policy, hw="rtx4090", sim_simulator=engine, sim_contention=False)
     busy_s, alone_s = seen.report.lanes.busy_s, alone.report.lanes.busy_s
     assert seen.result.h2d_bytes == alone.result.h2d_bytes
     found = seen.result.contention.by_activity()

@@ -97,7 +97,7 @@ def result_of(tiny: Path, engine: str | None, policy: str, **rest: Any) -> Any:
     """All of a result but how long it took; or what it says of a run that cannot be."""
     rest["set"] = UNTAUGHT.get(policy, {}) | rest.get("set", {})
     rest |= {"hw": "rtx3090", "trace": str(tiny), "model": "mixtral-8x7b", "split": "all", "sim_contention": False}
-    spec = RunSpec(policy=policy, engine=engine, **rest)
+    spec = RunSpec(policy=policy, sim_simulator=engine, **rest)
     try:
         made = prepare(spec)
         result = execute(made).result.to_dict()
@@ -114,7 +114,7 @@ WORLDS = [{"gpus": 2, "batch": 2}, {"cache": "40experts", "set": {"hw.host.launc
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 @pytest.mark.parametrize("policy", few_each_time(policies(), MANY_KINDS))
 def test_every_key_of_a_result(tiny: Path, policy: str, world: dict[str, Any]) -> None:
-    arithmetic, simpy = (result_of(tiny, engine, policy, **world) for engine in ("arithmetic", "simpy"))
+    arithmetic, simpy = (result_of(tiny, engine, policy, **world) for engine in ("core", "simpy"))
     if not isinstance(arithmetic, str):
         assert (arithmetic.pop("simulator"), simpy.pop("simulator")) == ("core", "simpy")
         # Each engine sums what a layer waits in an order of its own: the last digits differ.
@@ -127,17 +127,17 @@ def test_every_key_of_a_result(tiny: Path, policy: str, world: dict[str, Any]) -
 
 
 def machine_of(tiny: Path, engine: str | None = None, **rest: Any) -> str:
-    made = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(tiny), split="all", engine=engine, **rest))
+    made = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(tiny), split="all", sim_simulator=engine, **rest))
     _, machine = assemble(made)
     made.close()
     return type(machine).__name__
 
 
 def test_which_one_replays(tiny: Path) -> None:
-    assert machine_of(tiny) == machine_of(tiny, "arithmetic") != "EventMachine"
+    assert machine_of(tiny) == machine_of(tiny, "core") != "EventMachine"
     assert machine_of(tiny, "simpy") == machine_of(tiny, set=ACTIVE) == "EventMachine"
     with pytest.raises(BadInput, match="another coefficient"):
-        machine_of(tiny, "arithmetic", set=ACTIVE)
+        machine_of(tiny, "core", set=ACTIVE)
     with pytest.raises(BadInput, match="no such engine; did you mean 'simpy'"):
         machine_of(tiny, "simpi")
 

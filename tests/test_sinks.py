@@ -312,7 +312,7 @@ class TestTimeline:
             "--timeline",
             tmp_path / "t.json",
             "--set",
-            "timeline.iterations=10_000",
+            "timeline.iterations=10000",
         )
         events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
         spans = pd.read_parquet(tmp_path / "a" / "spans.parquet")

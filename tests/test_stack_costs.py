@@ -22,7 +22,7 @@ from sim.policy.decisions import RunCpu
 from sim.profiles.stack import calls_of, load_stack
 from traces.format.reader import Trace
 
-ENGINES = ("arithmetic", "simpy")
+ENGINES = ("core", "simpy")
 SET = ("engine.hybrid_layer_s=7e-4", "engine.copy_calls=3", "engine.cpu_region=layer")
 
 
@@ -40,7 +40,7 @@ def ran(
 ) -> Run:
     with Trace(from_rows(path / f"{engine}.safetensors", rows, 3)) as trace:
         made = setup(policy, trace, 3, **(machine or {}))
-        made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
         made = replace(made, stack=msgspec.structs.replace(made.stack, **stack))
         return execute_easy(made)
 
@@ -78,7 +78,7 @@ def test_a_layer_as_one_region_pays_the_overhead_once(tmp_path: Path, engine: st
 def test_each_call_of_a_copy_is_enqueued_and_waits_for_the_link(tmp_path: Path, engine: str) -> None:
     with Trace(from_rows(tmp_path / "t.safetensors", [[[0]]], 3)) as trace:
         made = setup(Lru(), trace, 3, copy_launch_s=1.0)
-        made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
         made = replace(
             made, hw=msgspec.structs.replace(made.hw, h2d=msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0)))
         )
@@ -95,7 +95,7 @@ def test_each_call_of_a_copy_is_enqueued_and_waits_for_the_link(tmp_path: Path, 
 def test_copies_shorter_than_their_issue_come_as_fast_as_they_are_issued(tmp_path: Path) -> None:
     # three copies of 0.25 s, each issued in 2 calls of 1 s: the link idles in between
     machine = {"copy_launch_s": 1.0, "copy_s": 0.25}
-    seen = ran(Lru(), tmp_path, [[[0, 1, 2]]], "arithmetic", machine, copy_calls=2)
+    seen = ran(Lru(), tmp_path, [[[0, 1, 2]]], "core", machine, copy_calls=2)
     assert [(start, end) for _, start, end in seen.lane("h2d")] == [(3, 3.25), (5, 5.25), (7, 7.25)]
 
 
@@ -112,7 +112,7 @@ def test_a_kernel_that_gathers_pays_neither_calls_nor_latency(tmp_path: Path, en
     for calls in (1, 0):
         with Trace(from_rows(tmp_path / f"{engine}{calls}.safetensors", [[[0, 1, 2]]], 3)) as trace:
             made = setup(Lru(), trace, 3, copy_launch_s=1.0, copy_s=4.0)
-            made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+            made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
             made = replace(
                 made,
                 hw=msgspec.structs.replace(made.hw, h2d=msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0))),

@@ -100,13 +100,13 @@ def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tm
         "--cache",
         "15%",
     )
-    words = (*words, "--vram", "20GB,22GB", "--set", "engine.per_layer_s=5e-6", "--pcie", "gen4x16,pcie5x16")
+    words = (*words, "--vram", "20GB,22GB", "--set", "engine.per_layer_s=5e-6", "--pcie", "gen4x16,gen5x16")
     assert moesim(capsys, "sweep", "--trace", trace, *words, "--out", tmp_path / "out").code == 0
     rows = table(tmp_path / "out")
     assert set(columns_of("runs")) - set(rows) == {"wall_s", "params", "overrides"}
     assert set(rows["seed"]) == {1, 2}
     assert set(rows["vram_bytes"]) == {20 * 10**9, 22 * 10**9}
-    assert set(rows["link"]) == {"pcie4x16", "pcie5x16"}
+    assert set(rows["link"]) == {"gen4x16", "gen5x16"}
     assert set(rows["cache_frac"]) == {0.15}
     assert set(rows["engine.per_layer_s"]) == {5e-6}
     assert set(rows["params.scope"]) == {"layer", "global"}
@@ -133,7 +133,7 @@ def test_some_thirty_columns_are_shown_and_others_where_they_are_asked_for(
     capsys: Any, trace: Path, tmp_path: Path
 ) -> None:
     words = ("sweep", "--trace", trace, "--policy", "lru", "--policy", "lfu scope=global,layer", "--json")
-    grid = ("--hw", "rtx3090", "--experts", "32,48")
+    grid = ("--hw", "rtx3090", "--cache", "32experts,48experts")
 
     def columns(*more: object) -> list[str]:
         rows = json.loads(moesim(capsys, *words, *more).out)["rows"]
@@ -153,9 +153,9 @@ def test_some_thirty_columns_are_shown_and_others_where_they_are_asked_for(
         2,
         "error: --columns, got 'tpot.mean': no column of a sweep; did you mean 'tpot_s.mean'?\n",
     )
-    with_joules = columns(*grid, "--energy", "gpu")
+    with_joules = columns(*grid, "--set", "sim.energy=gpu")
     assert set(with_joules) - set(first) == {"energy.joules_per_token"}
-    frame = face.sweep("lru", "rtx3090", trace=trace, experts=[32, 48], columns=["tpot_s"])
+    frame = face.sweep("lru", "rtx3090", trace=trace, cache=["32experts", "48experts"], columns=["tpot_s"])
     assert list(frame)[3:6] == ["tpot_s.mean", "tpot_s.p50", "tpot_s.p95"]
 
 
@@ -195,7 +195,7 @@ def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path,
     for alike in (
         ("--set", "hw.cpu=tr-pro-3955wx"),
         ("--hw", "l4,t4"),
-        ("--hw", "rtx3090", "--pcie", "gen3x16,pcie4x16"),
+        ("--hw", "rtx3090", "--pcie", "gen3x16,gen4x16"),
     ):
         own = alike if "--hw" in alike else (*cards, *alike)
         assert moesim(capsys, "sweep", *words, *own, "--json").json["hosts"] is None

@@ -14,7 +14,7 @@ from cli_help import Said, called, mixtral_shaped, moesim, simulated
 
 from sim.machine.lanes import OWED
 
-WHOLE = ("--set", "timeline.iterations=10_000")
+WHOLE = ("--set", "timeline.iterations=10000")
 ENDS = {"copied for": ("h2d", "gpu"), "sent to the CPU": ("d2h", "cpu"), "result of the CPU": ("cpu", "h2d")}
 
 
@@ -194,7 +194,7 @@ class TestWindow:
 
     def test_beyond_the_run(self, run: Any, tmp_path: Path) -> None:
         said = run("--timeline", tmp_path / "t", "--set", "timeline.from=500", "--out", tmp_path / "out")
-        assert "--set timeline.from, got 500: the run has 18 iterations in " in said.error
+        assert "timeline.from, got 500: the run has 18 iterations in " in said.error
         assert not (tmp_path / "t").exists()
         assert (tmp_path / "out" / "result.json").is_file(), "a finished run is not thrown away"
         for wrong in ("x", "-1", "2.5", "nan s"):

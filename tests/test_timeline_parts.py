@@ -234,11 +234,11 @@ def test_simpy_agrees(tmp_path, seed):
         policy.cuts = policy.turns = seed
         with Trace(path) as trace:
             made = setup(policy, trace, room=6)
-            made = replace(made, spec=msgspec.structs.replace(made.spec, engine=engine))
+            made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
             seen = execute_easy(made)
         return sorted(seen.spans), seen.log, seen.end_s
 
-    assert replay("simpy") == replay("arithmetic")
+    assert replay("simpy") == replay("core")
 
 
 class Sliced(Policy):

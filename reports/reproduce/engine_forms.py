@@ -21,7 +21,7 @@ from traces.synth.latent import chosen_mask
 __all__ = ["METHODS"]  # those of papers, and what is below
 
 IMP = "rtx5090"
-LINK = "pcie4x16"
+LINK = "gen4x16"
 UNMEASURED = "rtx4090"  # a profile in which no pair was measured, so that the law holds
 # Row -> GB/s of the host's memory (STREAM), experts on the CPU and copies, each measured alone. C3 prints no STREAM.
 ALONE = {"C1": (84.5, 63.8, 24.9), "C2": (31.75, 29.97, 13.09), "C3": (71.5 + 14.8, 65.9, 25.2)}

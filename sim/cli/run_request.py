@@ -46,7 +46,7 @@ class RunRequest:
             else:
                 settings.append(text)
         output = {name: value for name, value in output.items() if value is not None}
-        where: Output = OUTPUTS.spec(output, "output")
+        where: Output = OUTPUTS.spec(output)
         for row in OUTPUTS.rows:
             row.check(getattr(where, row.field))
         places = (("--out", where.out, OutputFolder()), ("--timeline", where.timeline, OutputFile()))

@@ -329,7 +329,13 @@ def _talk(
     for n in experts:
         for item in policies:
             policy, *own = split(item) or [""]
-            asked: dict[str, Any] = {"policy": policy, "hw": hw, "model": str(folder), "trace": trace, "precision": "fp32"}
+            asked: dict[str, Any] = {
+                "policy": policy,
+                "hw": hw,
+                "model": str(folder),
+                "trace": trace,
+                "precision": "fp32",
+            }
             asked |= {"requests": requests, "set": OPTIONS.settings((*settings, *own))}
             specs.append(spec_of({**asked, "cache": None if n is None else f"{n}experts"}, "moesim validate"))
             named_so.append(" ".join((policy, *own)))

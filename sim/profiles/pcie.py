@@ -18,7 +18,7 @@ from sim.profiles.hardware import Bus, Hardware, Link
 LANE_BYTES_PER_S = {3: 8e9 * 128 / 130 / 8, 4: 16e9 * 128 / 130 / 8, 5: 32e9 * 128 / 130 / 8, 6: 64e9 * 236 / 256 / 8}
 """One lane each way, after encoding: 128b/130b, and from generation 6 on 236 of a flit's 256 bytes."""
 WIDTHS = (16, 8, 4)
-LINKS = tuple(f"pcie{generation}x{lanes}" for generation in LANE_BYTES_PER_S for lanes in WIDTHS)
+LINKS = tuple(f"gen{generation}x{lanes}" for generation in LANE_BYTES_PER_S for lanes in WIDTHS)
 
 
 class Reached(NamedTuple):
@@ -62,8 +62,8 @@ _DOWN = {
 
 
 def bus_of(word: str) -> Bus:
-    """`pcie5x16`, `PCIe 4.0 x8` -> generation, lanes, theoretical rate. Raises BadInput for any other."""
-    plain = re.sub(r"[\s_-]", "", word.lower()).replace(".0", "")
+    """`gen5x16`, `PCIe 4.0 x8` -> generation, lanes, theoretical rate. Raises BadInput for any other."""
+    plain = re.sub(r"^pcie(gen)?", "gen", re.sub(r"[\s_-]", "", word.lower()).replace(".0", ""))
     if plain not in LINKS:
         raise BadInput(
             f"--pcie, got {word!r}: no such link; {did_you_mean(plain, LINKS)} (`moesim hw --links` lists them)"

@@ -10,7 +10,7 @@ from sim.base.kinds import NUMBER, RAM_SIZE
 from sim.base.own_file import read_from
 from sim.base.units import RAM
 from sim.machine.several import GPU0
-from sim.options import OPTIONS, RunSpec
+from sim.options import OPTIONS, RunSpec, unusual
 from sim.policy.policy_file import file_of
 from sim.profiles.overrides import GROUPS
 
@@ -23,7 +23,7 @@ Overrides = Mapping[str, Value]
 
 REPLACES = tuple(row.field for row in OPTIONS.rows if row.replaces)
 """Options of the machine and its expert part that stand for figures of profiles."""
-NAMED = ("policy", "hw", "model", "precision", "trace", "set", "predictor", *REPLACES)
+NAMED = ("policy", "hw", "model", "precision", "trace", "set", "predictor", "sim_simulator", *REPLACES)
 """Options that a title does not list one by one."""
 
 
@@ -41,9 +41,8 @@ def title_of(setup: Setup) -> str:
     if changed := words(own, "model"):
         model += f" with {changed}"
     rest = [model, setup.trace.name]
-    for row in OPTIONS.rows:
-        value = getattr(spec, row.field)
-        if row.field not in NAMED and value not in (row.default, None) and (row.field, value) not in UNSAID:
+    for row, value in unusual(spec):
+        if row.field not in NAMED and value is not None and (row.field, value) not in UNSAID:
             rest.append(row.titled(_called(setup, row.field, value)))
     return f"{who} on {machine_of(setup.hw.id, own)} ({', '.join(rest)})"
 

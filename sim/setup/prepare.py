@@ -221,8 +221,7 @@ def _check_watts(spec: RunSpec, overrides: Overrides) -> None:
     if spec.sim_energy is None and watts is not None:
         raise BadInput(
             f"--set hw.{watts}, got {overrides.hw[watts]!r} without --set sim.energy: watts decide nothing else; add "
-            "--set sim.energy "
-            "gpu or --set sim.energy=machine"
+            "--set sim.energy=gpu or --set sim.energy=machine"
         )
 
 

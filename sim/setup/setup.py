@@ -21,7 +21,7 @@ from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost
 from sim.machine.memory_law import needs_events
 from sim.machine.several import GPU0, PER_LINK, Several
-from sim.options import CORE, OPTIONS, SIMPY, VALUE
+from sim.options import CORE, SIMPY, VALUE, unusual
 from sim.policy.api import overrides
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
@@ -301,11 +301,7 @@ class Setup:
     def identity(self) -> str:
         """Twelve hex digits of everything that decides the numbers: equal inputs, equal id, wherever the files lie."""
         asked, terms, resolved, files = self.spec, self.batch_terms, self.resolved(), self._params_sha256
-        values = {
-            row.field: value
-            for row in OPTIONS.rows
-            if row.identity == VALUE and (value := getattr(asked, row.field)) != row.default
-        }
+        values = {row.field: value for row, value in unusual(asked) if row.identity == VALUE}
         for name in KV:
             if name not in terms:  # pages of no pool
                 values.pop(name, None)

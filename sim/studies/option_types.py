@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
     gpus_dispatch: str
     """How tokens cross to experts on other GPUs: per-expert, or all-to-all: together, in a queue."""
     gpus_host_bandwidth: str
-    """The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split in equal parts."""
+    """The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split equally."""
     parallel: str | None
     """Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers (whole
     ones, experts included; layers:3/1: by shares)."""
@@ -144,7 +144,7 @@ class Axes(TypedDict, total=False):
     gpus_dispatch: Several
     """How tokens cross to experts on other GPUs: per-expert, or all-to-all: together, in a queue."""
     gpus_host_bandwidth: Several
-    """The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split in equal parts."""
+    """The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split equally."""
     parallel: Several
     """Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers (whole
     ones, experts included; layers:3/1: by shares)."""

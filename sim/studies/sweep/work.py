@@ -16,7 +16,7 @@ from sim.base.digests import of_text
 from sim.base.errors import BadInput, CheckFailed, DoesNotFit, IllegalDecision, MoesimError
 from sim.base.json import to_json
 from sim.figures import SCHEMA
-from sim.options import OPTIONS, VALUE, RunSpec
+from sim.options import VALUE, RunSpec, unusual
 from sim.policy.mistakes import told
 from sim.policy.registry import find
 from sim.studies.pool import bound_of
@@ -163,7 +163,7 @@ def bound_terms(setup: Setup) -> dict[str, Any]:
         "scheduler_sha256": meant.get("scheduler_sha256"),
         "map_sha256": meant.get("map_sha256"),
         **({"unread": True} if setup.leaves_unread else {}),
-        **{row.field: getattr(spec, row.field) for row in OPTIONS.rows if row.bound and row.identity == VALUE},
+        **{row.field: value for row, value in unusual(spec) if row.bound and row.identity == VALUE},
         "parallel": spec.parallel,
         **setup.batch_terms,
         **setup.load_terms,
