@@ -117,7 +117,7 @@ def _execute(
     clockwork = run_through(setup, engine, machine, on_step, progress)
     outcome = finished(setup, report_of(engine, machine, clockwork, began_s), by_layer)
     if bounds:
-        outcome.result.set_beside(lower_bound(setup))
+        outcome.result.set_beside(lower_bound(setup, cost=machine.cost))
     return outcome
 
 

@@ -23,6 +23,7 @@ from sim.machine.dense_parallel import Together
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range
 
 if TYPE_CHECKING:
+    from sim.machine.cost import Cost
     from sim.setup.setup import Setup
     from traces.format.layout import Ints
 
@@ -81,13 +82,13 @@ class Bounds:
     """The bound of one run.
 
     Args:
-        cpu: experts may be computed on the CPU.
+        cpu: experts may be computed on the CPU. cost: prices of its hardware, where they are at hand.
     """
 
-    def __init__(self, setup: Setup, cpu: bool) -> None:
+    def __init__(self, setup: Setup, cpu: bool, cost: Cost | None = None) -> None:
         self.setup = setup
         self.cpu = cpu and not setup.hw.one_memory  # within one memory no expert is left to it
-        self.cost = setup.cost()
+        self.cost = cost or setup.cost()
         self.experts = Experts(self.cost)
         self.n_gpus = setup.spec.gpus
         self.in_turn, self.read_routers = setup.several.in_turn, not setup.leaves_unread
@@ -332,11 +333,12 @@ class LowerBound(NamedTuple):
     lanes: str
 
 
-def lower_bound(setup: Setup, cpu: bool | None = None) -> LowerBound | None:
+def lower_bound(setup: Setup, cpu: bool | None = None, cost: Cost | None = None) -> LowerBound | None:
     """The bound of a run that is set up.
 
     Args:
         cpu: whether experts may be computed on the CPU; default: where the policy has the trait.
+        cost: the run's prices, where they are at hand.
 
     Returns:
         None where arrivals and batches leave open which tokens run together, so that there is no future to know.
@@ -345,5 +347,5 @@ def lower_bound(setup: Setup, cpu: bool | None = None) -> LowerBound | None:
         return None
     if cpu is None:
         cpu = "cpu" in setup.policy.traits
-    bounds = Bounds(setup, cpu)
+    bounds = Bounds(setup, cpu, cost)
     return LowerBound(*bounds.means(), "copy + cpu" if bounds.cpu else "copy")

@@ -85,20 +85,22 @@ def command(**options: Any) -> int:
         outcome = _run(request)
     except KeyboardInterrupt:
         raise click.Abort from None
-    told, found = outcome.result.to_dict(), None
+    found: list[Judged] = []
     try:
-        found = judged(expectations, told)
+        if expectations:
+            found = judged(expectations, outcome.result.to_dict())
     finally:  # a result is shown whatever was asked of it
-        _show(outcome, request, told, found or [])
+        _show(outcome, request, found)
     for one in found:
         click.echo(one.line, err=True)
     return 0 if all(one.held for one in found) else 1
 
 
-def _show(outcome: Outcome, request: RunRequest, told: dict[str, Any], found: list[Judged]) -> None:
+def _show(outcome: Outcome, request: RunRequest, found: list[Judged]) -> None:
     if request.as_json:
         from sim.base.json import to_json
 
+        told = outcome.result.to_dict()
         click.echo(to_json(told | ({"expectations": [one.to_dict() for one in found]} if found else {})))
     else:
         _print(outcome, request)

@@ -158,6 +158,8 @@ def _require_names(fields: dict[str, Any]) -> None:
 
 def warn_if_changed(setup: Setup, meant: dict[str, Any], config: Path | None) -> None:
     """Say so when what a saved configuration names is no longer what it was saved with."""
+    if config is None:
+        return
     now = setup.resolved()
     before, digests = meant.get("params_sha256"), now.get("params_sha256", {})
     for name, sha256 in before.items() if isinstance(before, dict) else ():
