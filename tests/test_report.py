@@ -287,17 +287,30 @@ class TestSweep:
             "--cache",
             "40experts,60experts,100experts",
         )
-        said = moesim(capsys, "sweep", *asked, "--trace", trace, "--workers", 1, "--out", tmp_path / "s", "--json")
+        said = moesim(
+            capsys,
+            "sweep",
+            *asked,
+            "--trace",
+            trace,
+            "--workers",
+            1,
+            "--out",
+            tmp_path / "s",
+            "--json",
+            "--columns",
+            "all",
+        )
         found = data_of(capsys, tmp_path / "s")
         assert found["verdict"] == said.json["answer"]
         explorer = section(found, "choose")["blocks"][0]
-        assert set(explorer["axes"]) == {"label", "hw", "experts"}
+        assert set(explorer["axes"]) == {"label", "hw", "cache"}
         names = [column["name"] for column in explorer["columns"]]
         rows = [dict(zip(names, row, strict=True)) for row in explorer["rows"]]
         ran = [row for row in said.json["rows"] if row["status"] == "ok"]
         assert len(rows) == len(ran) < len(said.json["rows"])
         for row, told in zip(rows, ran, strict=True):
-            assert (row["label"], row["hw"], row["experts"]) == (told["label"], told["hw"], told["experts"])
+            assert (row["label"], row["hw"], row["cache"]) == (told["label"], told["hw"], told["cache"])
             assert row["tpot_s.mean"] == pytest.approx(told["tpot_s.mean"], rel=1e-6)
             assert row["kind"] == ("bound" if told["policy"] == "belady" else "system")
         assert section(found, "not-run")["blocks"][0]["rows"][0][1] == "does_not_fit"

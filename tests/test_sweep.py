@@ -49,7 +49,7 @@ def table(folder: Path) -> pd.DataFrame:
 
 def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Path) -> None:
     """Brute force: each point once more as a command of its own, figure by figure, its bound included."""
-    grid = {"hw": ("rtx3090", "a6000"), "cache": f"{(32, 48)}experts", "batch": (1, 2)}
+    grid = {"hw": ("rtx3090", "a6000"), "cache": ("32experts", "48experts"), "batch": (1, 2)}
     link = "hw.h2d.bandwidth_bytes_per_s"
     words: list[object] = ["sweep", "--trace", trace, "--policy", "lru", "--policy", "lcp rho=0.5,0.9"]
     words += ["--policy", "fiddler", "--set", f"{link}=1.2e10,2.4e10"]
@@ -60,7 +60,6 @@ def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Pat
     assert rows["run_id"].is_unique
     for row in rows.sample(10, random_state=3).to_dict("records"):
         name, *own = row["label"].split()
-        budget = round(row["experts"])
         words = [
             "--policy",
             name,
@@ -69,7 +68,7 @@ def test_every_row_is_what_simulate_says(capsys: Any, trace: Path, tmp_path: Pat
             "--hw",
             row["hw"],
             "--cache",
-            f"{budget}experts",
+            row["cache"],
             "--batch",
             row["batch"],
         ]
@@ -106,11 +105,11 @@ def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tm
     assert set(columns_of("runs")) - set(rows) == {"wall_s", "params", "overrides"}
     assert set(rows["seed"]) == {1, 2}
     assert set(rows["vram_bytes"]) == {20 * 10**9, 22 * 10**9}
-    assert set(rows["link"]) == {"gen4x16", "gen5x16"}
-    assert set(rows["cache_frac"]) == {0.15}
+    assert set(rows["pcie"]) == {"gen4x16", "gen5x16"}
+    assert set(rows["cache"]) == {"15%"}
     assert set(rows["engine.per_layer_s"]) == {5e-6}
     assert set(rows["params.scope"]) == {"layer", "global"}
-    for column in ("hw_sha256", "model_sha256", "stack_sha256", "trace_sha256"):
+    for column in ("hw_sha256", "model_sha256", "engine_sha256", "trace_sha256"):
         assert rows[column].str.fullmatch("[0-9a-f]{64}").all()
     assert rows["hw_sha256"].nunique() == 2  # the link is part of what the hardware was resolved to
 
@@ -141,11 +140,11 @@ def test_some_thirty_columns_are_shown_and_others_where_they_are_asked_for(
         return list(rows[0])
 
     first = columns(*grid)
-    assert len([name for name in first if not name.startswith("params.")]) == 30 + len(["experts"])
+    assert len([name for name in first if not name.startswith("params.")]) == 30 + len(["cache"])
     assert {"label", "status", "reason", "tpot_s.mean", "hit_rate", "caveats", "pareto"} <= set(first)
     own = columns(*grid, "--columns", "tpot_s.p50,prefetch.useful")
     own = [name for name in own if not name.startswith("params.")]
-    assert own == [*POINT, "tpot_s.p50", "prefetch.useful.n", "prefetch.useful.bytes", "experts"]
+    assert own == [*POINT, "tpot_s.p50", "prefetch.useful.n", "prefetch.useful.bytes", "cache"]
     every = columns(*grid, "--columns", "all", "--out", tmp_path / "out")
     assert every == list(table(tmp_path / "out"))
     said = moesim(capsys, *words, *grid, "--columns", "tpot.mean")
@@ -166,11 +165,11 @@ def test_one_bound_is_beside_all_points_of_a_workload(capsys: Any, trace: Path, 
     least_s = rows["lower_bound.tpot_s"].min()
     assert rows["lower_bound.tpot_s"].nunique() == 8
     assert (rows["above_common_bound_frac"] == rows["tpot_s.mean"] / least_s - 1).all()
-    best = rows.loc[rows.groupby(["hw", "experts"])["tpot_s.mean"].idxmin()]
+    best = rows.loc[rows.groupby(["hw", "cache"])["tpot_s.mean"].idxmin()]
     shown = re.findall(r"fiddler +[\d.]+ m?s +(\d+) %", said.out)
     assert sorted(map(int, shown)) == sorted(round(100 * frac) for frac in best["above_common_bound_frac"])
     where = rows.loc[rows["lower_bound.tpot_s"].idxmin()]
-    words_of = f"(with experts on the CPU too, hw {where['hw']}, experts {where['experts']:.0f})"
+    words_of = f"(with experts on the CPU too, hw {where['hw']}, cache {where['cache']})"
     assert words_of in " ".join(said.out.split())
     said = moesim(capsys, *words, "--hw", "rtx3090", "--batch", "1,2", "--out", tmp_path / "two")
     assert table(tmp_path / "two")["above_common_bound_frac"].isna().all()  # of other requests at once: no one bound
@@ -218,7 +217,7 @@ def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> N
     rows = table(tmp_path / "out")
     assert rows["status"].tolist() == ["ok", "does_not_fit", "ok", "ok", "does_not_fit", "does_not_fit"]
     assert rows["reason"].isna().tolist() == [True, False, True, True, False, False]
-    assert rows["experts"].tolist() == [16, 16, 40, 40, 200, 200]
+    assert rows["cache"].tolist() == [f"{n}experts" for n in (16, 16, 40, 40, 200, 200)]
     assert set(rows["model"]) == {"mixtral-8x7b"}
     assert "needs at least 32 whole experts" in said.out
     assert "lower it, or take a larger GPU" in said.out
@@ -378,13 +377,19 @@ class TestPython:
             "20experts,40experts",
         )
         said = moesim(capsys, *words, "--trace", trace, "--out", tmp_path / "out")
-        frame = face.sweep(["lru", "lcp rho=0.5:0.9:0.2"], "rtx3090", trace=trace, cache=["20experts", "40experts"])
+        frame = face.sweep(
+            ["lru", "lcp rho=0.5:0.9:0.2"], "rtx3090", trace=trace, cache=["20experts", "40experts"], columns="all"
+        )
         pd.testing.assert_frame_equal(frame, table(tmp_path / "out"))
         assert frame.attrs["answer"] == said.out.splitlines()[0]
 
     def test_a_class_in_a_file_and_ranges_and_one_policys_parameters(self, trace: Path, tmp_path: Path) -> None:
-        frame = face.sweep("lcp", "rtx3090", trace=trace, cache="20:40:20experts", set={"rho": [0.5, 0.9]})
-        assert frame[["experts", "params.rho"]].to_numpy().tolist() == [[20, 0.5], [20, 0.9], [40, 0.5], [40, 0.9]]
+        frame = face.sweep(
+            "lcp", "rtx3090", trace=trace, cache="20experts:40experts:20experts", set={"rho": [0.5, 0.9]}
+        )
+        assert frame[["cache", "params.rho"]].to_numpy().tolist() == [
+            [f"{n}experts", rho] for n in (20, 40) for rho in (0.5, 0.9)
+        ]
 
     def test_a_script_without_a_guard_is_run_once(self, trace: Path, tmp_path: Path) -> None:
         call = f"moesim.sweep(['lru', 'lfu'], 'rtx3090', trace={str(trace)!r}, workers=2)"
