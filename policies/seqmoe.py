@@ -20,35 +20,42 @@ GPU's stream.
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.policy import Gate, Iteration, Param, Piece, Policy, Predict, Prefetch, Rank, Serve, Steps, Ticket, View
 
 Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 Shares = NDArray[np.float64]
 UNNAMED = -1e15  # ranks of experts in no forecast begin here: they leave before all that are in one
 
 
-def chance(seed: int, layer: int, n_experts: int, target: int, ahead: int) -> Shares:
-    """A number in [0, 1) for each expert of a layer [E], the same for the same question (splitmix64)."""
-    key = ((seed * 1_000_003 + target) * 4099 + layer) * 17 + ahead
-    x = np.arange(1, n_experts + 1, dtype=np.uint64) + np.uint64(key * 0x9E3779B97F4A7C15 % 2**64)
+def chance(seed: int, targets: range, layers: range, n_experts: int) -> Shares:
+    """A number in [0, 1) for each expert, the same for the same question (splitmix64): [targets, layers, E].
+
+    targets: the tokens to come, the next one first.
+    """
+    firsts = [((seed * 1_000_003 + target) * 4099 * 17 + ahead) % 2**64 for ahead, target in enumerate(targets, 1)]
+    key = np.array(firsts, dtype=np.uint64)[:, None, None] + np.uint64(17) * np.array(layers, dtype=np.uint64)[:, None]
+    x = np.arange(1, n_experts + 1, dtype=np.uint64) + key * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
-def named(chosen: Ids, drawn: Shares, recall: float, n: int) -> Ids:
-    """Experts that a forecast names, ascending: of the chosen those drawn below `recall`, and others up to n."""
-    right = np.zeros(len(drawn), dtype=bool)
-    right[chosen] = drawn[chosen] < recall
-    others = drawn.copy()
-    others[chosen] = 2.0  # the others with the lowest draws are the wrong ones
-    n_wrong = min(n - int(right.sum()), len(drawn) - len(chosen))
-    if n_wrong > 0:
-        right[np.argsort(others, kind="stable")[:n_wrong]] = True
-    return np.flatnonzero(right)
+def named(chosen: Flags, drawn: Shares, recall: Shares, extra: int) -> Flags:
+    """Experts that forecasts name [..., E]: of the chosen those drawn below `recall`, and others up to as many as are
+    chosen and `extra`: those with the lowest draws are the wrong ones."""
+    right = chosen & (drawn < recall)
+    n_chosen = chosen.sum(axis=-1, keepdims=True)
+    n_others = chosen.shape[-1] - n_chosen
+    n_wrong = np.minimum(n_chosen + extra - right.sum(axis=-1, keepdims=True), n_others)
+    order = np.argsort(np.where(chosen, 2.0, drawn), axis=-1, kind="stable")
+    np.put_along_axis(right, order, np.take_along_axis(right, order, -1) | (np.arange(chosen.shape[-1]) < n_wrong), -1)
+    return right
 
 
 class SeqMoe(Policy):
@@ -103,7 +110,8 @@ class SeqMoe(Policy):
         self._rank[:] = UNNAMED
         self._n_uses = 0
         self._chosen = self._future(view)
-        self._named: dict[int, list[Ids]] = {}  # iteration to come -> by layer who is named
+        self._named: dict[int, list[list[int]]] = {}  # this iteration and the next -> by layer who is named
+        self._later = np.full(self._rank.shape, -np.inf)  # ranks by who is named for the tokens after the next
         self._iteration = -1
         self._n_tokens = 1
         self._until = self._asked = 0  # steps named for the next token end here; those prefetched for
@@ -113,15 +121,15 @@ class SeqMoe(Policy):
         token_s = view.n_layers * (prices.attention_s(0) + prices.shared_s() + view.top_k * prices.expert_s())
         self._predict_s = self.overhead_frac * (token_s + prices.head_s()) / 2.0
 
-    def _future(self, view: View) -> list[list[Ids]]:
-        """By iteration and layer the experts that will be asked for, ascending."""
+    def _future(self, view: View) -> list[Ids]:
+        """By iteration the experts that will be asked for, ascending: `layer * E + expert`."""
         n = -(-view.future.n_steps // view.n_layers)
-        asked: list[list[list[int]]] = [[[] for _ in range(view.n_layers)] for _ in range(n)]
-        for layer in range(view.n_layers):
-            for expert in range(view.n_experts):
-                for iteration in view.future.uses(layer, expert)[0]:
-                    asked[iteration][layer].append(expert)
-        return [[np.array(ids, dtype=np.int64) for ids in row] for row in asked]
+        every = product(range(view.n_layers), range(view.n_experts))
+        uses = [view.future.uses(layer, expert)[0] for layer, expert in every]
+        ids = np.repeat(np.arange(len(uses)), [len(found) for found in uses])
+        asked = np.array([iteration for found in uses for iteration in found], dtype=np.int64)
+        ends = np.cumsum(np.bincount(asked, minlength=n))
+        return np.split(ids[np.argsort(asked, kind="stable")], ends[:-1])
 
     # -- the forecast -----------------------------------------------------------------------------------------------
 
@@ -132,43 +140,40 @@ class SeqMoe(Policy):
 
     def _forecast(self, layers: range) -> None:
         """Name the experts of these layers for the next tokens, and rank them by when they are wanted."""
-        for ahead in range(1, self.horizon + 1):
-            target = self._iteration + ahead
-            if target >= len(self._chosen):
-                break
-            rows = self._named.setdefault(target, [np.zeros(0, dtype=np.int64)] * self._n_layers)
-            for layer in layers:
-                rows[layer] = self._of(target, layer, ahead)
+        here, first = slice(layers.start, layers.stop), self._iteration + 1
+        targets = range(first, min(first + self.horizon, len(self._chosen)))
+        later = self._later[here]
+        later[:] = -np.inf
+        if not targets:
+            return
+        chosen = np.zeros((len(targets), self._n_layers * self._n_experts), dtype=bool)
+        for flags, target in zip(chosen, targets, strict=True):
+            flags[self._chosen[target]] = True
+        chosen = chosen.reshape(len(targets), self._n_layers, self._n_experts)[:, here]
+        recall = np.array([max(0.0, self.recall - ahead * self.recall_drop) for ahead in range(len(targets))])
+        drawn = chance(self.seed, targets, layers, self._n_experts)
+        found = named(chosen, drawn, recall[:, None, None], self.extra)
+        found &= chosen.sum(axis=-1, keepdims=True) <= self._n_tokens * self._top_k  # a prompt's nobody can know
+        steps = np.array(targets)[:, None] * self._n_layers + np.array(layers)
+        ranks = np.where(found, -steps[:, :, None].astype(np.float64), -np.inf)
+        ranks[1:].max(axis=0, initial=-np.inf, out=later)
+        self._rank[here] = np.maximum(np.maximum(ranks[0], later), self._last_use[here])
+        rows = self._named.setdefault(first, [[] for _ in range(self._n_layers)])
         for layer in layers:
-            self._place(layer, self._iteration + 1)
-
-    def _of(self, target: int, layer: int, ahead: int) -> Ids:
-        chosen = self._chosen[target][layer]
-        if len(chosen) > self._n_tokens * self._top_k:  # a prompt's: nobody can know
-            return np.zeros(0, dtype=np.int64)
-        drawn = chance(self.seed, layer, self._n_experts, target, ahead)
-        recall = max(0.0, self.recall - (ahead - 1) * self.recall_drop)
-        return named(chosen, drawn, recall, len(chosen) + self.extra)
-
-    def _place(self, layer: int, first: int) -> None:
-        """Rank a layer's experts by the first iteration from `first` on that they are named for."""
-        rank = self._rank[layer]
-        rank[:] = self._last_use[layer]
-        for target in range(min(self._iteration + self.horizon, len(self._chosen) - 1), first - 1, -1):
-            if target in self._named:
-                rank[self._named[target][layer]] = -(target * self._n_layers + layer)
+            rows[layer] = np.flatnonzero(found[0, layer - layers.start]).tolist()
 
     # -- a layer ----------------------------------------------------------------------------------------------------
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         layer = gate.layer
         foretold = self._named.get(self._iteration)
-        if foretold is not None and len(foretold[layer]):
+        if foretold is not None and foretold[layer]:
             self._n += len(gate.needs)
-            self._right += int(np.isin(np.array(list(gate.needs)), foretold[layer]).sum())
+            self._right += len(gate.needs.keys() & foretold[layer])
         self._n_uses += 1
-        self._last_use[layer, list(gate.needs)] = UNNAMED + self._n_uses
-        self._place(layer, self._iteration + 1)
+        last_use = self._last_use[layer]
+        last_use[list(gate.needs)] = UNNAMED + self._n_uses
+        np.maximum(self._later[layer], last_use, out=self._rank[layer])  # who is named ranks above all that are not
         yield Serve()
 
     def layer_done(self, layer: int, view: View) -> Steps:
@@ -186,7 +191,7 @@ class SeqMoe(Policy):
         self._asked = max(self._asked, first)
         while self._asked < self._until:
             iteration, layer = divmod(self._asked, self._n_layers)
-            for expert in self._named[iteration][layer].tolist() if iteration in self._named else ():
+            for expert in self._named[iteration][layer] if iteration in self._named else ():
                 piece: Piece = view.piece(layer, expert)
                 if not view.holds(piece):
                     yield Prefetch(piece, after=self._after)

@@ -22,22 +22,41 @@ SURE = {"recall": 1.0, "recall_drop": 0.0, "extra": 0, "overhead_frac": 0.0}  # 
 
 def test_what_is_named():
     drawn = np.array([0.1, 0.5, 0.9, 0.3, 0.2])
-    chosen = np.array([1, 2])
-    assert named(chosen, drawn, 0.6, 2).tolist() == [0, 1]  # 2 is forgotten; of 0 3 4 the lowest draw fills up
-    assert named(chosen, drawn, 1.0, 2).tolist() == [1, 2]
-    assert named(chosen, drawn, 0.0, 3).tolist() == [0, 3, 4]
-    assert named(chosen, drawn, 0.6, 9).tolist() == [0, 1, 3, 4]  # the others are all there are
+    chosen = np.array([False, True, True, False, False])
+
+    def found(recall, extra):
+        return np.flatnonzero(named(chosen, drawn, np.array(recall), extra)).tolist()
+
+    assert found(0.6, 0) == [0, 1]  # 2 is forgotten; of 0 3 4 the lowest draw fills up
+    assert found(1.0, 0) == [1, 2]
+    assert found(0.0, 1) == [0, 3, 4]
+    assert found(0.6, 7) == [0, 1, 3, 4]  # the others are all there are
+    both = named(np.array([chosen, ~chosen]), np.array([drawn, drawn]), np.array([[0.6], [0.0]]), 0)
+    assert both.tolist() == [[True, True, False, False, False], [False, True, True, False, False]]
 
 
 def test_draws_are_even_and_their_own():
-    draws = np.array([chance(0, layer, 64, target, 1) for layer in range(8) for target in range(64)])
+    draws = chance(0, range(64), range(8), 64)
     counts, _ = np.histogram(draws, bins=8, range=(0.0, 1.0))
     assert counts.sum() == draws.size == 8 * 64 * 64
     assert abs(counts / draws.size - 1 / 8).max() < 0.006
-    once = chance(3, 2, 16, 5, 1)
-    assert once.tolist() == chance(3, 2, 16, 5, 1).tolist()
-    others = [chance(4, 2, 16, 5, 1), chance(3, 1, 16, 5, 1), chance(3, 2, 16, 6, 1), chance(3, 2, 16, 5, 2)]
-    assert all((once != other).all() for other in others)
+
+    def once(seed, target, layer, ahead):
+        return chance(seed, range(target + 1 - ahead, target + 1), range(layer, layer + 1), 16)[-1, 0]
+
+    assert once(3, 5, 2, 1).tolist() == chance(3, range(5, 9), range(4), 16)[0, 2].tolist()
+    others = [once(4, 5, 2, 1), once(3, 5, 1, 1), once(3, 6, 2, 1), once(3, 5, 2, 2)]
+    assert all((once(3, 5, 2, 1) != other).all() for other in others)
+    key = ((7 * 1_000_003 + 5) * 4099 + 2) * 17 + 3
+    assert (once(7, 5, 2, 3) * 2**53).tolist() == [splitmix64(key, n) for n in range(16)]
+
+
+def splitmix64(key, n):
+    """Its n-th number, from a state that stands at `key` steps: the upper 53 bits."""
+    x = (n + 1 + key * 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return (x ^ x >> 31) >> 11
 
 
 @pytest.mark.parametrize("recall", [1.0, 0.9, 0.5])
