@@ -57,7 +57,8 @@ class Rooms(Column):
             wanted = self._owners(np.flatnonzero(at) if at.dtype == bool else at)
         for request in sorted(wanted):
             self._need(request)
-        return self._stored[key]
+        found: Array = self._stored[key]
+        return found
 
     def _owners(self, rows: Array) -> set[int]:
         inside = np.where(rows < 0, rows + len(self), rows).ravel()
@@ -121,7 +122,7 @@ class Growing:
     def _digest(self, request: int) -> str:
         digest = hashlib.sha256()
         for where in self._slices(request).values():
-            digest.update(self._mapped[where])
+            digest.update(self._mapped[where].data)
         return digest.hexdigest()
 
     def _put(self, request: int, rows: Rows) -> None:

@@ -32,9 +32,9 @@ def is_sound(path: Path) -> bool:
 
 def _digest(path: Path) -> str:
     _, entries, mapped = read_file(path)
-    digest = hashlib.sha256(mapped[: min(entry.start for entry in entries.values())])
+    digest = hashlib.sha256(mapped[: min(entry.start for entry in entries.values())].data)
     for name in sorted(name for name in entries if not TENSORS[name].by_row):
-        digest.update(mapped[entries[name].start : entries[name].stop])
+        digest.update(mapped[entries[name].start : entries[name].stop].data)
     return digest.hexdigest()
 
 
@@ -54,7 +54,7 @@ def begin(path: Path, metadata: Mapping[str, str], rows: Rows, tables: Mapping[s
     entries = layout(shapes)
     digest = hashlib.sha256(header_bytes(metadata, entries) + drawn_from.encode())
     for values in (*(tables[name] for name in sorted(tables)), *(rows[name] for name in sorted(rows))):
-        digest.update(np.ascontiguousarray(values))
+        digest.update(np.ascontiguousarray(values).data)
     header = header_bytes({**metadata, DRAWN_SHA256: digest.hexdigest()}, entries)
     sweep(path)
     part = hidden_file(path)

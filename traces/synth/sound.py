@@ -87,7 +87,7 @@ def _check_vocabulary(words: Vocabulary, where: str) -> None:
 
 
 def _check_routes(profile: Profile, routes: RouteShares, where: str) -> None:
-    from traces.synth.routes import FACTORS, WIDTH, unpacked  # loads scipy
+    from traces.synth.routes import FACTORS, WIDTH, unpacked
 
     if profile.vocabulary is None:
         raise BadInput(f"{where}: profile.routes, got them without a vocabulary: routes are of token ids; fit again")
