@@ -11,7 +11,6 @@ Messages read `what, got what: rule; way out`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 SHOWN_NAMES = 16  # of a list of known ones
@@ -73,6 +72,8 @@ def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> s
     A name cut short is near too: `bandwith` means `bandwidth_bytes_per_s`. `also`: names that may be meant, and are not
     listed.
     """
+    import difflib  # errors alone need it
+
     names, name = sorted(set(known)), name[:100]
     near = difflib.get_close_matches(name, sorted({*names, *also}), n=3, cutoff=0.6)
     near.sort(key=lambda other: not other.startswith(name))  # `gen4` is as near to gen5x4 as to gen4x4
