@@ -6,9 +6,34 @@ A run of the record is asked for by `OPTIONS` and its result is read by `KEYS`, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
-OPTIONS: dict[str, str | tuple[str, Callable[[Any], Any]] | None] = {}
+OPTIONS: dict[str, str | tuple[str, Callable[[Any], Any]] | None] = {
+    "stack": "engine",
+    "engine": ("sim_simulator", {"arithmetic": "core", "simpy": "simpy"}.__getitem__),
+    "peer": "gpus_dispatch",
+    "dense": "parallel",
+    "placement": "gpus_map",
+    "host_links": ("gpus_host_bandwidth", lambda word: {"apart": "per-link"}.get(word, word)),
+    "contention": "sim_contention",
+    "energy": "sim_energy",
+    "hit_definition": ("sim_hit", lambda word: {"room": "slot"}.get(word, word)),
+    "host_memory_bytes": "ram",
+    "nvme": "drive",
+    "ram_policy": "drive_evict",
+    "link": ("pcie", lambda word: word.replace("pcie", "gen")),
+    "rate_scale": "arrivals_scale",
+    "kv_memory_bytes": "kv_memory",
+    "preempt": "kv_preempt",
+    "batching": ("batch_static", lambda word: word == "static"),
+    "split": ("split", lambda word: {"store": "train"}.get(word, word)),
+    "vram_bytes": "vram",
+    "expert_cache_bytes": ("cache", lambda n: f"{n}B"),
+    "experts": ("cache", lambda n: f"{n}experts"),
+    "cache_frac": ("cache", lambda frac: f"{Decimal(repr(frac)) * 100}%"),
+    "set.stack.": "set.engine.",
+}
 """Option of the record -> option of `moesim.simulate`, with what becomes of its value where that changed.
 
     "stack": "engine",
@@ -19,7 +44,19 @@ OPTIONS: dict[str, str | tuple[str, Callable[[Any], Any]] | None] = {}
     "unstable": None,               # left out
 """
 
-KEYS: dict[str, str | tuple[str, ...] | None] = {}
+KEYS: dict[str, str | tuple[str, ...] | None] = {
+    "lower_bound": "bound",
+    "lower_bound.resource": "bound.lanes",
+    "bottleneck": "bound_by",
+    "cache_capacity_bytes": "expert_budget_bytes",
+    "cache_peak_bytes": "peak_expert_bytes",
+    "memory.cache_capacity_bytes": "memory.expert_budget_bytes",
+    "memory.cache_peak_bytes": "memory.peak_expert_bytes",
+    "ram_peak_bytes": "peak_host_bytes",
+    "distinct_experts": "union_per_layer_step",
+    "distinct_experts.per_layer": "union_per_layer_step.experts",
+    "distinct_experts.per_slot": "union_per_layer_step.over_slots",
+}
 """Key of a new result -> key of the record; a `*` stands for one part of a path, and a path for all below it.
 
     "lower_bound": "bound",                             # "lower_bound.tpot_s" is "bound.tpot_s"
@@ -37,6 +74,9 @@ DERIVED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
     "memory.expert_budget_bytes": lambda leaf: leaf["expert_budget_bytes.0"],
 """
+
+UNSTABLE = ("ttft_s", "e2e_s", "queue_s", "uncertainty.sampling.ttft_s")
+"""Keys of which the record has the mean alone where a queue grows: it showed no percentiles then."""
 
 GONE: dict[str, str] = {}
 """Top-level key of the record that is no longer compared -> why."""

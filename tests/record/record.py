@@ -118,6 +118,10 @@ def leaves_of(result: Mapping[str, Any]) -> Leaves:
     for old, derive in names.DERIVED.items():
         if (value := derive(found)) is not None:
             found[old] = value
+    if found.get("load.stable") is False:
+        for old in [old for old in found if any(_below(old, one) for one in names.UNSTABLE)]:
+            if not old.endswith((".mean", ".n")):
+                del found[old]
     return found
 
 
