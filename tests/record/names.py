@@ -33,6 +33,7 @@ OPTIONS: dict[str, str | tuple[str, Callable[[Any], Any]] | None] = {
     "experts": ("cache", lambda n: f"{n}experts"),
     "cache_frac": ("cache", lambda frac: f"{Decimal(repr(frac)) * 100}%"),
     "set.stack.": "set.engine.",
+    "unstable": None,
 }
 """Option of the record -> option of `moesim.simulate`, with what becomes of its value where that changed.
 
@@ -76,7 +77,7 @@ DERIVED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 """
 
 UNSTABLE = ("ttft_s", "e2e_s", "queue_s", "uncertainty.sampling.ttft_s")
-"""Keys of which the record has the mean alone where a queue grows: it showed no percentiles then."""
+"""Keys of which the record has the mean alone where a queue grows, but with `unstable`: it showed no percentiles."""
 
 GONE: dict[str, str] = {}
 """Top-level key of the record that is no longer compared -> why."""
