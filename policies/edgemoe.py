@@ -55,8 +55,11 @@ class EdgeMoe(Policy):
         for request in store.requests:
             stop = request.first_row + request.prompt_len + request.outputs - 1
             for row in store.trace.experts[request.first_row : stop].tolist():
+                sets = [tuple(sorted(ids)) for ids in row]
                 for layer in range(1, len(row)):
-                    self._paths[layer].setdefault(self._path(row[:layer]), Counter()).update(row[layer])
+                    seen = self._paths[layer].setdefault(tuple(sets[:layer][-self.path_layers :]), Counter())
+                    for expert in row[layer]:
+                        seen[expert] = seen.get(expert, 0) + 1  # `update` takes four times as long for so few
 
     def _path(self, layers: list[list[int]]) -> Path:
         """What the last layers chose, as sets."""

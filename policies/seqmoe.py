@@ -40,7 +40,7 @@ def chance(seed: int, targets: range, layers: range, n_experts: int) -> Shares:
     """
     firsts = [((seed * 1_000_003 + target) * 4099 * 17 + ahead) % 2**64 for ahead, target in enumerate(targets, 1)]
     key = np.array(firsts, dtype=np.uint64)[:, None, None] + np.uint64(17) * np.array(layers, dtype=np.uint64)[:, None]
-    x: NDArray[np.uint64] = np.arange(1, n_experts + 1, dtype=np.uint64) + key * np.uint64(0x9E3779B97F4A7C15)
+    x = np.asarray(np.arange(1, n_experts + 1, dtype=np.uint64) + key * np.uint64(0x9E3779B97F4A7C15), np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2.0**53)

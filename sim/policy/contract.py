@@ -13,7 +13,8 @@ import importlib.util
 import inspect
 import re
 import sys
-from functools import cache
+from collections import deque
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -189,17 +190,19 @@ def imports_of(module: ModuleType | None, used_by: type | None = None) -> dict[s
         used_by: a class of it, whose own lines make the import or name what was imported; None: all of the module.
     """
     try:
-        tree: ast.AST = ast.parse("" if module is None else inspect.getsource(module))
+        source = "" if module is None else inspect.getsource(module)
+        return dict(_imports_in(source, "" if used_by is None else used_by.__name__))
     except (OSError, TypeError, SyntaxError):
         return {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
-    nodes = [*ast.walk(tree)]
-    own = nodes
-    if used_by is not None:
-        classes = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == used_by.__name__]
-        own = [node for one in classes for node in ast.walk(one)]
+
+
+@lru_cache(maxsize=256)  # policies share modules
+def _imports_in(source: str, used_by: str) -> dict[str, int]:
+    nodes = [*_walked(ast.parse(source), names=bool(used_by))]
+    own: set[ast.AST] = set(nodes)
+    if used_by:
+        classes = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == used_by]
+        own = {node for one in classes for node in ast.walk(one)}
     named = {node.id for node in own if isinstance(node, ast.Name)}
     found: dict[str, int] = {}
     for node in nodes:
@@ -208,6 +211,17 @@ def imports_of(module: ModuleType | None, used_by: type | None = None) -> dict[s
             if node in own or bound & named:
                 found |= dict.fromkeys(_imported_by(node), node.lineno)
     return found
+
+
+def _walked(tree: ast.AST, names: bool) -> Iterator[ast.AST]:
+    """Its nodes, but for what only type checkers read; without `names` no expressions, in which nothing is imported."""
+    waiting = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+        yield node
+        waiting.extend(child for child in ast.iter_child_nodes(node) if names or not isinstance(child, ast.expr))
 
 
 def _imported_by(node: ast.Import | ast.ImportFrom) -> list[str]:
