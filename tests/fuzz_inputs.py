@@ -535,7 +535,7 @@ LINES: dict[str, list[str]] = {
     "run": [],
     "compare": ["--policy", "lfu", "--workers", "1"],
     "sweep": ["--workers", "1"],
-    "plan": ["--goal", "tpot_s.mean <= 1", "--quick", "--workers", "1"],
+    "plan": ["--goal", "tpot_s.mean <= 1", "--no-suggestions", "--workers", "1"],
     "saturate": ["--workers", "1", "--draws", "1"],
     "diff": [],
     "check": ["BASELINE", "--workers", "1"],
@@ -931,7 +931,7 @@ def of_goal(bench: Bench, rng: random.Random) -> list[str]:
     )
     goal = spoil_text("tpot_s.mean <= 200ms", rng) if rng.random() < 0.5 else "tpot_s.mean <= 200ms"
     how = rng.choice((["--goal", goal], ["--measured", spoil_text("12.5tok/s", rng)]))
-    return ["plan", *bench.line, *how, "--prices", path, "--quick", "--workers", "1"]
+    return ["plan", *bench.line, *how, "--prices", path, "--no-suggestions", "--workers", "1"]
 
 
 def of_policy(bench: Bench, rng: random.Random) -> list[str]:

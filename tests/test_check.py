@@ -140,7 +140,7 @@ def test_from_new_to_recorded_to_worse(check, baseline) -> None:
     worse = check(path)
     assert worse.code == 1
     assert worse.out.startswith(
-        "not as expected: 1 worse; 7 figures of 3 runs were checked; the first: lfu, experts 50,"
+        "not as expected: 1 worse; 7 figures of 3 runs were checked; the first: lfu, cache 50experts,"
     )
     path.write_text(text.replace(f"hit_rate: {hits!r}", f"hit_rate: {hits - 0.1!r}"), "utf-8")
     assert check(path).code == 0

@@ -309,7 +309,7 @@ def test_joules_are_in_the_answer_where_both_count_the_same(diff: Any, trace: Pa
 def test_every_field_of_a_run_is_compared() -> None:
     """But for what a result tells as `set.*`."""
     as_set = {"set", "predictor", *REPLACES}
-    told = {"engine": "stack", "sim_hit": "hit_definition"}
+    told = {"sim_hit": "hit_definition"}
     assert {told.get(name, name) for name in RunSpec.__struct_fields__ if name not in as_set} <= {*TOLD, *ASKED}
 
 

@@ -230,7 +230,18 @@ def test_one_gpu_has_all_layers(tiny_path):
 
 def test_a_plan_says_how_many_cards(capsys):
     goal = ("--goal", "tpot_s.mean <= 22ms", "--policy", "llama_cpp", "--engine", "llama_cpp", "--precision", "q8_0")
-    options = ("--hw", "rtx3090", "--gpus", "1,2,3", "--parallel", "layers", "--requests", 1, "--quick", "--json")
+    options = (
+        "--hw",
+        "rtx3090",
+        "--gpus",
+        "1,2,3",
+        "--parallel",
+        "layers",
+        "--requests",
+        1,
+        "--no-suggestions",
+        "--json",
+    )
     found = moesim(capsys, "plan", *goal, *options).json
     assert (found["best"]["hw"], found["best"]["gpus"]) == ("rtx3090", 3)  # 48 GB of experts, 24 GB a card
     assert "3 x rtx3090" in found["answer"]

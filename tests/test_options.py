@@ -186,7 +186,20 @@ def test_an_identity_leaves_out_what_is_usual() -> None:
 
 
 def test_settings_are_axes(capsys: Any) -> None:
-    words = ("sweep", "--policy", "lru", "--hw", "rtx3090", "--requests", 1, "--cache", "20%", "--json")
+    words = (
+        "sweep",
+        "--policy",
+        "lru",
+        "--hw",
+        "rtx3090",
+        "--requests",
+        1,
+        "--cache",
+        "20%",
+        "--columns",
+        "all",
+        "--json",
+    )
     rows = moesim(capsys, *words, "--set", "sim.contention=on,off").json["rows"]
     assert [row["sim_contention"] for row in rows] == [None, False]
     assert {row["cache"] for row in rows} == {"20%"}

@@ -44,7 +44,7 @@ def test_figures_are_below_theory_in_order_and_in_their_range(up: bool) -> None:
     of = {word: bandwidth(bus_of(word), up) for word in LINKS}
     for word, figure in of.items():
         assert figure.source == "assumed"  # on any other card than those that were measured
-        assert figure.note.split()[0] in ("derived:", f"gen{word[4]}")
+        assert figure.note.split()[0] in ("derived:", f"gen{word[3]}")
         assert figure.low is not None
         assert figure.high is not None
         assert figure.low < figure.value < figure.high < bus_of(word).theoretical_bytes_per_s

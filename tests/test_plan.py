@@ -77,7 +77,7 @@ def agrees(goal_s: float, rows: list[Row], policies: tuple[str, ...], trace: Pat
         trace=trace,
         cache=[f"{n}experts" for n in BUDGETS],
         workers=1,
-        quick=True,
+        no_suggestions=True,
     )
     reaching = [row for row in rows if row["tpot_s.mean"] <= goal_s]
     best = frame.attrs["plan"]["best"]
@@ -139,7 +139,7 @@ GOALS = ("tpot_s.mean", "tpot_s.p50", "ttft_s.mean", "ttft_s.p95", "e2e_s.p50", 
 def test_no_replay_is_better_than_its_bound(goal: str, trace: Path) -> None:
     """Percentiles and throughput, too; with a goal that all reach, so that nothing is ruled out."""
     text = "throughput_tokens_per_s >= 1e-9" if goal == "tput" else f"{goal} <= 1h"
-    frame = face.plan(text, ("lru", "fiddler", "moe_infinity"), CARDS[:2], trace=trace, every=True, workers=1)
+    frame = face.plan(text, ("lru", "fiddler", "moe_infinity"), CARDS[:2], trace=trace, all_machines=True, workers=1)
     told = frame[frame["state"] == "reaches"]
     key = text.split()[0]
     assert len(told) >= 2
@@ -335,7 +335,7 @@ def test_no_memory_is_enough_so_it_says_what_would_be(capsys: Any, trace: Path) 
     assert f"precision {told['precision']['need']}: tpot_s.mean " in answer
     hopeless = ("--goal", "tpot_s.mean <= 1us", "--least-memory")
     assert json.loads(moesim(capsys, *words, *hopeless).out)["answer"].endswith("with all its memory")
-    assert json.loads(moesim(capsys, *words, *goal, "--least-memory", "--quick").out)["remedies"] == {}
+    assert json.loads(moesim(capsys, *words, *goal, "--least-memory", "--no-suggestions").out)["remedies"] == {}
 
 
 class TestMeasured:
@@ -472,7 +472,7 @@ def test_a_goal_of_prefill_names_what_binds_prefill(trace: Path) -> None:
     for phase, key, resource in (("prefill", "ttft_s", "cpu"), ("decode", "tpot_s", "gpu")):
         shares = bottleneck.of(phase).by_part()
         assert shares[resource] == max(shares.values())
-        planned = face.plan(f"{key}.mean <= 10h", ("llama_cpp",), "rtx3090", quick=True, workers=1, **options)
+        planned = face.plan(f"{key}.mean <= 10h", ("llama_cpp",), "rtx3090", no_suggestions=True, workers=1, **options)
         assert planned["bottleneck"][0] == resource
         assert f"; bound by the {resource}" in planned.attrs["answer"]
 
@@ -527,7 +527,16 @@ class TestTheFolder:
     def test_a_damaged_record_is_none(self, capsys: Any, trace: Path, tmp_path: Path, ran: list[RunSpec]) -> None:
         """One that is JSON still, too: a digit that changed would be an answer, a name that is gone a traceback."""
         out = tmp_path / "out"
-        words = ("plan", "--goal", "tpot_s.mean <= 1h", "--every", "--policy", "lru", "--cache", "28experts,40experts")
+        words = (
+            "plan",
+            "--goal",
+            "tpot_s.mean <= 1h",
+            "--all-machines",
+            "--policy",
+            "lru",
+            "--cache",
+            "28experts,40experts",
+        )
         words = (*words, "--hw", "rtx3090,a6000", "--trace", trace, "--workers", 1, "--json", "--out", out)
         whole = moesim(capsys, *words).json
         kept = {path: path.read_text() for kind in ("points", "limits", "remedies") for path in (out / kind).iterdir()}
@@ -558,7 +567,7 @@ class TestTheFolder:
         assert moesim(capsys, *self.asked(trace, *words)).code in (0, 1)
         assert "add --resume" in moesim(capsys, *self.asked(trace, *words)).error
         assert "without --out" in moesim(capsys, *self.asked(trace, "--resume")).error
-        other = ("--goal", "ttft_s.mean <= 1h", "--quick")
+        other = ("--goal", "ttft_s.mean <= 1h", "--no-suggestions")
         once = moesim(capsys, *self.asked(trace, *words, "--resume", *other)).json
         assert once == moesim(capsys, *self.asked(trace, *other)).json
 
@@ -636,7 +645,7 @@ def test_the_bound_of_a_machine_holds_for_every_policy_tried_there(
 ) -> None:
     """The row of a machine that reaches by copies had the bound of copies, which a policy that uses the CPU beats."""
     monkeypatch.setenv("COLUMNS", "250")
-    words = ("plan", "--hw", "rtx3090", "--policy", "lfu", "--policy", "fiddler", "--trace", trace, "--quick")
+    words = ("plan", "--hw", "rtx3090", "--policy", "lfu", "--policy", "fiddler", "--trace", trace, "--no-suggestions")
     goals = ("--goal", "tpot_s.mean <= 1h", "--goal", "h2d_bytes >= 1GB")  # fiddler copies nearly nothing
     told = moesim(capsys, *words, *goals, "--json").json
     least = {one["policy"]: one["bounds"][0]["value"] for one in told["candidates"]}
@@ -659,7 +668,18 @@ def test_cards_of_one_nominal_memory_are_ordered_by_their_links() -> None:
 
 
 def test_precisions_are_tried_from_the_finest(capsys: Any, trace: Path) -> None:
-    words: list[object] = ["plan", "--trace", trace, "--hw", "rtx3090", "--policy", "lru", "--policy", "lfu", "--quick"]
+    words: list[object] = [
+        "plan",
+        "--trace",
+        trace,
+        "--hw",
+        "rtx3090",
+        "--policy",
+        "lru",
+        "--policy",
+        "lfu",
+        "--no-suggestions",
+    ]
     words += ["--precision", "fp8,bf16", "--json"]
     at_s = {
         name: json.loads(moesim(capsys, *words[:-3], "--precision", name, "--goal", "tpot_s.mean <= 9s", "--json").out)[

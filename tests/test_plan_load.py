@@ -69,7 +69,7 @@ def test_no_policy_keeps_more_than_its_bound(slo: str, rate: float, trace: Path)
 def test_a_goal_beyond_the_bound_takes_no_replay(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A first token in a millisecond: no queue and no number of machines has a part in that."""
     args = ("--trace", trace, "--hw", "rtx3090", "--policy", "lru", "--arrivals", "poisson:0.01", "--requests", 20)
-    said = moesim(capsys, "plan", *args, "--slo", "ttft_s <= 1ms", "--goal", f"{KEPT} >= 5%", "--quick")
+    said = moesim(capsys, "plan", *args, "--slo", "ttft_s <= 1ms", "--goal", f"{KEPT} >= 5%", "--no-suggestions")
     assert said.code == 1
     assert "ruled out by lower bounds alone, without a replay" in said.out
 
@@ -77,7 +77,7 @@ def test_a_goal_beyond_the_bound_takes_no_replay(trace: Path, capsys: pytest.Cap
 def test_a_goal_of_promises_needs_some(trace: Path) -> None:
     load: dict[str, Any] = {"trace": trace, "arrivals": "poisson:0.001", "requests": 3, "replicas": 1}
     with pytest.raises(BadInput, match="nothing is promised to any request; add --slo"):
-        face.plan("slo_attainment >= 0.9", "lru", "rtx3090", quick=True, workers=1, **load)
+        face.plan("slo_attainment >= 0.9", "lru", "rtx3090", no_suggestions=True, workers=1, **load)
 
 
 def test_the_first_few_requests_of_a_load_tell_nothing() -> None:
@@ -89,7 +89,7 @@ def test_the_first_few_requests_of_a_load_tell_nothing() -> None:
 def test_as_many_replicas_as_it_takes_and_no_more(trace: Path) -> None:
     """Held to single runs: with one less the goal is missed, whatever the policy."""
     load: dict[str, Any] = {"trace": trace, "arrivals": "poisson:0.2", "requests": 30, "slo": SLO}
-    found = face.plan("slo_attainment >= 0.9", ("lru", "lfu"), "rtx3090", quick=True, workers=1, **load)
+    found = face.plan("slo_attainment >= 0.9", ("lru", "lfu"), "rtx3090", no_suggestions=True, workers=1, **load)
     best = found.attrs["plan"]["best"]
     n = best["replicas"]
     assert 1 < n <= MOST_REPLICAS

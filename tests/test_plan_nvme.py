@@ -21,14 +21,14 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def brute(fixed: dict[str, Any]) -> list[dict[str, Any]]:
     """Every point, the smallest setting first."""
-    axes = {"host_memory_bytes": [int(host) for host in HOSTS], "nvme": list(DRIVES)}
+    axes = {"ram": [int(host) for host in HOSTS], "drive": list(DRIVES)}
     rows = face.sweep(POLICIES, "rtx3090", **axes, **fixed).to_dict("records")
-    return sorted(rows, key=lambda row: (row["host_memory_bytes"], DRIVES.index(row["nvme"])))
+    return sorted(rows, key=lambda row: (row["ram_bytes"], DRIVES.index(row["drive"])))
 
 
 def test_each_host_memory_and_drive_has_a_bound_of_its_own(brute: list[dict[str, Any]], fixed: dict[str, Any]) -> None:
     """Bounds are shared by points that differ in the policy alone; a run that shares none says the same."""
-    least = {(row["host_memory_bytes"], row["nvme"]): row["lower_bound.tpot_s"] for row in brute}
+    least = {(row["ram_bytes"], row["drive"]): row["lower_bound.tpot_s"] for row in brute}
     assert {row["lower_bound.tpot_s"] for row in brute} == set(least.values())
     assert least[30e9, "gen3x4"] > max(least[60e9, "gen3x4"], least[30e9, "gen5x4"])
     alone = face.simulate("lfu", "rtx3090", ram=30 * 10**9, drive="gen3x4", trace=fixed["trace"])
@@ -36,9 +36,9 @@ def test_each_host_memory_and_drive_has_a_bound_of_its_own(brute: list[dict[str,
 
 
 def test_figures_of_the_drive_are_set_in_a_plan(fixed: dict[str, Any]) -> None:
-    axes = {"host_memory_bytes": int(30e9), "nvme": "gen3x4:depth=8", "goal": "tpot_s.mean <= 1ms", **fixed}
+    axes = {"ram": int(30e9), "drive": "gen3x4:depth=8", "goal": "tpot_s.mean <= 1ms", **fixed}
     slow, fast = (
-        face.plan(policy="lfu", hw="rtx3090", set={"hw.drive.bandwidth_bytes_per_s": rate}, quick=True, **axes)
+        face.plan(policy="lfu", hw="rtx3090", set={"hw.drive.bandwidth_bytes_per_s": rate}, no_suggestions=True, **axes)
         for rate in (2e9, 9e9)
     )
     seconds = [frame.attrs["plan"]["candidates"][0]["bounds"][0]["value"] for frame in (slow, fast)]
@@ -50,8 +50,10 @@ def test_the_smallest_host_memory_and_drive_that_reach_a_goal(
     factor: float, brute: list[dict[str, Any]], fixed: dict[str, Any]
 ) -> None:
     goal_s = factor * min(row["tpot_s.mean"] for row in brute)
-    axes = {"host_memory_bytes": [int(host) for host in HOSTS], "nvme": list(DRIVES)}
-    frame = face.plan(f"tpot_s.mean <= {goal_s}", POLICIES, "rtx3090", quick=True, every=True, **axes, **fixed)
+    axes = {"ram": [int(host) for host in HOSTS], "drive": list(DRIVES)}
+    frame = face.plan(
+        f"tpot_s.mean <= {goal_s}", POLICIES, "rtx3090", no_suggestions=True, all_machines=True, **axes, **fixed
+    )
     best = frame.attrs["plan"]["best"]
     reaching = [row for row in brute if row["tpot_s.mean"] <= goal_s]
     if not reaching:
@@ -60,17 +62,17 @@ def test_the_smallest_host_memory_and_drive_that_reach_a_goal(
         first = [
             row
             for row in reaching
-            if (row["host_memory_bytes"], row["nvme"]) == (reaching[0]["host_memory_bytes"], reaching[0]["nvme"])
+            if (row["ram_bytes"], row["drive"]) == (reaching[0]["ram_bytes"], reaching[0]["drive"])
         ]
         fastest = min(first, key=lambda row: row["tpot_s.mean"])
-        assert (best["host_memory_bytes"], best["nvme"]) == (fastest["host_memory_bytes"], fastest["nvme"])
+        assert (best["ram_bytes"], best["drive"]) == (fastest["ram_bytes"], fastest["drive"])
         assert (best["policy"], best["figures"][0]["value"]) == (fastest["label"], fastest["tpot_s.mean"])
-    met = {(row["host_memory_bytes"], row["nvme"], row["label"]): row["tpot_s.mean"] <= goal_s for row in brute}
+    met = {(row["ram_bytes"], row["drive"], row["label"]): row["tpot_s.mean"] <= goal_s for row in brute}
     assert len(frame) == len(brute)
     for one in frame.to_dict("records"):
         assert one["tpot_s.mean.bound"] <= goal_s or one["state"] == "excluded_by_bound"
         if one["state"] == "excluded_by_bound":
-            assert not met[one["host_memory_bytes"], one["nvme"], one["policy"]]
+            assert not met[one["ram_bytes"], one["drive"], one["policy"]]
 
 
 def test_what_a_faster_drive_or_more_host_memory_would_do(capsys: Any, fixed: dict[str, Any]) -> None:

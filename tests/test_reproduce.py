@@ -143,7 +143,6 @@ class TestData:
         assert EXPERIMENTS["zhang"].fit == EXPERIMENTS["zhang-batches"].fit == "qwen3-30b-a3b"
         batches = [case["batch"] for case in EXPERIMENTS["fine_moe-batches"].cases]
         assert batches == [1, 2, 4, 8], "section 6.7: from one to eight"
-        assert all(case["unstable"] for case in EXPERIMENTS["fine_moe-online"].cases)
 
     def test_no_row_judges_the_figure_that_a_constant_is_solved_for(self) -> None:
         """The same system in the same experiment, compared by the same value, comes out by construction."""
@@ -672,7 +671,7 @@ class TestTable:
     ) -> None:
         """A latency then counts from the arrival, not from when its turn comes."""
         plain = table.load_experiments()["mine"]
-        all_at_once = [{**case, "arrivals": "poisson:1000000", "unstable": True} for case in plain.cases]
+        all_at_once = [{**case, "arrivals": "poisson:1000000"} for case in plain.cases]
         loaded = msgspec.structs.replace(plain, cases=all_at_once)  # each waits for those before
         one = row(value="e2e_s", relation="value", published={"lru": 1.0}, cases=[0], check="shown", unknown="a test")
         found = {}

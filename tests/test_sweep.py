@@ -187,7 +187,7 @@ def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path,
     assert moesim(capsys, "sweep", *words, *cards, "--json").json["hosts"] == line
     assert line in moesim(capsys, "report", tmp_path / "out", "--json").json["lines"]
     assert face.sweep("lru", ["rtx3090", "a6000"], trace=trace, cache="32experts").attrs["hosts"] == line
-    goal = ("--goal", "tpot_s.mean <= 1h", "--every", "--quick")
+    goal = ("--goal", "tpot_s.mean <= 1h", "--all-machines", "--no-suggestions")
     assert moesim(capsys, "plan", *words, *cards, *goal, "--json").json["hosts"] == line
     compared = moesim(capsys, "diff", "lru hw=rtx3090", "lru hw=a6000", *words[2:]).out
     assert line in " ".join(compared.split())

@@ -67,7 +67,7 @@ def cost_of(
         group, _, path = key.partition(".")
         own[group][path] = value
     return Cost(
-        load_hardware(hw, own["hw"]), model_of(model), load_stack(stack, own["stack"]), precision, shares=shares
+        load_hardware(hw, own["hw"]), model_of(model), load_stack(stack, own["engine"]), precision, shares=shares
     )
 
 

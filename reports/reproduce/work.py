@@ -22,6 +22,7 @@ from sim.base.errors import BadInput, MoesimError
 from sim.base.files import parse_yaml, replacing
 from sim.options import RunSpec
 from sim.options import spec_of as named
+from sim.policy.registry import find
 from sim.workload.load import NONE
 
 SEED = 0
@@ -43,9 +44,11 @@ def spec_of(
     policy, *words = experiment.systems[system].split()
     settings: dict[str, Scalar] = dict(constant)
     fields = dict(experiment.cases[case])
+    own_words = {param.name for param in find(policy).params}  # a word that is both is the policy's
     for word in words:
         key, _, text = word.partition("=")
-        (fields if key in OF_RUN else settings)[key] = parse_yaml(text, f"system {system}, {key}")
+        of_run = key in OF_RUN and key not in own_words
+        (fields if of_run else settings)[key] = parse_yaml(text, f"system {system}, {key}")
     model = str(fields.pop("model"))
     own = HERE / "models" / f"{model}.yaml"
     return named(

@@ -38,7 +38,7 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 @click.option("--log-events", metavar="A,B", help="Events that the log has; default: hit,miss,evict.")
 @click.option("--update", is_flag=True, help="Write what is found into the file, and say what changed; exit 0.")
 @click.option("--strict", is_flag=True, help="Fail where a figure became better, too: the file should say so.")
-@click.option("--all", "every", is_flag=True, help="List every figure, those that are as expected included.")
+@click.option("--verbose", "every", is_flag=True, help="List every figure, those that are as expected included.")
 @click.option("--junit", metavar="FILE", type=OutputFile(), help="Write JUnit XML.")
 @click.option(
     "--markdown",
@@ -66,7 +66,7 @@ def command(
     run that does not run. With --log: replay RUN, and say where the engine first did something else.
     """
     if log is not None:
-        given = {"--update": update, "--strict": strict, "--all": every, "--junit": junit, "--markdown": markdown}
+        given = {"--update": update, "--strict": strict, "--verbose": every, "--junit": junit, "--markdown": markdown}
         for option, value in {**given, "--workers": workers}.items():
             if value:
                 raise BadInput(f"{option}, got it with --log: it is for baselines; leave it out")

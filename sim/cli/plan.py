@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="What each GPU costs, as YAML; without it machines are ordered by memory and bandwidth.",
 )
-@click.option("--every", is_flag=True, help="Settle machines that are dearer than the answer, too.")
+@click.option("--all-machines", "every", is_flag=True, help="Settle machines that are dearer than the answer, too.")
 @click.option(
     "--least-memory",
     "least",
@@ -58,7 +58,9 @@ if TYPE_CHECKING:
     metavar="12.5tok/s|80ms",
     help="What you measured with one --hw and --policy: beside prediction and bound, and what would explain the rest.",
 )
-@click.option("--quick", is_flag=True, help="Leave out what would have to be true of the machines that fail.")
+@click.option(
+    "--no-suggestions", "quick", is_flag=True, help="Leave out what would have to be true of the machines that fail."
+)
 @click.option(
     "--out",
     type=OutputFolder(),

@@ -45,6 +45,7 @@ KINDS = ("a", "b", "c")
 )
 @click.option(
     "--engine",
+    "stack",
     default="bare",
     show_default=True,
     metavar="NAME|FILE",

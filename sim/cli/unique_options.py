@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Container
 from typing import Any
 
 import click
@@ -30,7 +32,7 @@ class UniqueOptions(click.Command):
         try:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         except click.NoSuchOption as error:
-            refuse_old_flag(error.option_name)
+            refuse_old_flag(error.option_name, {name for param in self.params for name in param.opts})
             raise
         for param, n in Counter(order).items():
             if n > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag):
@@ -52,9 +54,16 @@ class UniqueOptions(click.Command):
                     formatter.write_dl(sections[name])
 
 
-def refuse_old_flag(flag: str) -> None:
-    """Raises BadInput, with what to type today, for an option that went."""
-    if (now := FLAGS.get(flag)) is None:
+def refuse_old_flag(flag: str, known: Container[str]) -> None:
+    """Raises BadInput, with what to type today, for an option that went.
+
+    Args:
+        known: options of the command, one of which it has to be.
+    """
+    now = FLAGS.get(flag)
+    if now is not None and not now.startswith("moesim") and re.split(r"[ =]", now)[0] not in known:
+        return
+    if now is None:
         from sim.options import OPTIONS
 
         named = OLD_NAMES.get(flag.removeprefix("--").replace("-", "_"))

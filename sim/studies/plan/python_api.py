@@ -33,8 +33,8 @@ def plan(
     hw: Name | Iterable[Name] = (),
     *,
     prices: Name | None = None,
-    every: bool = False,
-    quick: bool = False,
+    all_machines: bool = False,
+    no_suggestions: bool = False,
     least_memory: bool = False,
     measured: str | None = None,
     out: Name | None = None,
@@ -48,8 +48,8 @@ def plan(
     Args:
         goal: `"tpot_s.mean <= 100ms"`, or several, all of which have to be reached.
         policy: names, files or classes; none: every installed one that leaves what the model computes as it is.
-        hw: names or files; none: every bundled GPU. prices: a YAML file. every: settle dearer machines, too.
-        quick: leave out what would have to be true of the machines that fail.
+        hw: names or files; none: every bundled GPU. prices: a YAML file. all_machines: settle dearer ones, too.
+        no_suggestions: leave out what would have to be true of the machines that fail.
         least_memory: how little each machine needs. measured: `"12.5tok/s"` of one machine and policy, and no goal.
             Without either and without a goal: streaming, caching and the CPU on one machine.
         out: a folder for records of replays; resume: go on with those there, for this plan or another.
@@ -79,8 +79,8 @@ def plan(
         goals_of(texts, "goal"),
         block_of(policy, hw, axes, "plan"),
         None if prices is None else Path(prices),
-        every,
-        not quick,
+        all_machines,
+        not no_suggestions,
         workers,
         answers if cluster is None else answers_of(cluster),
         Records(None if out is None else Path(out)),

@@ -238,7 +238,11 @@ def dearer_line(planned: Planned) -> str:
     left = [machine for machine, own in by_machine(planned.candidates) if spokesman(own).state == DEARER]
     names = list(dict.fromkeys(_with_more(machine, left) for machine in left))
     which = "dearer" if planned.prices is not None else "larger"
-    return f"not replayed, since {which} than the answer (--every settles them): {', '.join(names)}" if names else ""
+    return (
+        f"not replayed, since {which} than the answer (--all-machines settles them): {', '.join(names)}"
+        if names
+        else ""
+    )
 
 
 def _with_more(machine: Machine, some: Sequence[Machine]) -> str:
