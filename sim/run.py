@@ -6,7 +6,6 @@ import gc
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import DoesNotFit, IllegalDecision
@@ -34,6 +33,8 @@ from sim.policy.pieces import Pieces
 from sim.policy.registry import find
 from sim.policy.watchdog import watched as watched_hooks
 from sim.results.fold import fold as fold
+from sim.results.outcome import Outcome as Outcome
+from sim.results.outcome import Progress as Progress
 from sim.results.replicas import Watched
 from sim.setup.prepare import prepare as prepare
 from sim.setup.replicas import setups_of
@@ -49,21 +50,10 @@ if TYPE_CHECKING:
     from sim.machine.lanes import Spans
     from sim.policy.api import Policy
     from sim.policy.view import View
-    from sim.results.record import Result
     from sim.setup.third_tier import ThirdTier
 
-Progress = Callable[[int, int], None]
 NEW_OBJECTS = 20_000
 """Before a replay looks for cycles; some megabytes at most."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A finished run: its record, and the report that this was folded from."""
-
-    result: Result
-    report: Report
-    setup: Setup
 
 
 def budgets(setup: Setup, policy_bytes: int) -> list[int]:

@@ -13,8 +13,6 @@ from sim.figures import Bound, Figures, HitRates, Phased, Statistic, Timed
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from sim.bounds.time_bound import LowerBound
-
 
 def plain(value: Any) -> Any:
     """Records as dictionaries, in the order of their fields; everything else as it is. A key that has None where
@@ -66,16 +64,17 @@ class Result(Figures, kw_only=True, eq=False):
         found: Kept | None = self._kept
         return found
 
-    def set_beside(self, least: LowerBound | None) -> None:
-        """Say what no lossless policy can beat, and how far this one lies above it."""
-        if least is None:
-            self.lower_bound = None
-            return
-        self.lower_bound = Bound(least.tpot_s, least.ttft_s, least.lanes, self.above_frac(least))
+    def set_beside(self, least: tuple[float | None, float | None, str] | None) -> None:
+        """Say what no lossless policy can beat (`sim.bounds.time_bound.LowerBound`), and how far this one lies above
+        it."""
+        self.lower_bound = None
+        if least is not None:
+            tpot_s, ttft_s, lanes = least
+            self.lower_bound = Bound(tpot_s, ttft_s, lanes, self.above_frac(tpot_s))
 
-    def above_frac(self, least: LowerBound | Bound) -> float | None:
+    def above_frac(self, least_s: float | None) -> float | None:
         """How far the mean TPOT lies above a bound, as a share of the bound."""
-        measured_s, least_s = self.tpot_s.mean, least.tpot_s
+        measured_s = self.tpot_s.mean
         return measured_s / least_s - 1 if measured_s is not None and least_s else None
 
     def to_dict(self) -> dict[str, Any]:

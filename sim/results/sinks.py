@@ -28,8 +28,9 @@ from sim.setup.spec import dump_spec
 if TYPE_CHECKING:
     from sim.engine.run_loop import Step
     from sim.results.keep import Keep
+    from sim.results.outcome import Outcome, Progress
     from sim.results.tables import TableWriter
-    from sim.run import Outcome, Progress, Setup
+    from sim.setup.setup import Setup
 
 __all__ = ["FILES", "Keeper", "new_folder", "recorded"]
 

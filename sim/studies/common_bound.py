@@ -38,7 +38,7 @@ def common_bound(results: Iterable[Result]) -> tuple[Bound, Result] | None:
 
 def above_frac(result: Result, common: Bound | None) -> float | None:
     """How far a run lies above the bound of all; None of one in memory that the card has not."""
-    return None if common is None or is_elsewhere(result) else result.above_frac(common)
+    return None if common is None or is_elsewhere(result) else result.above_frac(common.tpot_s)
 
 
 def facts_of(common: Bound | None) -> dict[str, float | str | None] | None:
