@@ -224,7 +224,8 @@ def record(setup: Setup, by_layer: bool = True) -> tuple[Outcome, Recording | No
     with blamed(setup.policy), watched_hooks():
         began_s = time.perf_counter()
         cost = setup.cost()
-        machine, asked = SimulatedMachine(cost, setup.spec.gpus), AskedPrices(cost)
+        machine = SimulatedMachine(cost, setup.spec.gpus)
+        asked: Any = AskedPrices(cost)  # it answers whatever a Cost does
         recorder = Recorder(machine, setup.pieces)
         engine = engine_of(setup, recorder, asked)
         recorder.tape.budget_bytes = engine.residency.budget_bytes[0]

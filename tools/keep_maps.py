@@ -7,6 +7,7 @@ To be run again where a bundled trace changes, or FineMoE's store: a file of ano
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import policies
 from policies.fine_moe.map_track import KEPT
@@ -24,8 +25,9 @@ def main() -> None:
         setup = prepare(RunSpec(policy="fine_moe", hw="h200", trace=name))
         try:
             assemble(setup)
-            track = setup.policy._track
-            keep(file, track.origin(training_split(setup, setup.policy)), track.store.kept())
+            policy: Any = setup.policy
+            maps = policy._track
+            keep(file, maps.origin(training_split(setup, policy)), maps.store.kept())
         finally:
             setup.close()
 

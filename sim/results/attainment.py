@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.figures import Attained, Ends, SloAttainment, Violations
@@ -74,7 +75,7 @@ def interval(kept: list[float]) -> Ends:
     return max(0.0, middle - either_way), min(1.0, middle + either_way)
 
 
-def attainment(served: list[RequestTimes], slos: Slos) -> SloAttainment | None:
+def attainment(served: Sequence[RequestTimes], slos: Slos) -> SloAttainment | None:
     """None where nothing was promised. Requests whose task has no SLO are not counted."""
     if not slos:
         return None
