@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.base.errors import BadInput
-from sim.workload.drawn_levels import DrawnTrace
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.levels import require_declared
 
@@ -45,7 +44,7 @@ class TrainingTrace:
     Attributes:
         n_tokens, n_layers, n_experts, top_k: its shape. score_scale: what a score is a multiple of.
         levels, levels_prefill: those that are there and declared; of prompts, too. header: model, gate and tasks as
-            FORMAT.md has them. path: its file. drawn_by: what was drawn in place of recorded levels; () of none.
+            FORMAT.md has them. path: its file.
         requests: its table of requests, all splits.
     """
 
@@ -60,13 +59,19 @@ class TrainingTrace:
         self.header = trace.header
         self.path = trace.path
         self.requests = trace.requests
-        drawn = isinstance(trace, DrawnTrace) and trace.drawn & self.levels
-        self.drawn_by = trace.drawn_by if drawn else ()
 
     @property
     def sha256(self) -> str:
         """Digest of the trace, as a file made for it holds it."""
         return self._trace.sha256
+
+    @property
+    def drawn_by(self) -> tuple[str, int] | tuple[()]:
+        """What drew the levels that were not recorded, and its seed; () where all that is declared was recorded."""
+        from sim.workload.drawn_levels import DrawnTrace  # with readers of traces, which lists of policies do without
+
+        trace = self._trace
+        return trace.drawn_by if isinstance(trace, DrawnTrace) and trace.drawn & self.levels else ()
 
     def _of(self, level: str) -> Trace:
         require_declared(level, self._needs)
