@@ -41,6 +41,7 @@ def test_a_new_name_is_a_row(monkeypatch):
         "set.stack.": "set.engine.",
         "peer": "gpus.peer",
         "cache_frac": ("cache", "{:.0%}".format),
+        "unstable": None,
     }
     monkeypatch.setattr(record.names, "OPTIONS", rows)
     options = {
