@@ -7,12 +7,14 @@ import record
 
 RUNS = 60
 TRACE = "mixtral-8x7b-small"  # runs on it are short
+SLOW = {"edgemoe", "expertflow", "hobbit", "moepic", "seqmoe"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="last digits of exp and log are those of the C library")
 def test_results_are_those_of_the_record():
     known = record.load()
-    short = [number for number, run in enumerate(known["runs"]) if run["options"]["trace"] == TRACE]
+    asked = [run["options"] for run in known["runs"]]
+    short = [number for number, one in enumerate(asked) if one["trace"] == TRACE and one["policy"] not in SLOW]
     assert record.compare(record.spread(short, RUNS), known, 1) == {}
 
 
