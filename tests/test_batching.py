@@ -369,20 +369,20 @@ def test_ids_hold_what_was_asked_for() -> None:
         (["--prefill-chunk", "7", "--batch", "8"], "--prefill-chunk, got 7 with --batch 8: tokens of an iteration"),
         (
             ["--set", "batch.static=statics"],
-            "--set batch.static, got 'statics': no such batching; did you mean 'static'?",
+            "--set batch.static, got 'statics': on or off",
         ),
         (
             ["--set", "batch.static=on", "--prefill-chunk", "64"],
             "got 64 with --set batch.static=on: its prompts run whole",
         ),
-        (["--prefill-chunk", "64", "--real"], "--prefill-chunk: a real run takes each prompt whole"),
-        (["--set", "batch.static=on", "--real"], "--set batch.static=on: a real run takes each prompt whole"),
+        (["--prefill-chunk", "64", "--real=cpu"], "--prefill-chunk: a real run takes each prompt whole"),
+        (["--set", "batch.static=on", "--real=cpu"], "--set batch.static=on: a real run takes each prompt whole"),
     ],
 )
 def test_what_does_not_go_together(options: list[str], said: str) -> None:
     from sim.cli.run import command
 
-    real = ["--model", "cpu-small", "--device", "cpu"] if "--real" in options else []
+    real = ["--model", "cpu-small"] if "--real=cpu" in options else []
     done = CliRunner().invoke(command, ["--policy", "lru", "--hw", "rtx3090", "--requests", "1", *options, *real])
     assert isinstance(done.exception, BadInput), done.output
     assert said in str(done.exception)

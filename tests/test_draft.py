@@ -26,7 +26,7 @@ from policies.lru import Lru
 from sim.base.errors import BadInput
 from sim.cli.run import command as simulate
 from sim.cli.sweep import command as sweep
-from sim.options import RunSpec
+from sim.options import DRAFTS, RunSpec
 from sim.real.requirements import check
 from sim.run import Outcome, execute, prepare, record, timed
 from sim.setup.drafting import Drafter
@@ -195,7 +195,7 @@ def test_pages_of_rejected_drafts_are_given_back() -> None:
 @pytest.mark.parametrize("preempt", ["recompute", "swap"])
 def test_pre_empted_requests_with_drafts_put_out_everything(preempt: str) -> None:
     told: list[tuple[int, int]] = []
-    pool: dict[str, Any] = {"kv_memory": 30_000_000, "preempt": preempt}
+    pool: dict[str, Any] = {"kv_memory": 30_000_000, "kv_preempt": preempt}
     draft = "k=3,acceptance=0.6"
     outcome = run(lambda put_out, total: told.append((put_out, total)), batch=3, requests=4, draft=draft, **pool)
     assert outcome.result.kv.preemptions > 0
@@ -446,12 +446,12 @@ def test_results_and_their_first_line_say_it() -> None:
 
 
 def test_a_range_of_acceptances_is_an_axis() -> None:
-    assert of_text("k=0/4,acceptance=0.3:0.5:0.1,draft_s=0.002", "draft", "--draft") == [
+    assert of_text("k=0/4,acceptance=0.3:0.5:0.1,draft_s=0.002", DRAFTS, "--draft") == [
         f"k={k},acceptance={share},draft_s=0.002" for k in (0, 4) for share in (0.3, 0.4, 0.5)
     ]
     for wrong in ("0.9:0.3:0.1", "0:1", "0:1:0", "a:b:c", "0:1:0.00001", "0:1e999999999:1", "nan:1:1", "0:inf:1"):
         with pytest.raises(BadInput, match="acceptance="):
-            of_text(f"k=4,acceptance={wrong}", "draft", "--draft")
+            of_text(f"k=4,acceptance={wrong}", DRAFTS, "--draft")
 
 
 def test_a_sweep_says_at_which_acceptance_drafts_break_even() -> None:
@@ -476,7 +476,7 @@ def test_a_sweep_says_at_which_acceptance_drafts_break_even() -> None:
 
 
 def test_a_sweep_names_the_best_k() -> None:
-    assert of_text("k=0/2/4,acceptance=0.7", "draft", "--draft") == [f"k={k},acceptance=0.7" for k in (0, 2, 4)]
+    assert of_text("k=0/2/4,acceptance=0.7", DRAFTS, "--draft") == [f"k={k},acceptance=0.7" for k in (0, 2, 4)]
     words = ["--policy", "lru", "--hw", "rtx3090", "--requests", "3", "--workers", "1"]
     for draft, best, said in (
         ("k=0/1/3,acceptance=1", "k=3,acceptance=1", "drafts pay: "),

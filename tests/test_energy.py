@@ -22,7 +22,6 @@ from tiny_traces import from_rows
 
 from policies.lru import Lru
 from sim.base.errors import BadInput
-from sim.cli.run_request import RunRequest
 from sim.options import RunSpec
 from sim.profiles.hardware import Hardware, hardware_names, load_hardware
 from sim.profiles.power import COUNTED, CpuPower, DrivePower, GpuPower
@@ -316,9 +315,10 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], text: str) -> None:
     assert text in str(refused.value)
 
 
-def test_a_real_run_measures_no_watts() -> None:
-    with pytest.raises(BadInput, match=r"--set sim\.energy, got 'gpu' with --real"):
-        with_fields(RunRequest(given={"sim_energy": "gpu"}), real=True).check()
+def test_a_real_run_measures_no_watts(capsys: Any) -> None:
+    words = ("--policy", "lru", "--hw", "rtx3090", "--model", "cpu-small", "--requests", 1, "--real=cpu")
+    said = simulated(capsys, *words, "--set", "sim.energy=gpu").error
+    assert "--set sim.energy, got 'gpu' with --real" in said
 
 
 def test_joules_are_a_figure_like_others(tiny: Path) -> None:

@@ -63,7 +63,7 @@ def brute(trace: Path) -> list[Row]:
 
     def cost(row: Row) -> tuple[float, ...]:
         hw = load_hardware(row["hw"])
-        return hw.vram_bytes.value, hw.h2d.bandwidth_bytes_per_s.value, row["experts"]
+        return hw.vram_bytes.value, hw.h2d.bandwidth_bytes_per_s.value, int(row["cache"].removesuffix("experts"))
 
     return sorted(rows, key=cost)
 
@@ -82,18 +82,18 @@ def agrees(goal_s: float, rows: list[Row], policies: tuple[str, ...], trace: Pat
     reaching = [row for row in rows if row["tpot_s.mean"] <= goal_s]
     best = frame.attrs["plan"]["best"]
     if reaching:
-        first = reaching[0]["hw"], reaching[0]["experts"]
+        first = reaching[0]["hw"], reaching[0]["cache"]
         fastest = min(
-            (row for row in reaching if (row["hw"], row["experts"]) == first), key=lambda row: row["tpot_s.mean"]
+            (row for row in reaching if (row["hw"], row["cache"]) == first), key=lambda row: row["tpot_s.mean"]
         )
-        assert (best["hw"], best["experts"], best["policy"]) == (*first, fastest["label"])
+        assert (best["hw"], best["cache"], best["policy"]) == (*first, fastest["label"])
         assert best["figures"][0]["value"] == fastest["tpot_s.mean"]
     else:
         assert best is None
-    by_point = {(row["hw"], row["experts"], row["label"]): row for row in rows}
+    by_point = {(row["hw"], row["cache"], row["label"]): row for row in rows}
     assert len(frame) == len(rows) == len(by_point)
     for one in frame.to_dict("records"):
-        row = by_point[one["hw"], one["experts"], one["policy"]]
+        row = by_point[one["hw"], one["cache"], one["policy"]]
         if one["state"] in ("reaches", "misses"):
             assert (one["state"] == "reaches") == (row["tpot_s.mean"] <= goal_s)
             assert (one["tpot_s.mean"], one["run_id"]) == (row["tpot_s.mean"], row["run_id"])
@@ -239,7 +239,7 @@ def test_python_refuses_what_the_command_does(trace: Path) -> None:
         face.plan([])
     with pytest.raises(BadInput, match="another question"):
         face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", measured="3tok/s")
-    with pytest.raises(BadInput, match="unknown axis 'budget'"):
+    with pytest.raises(BadInput, match="got 'budget': no such option of a run"):
         face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", budget=3)  # type: ignore[call-arg]
 
 
@@ -270,7 +270,7 @@ def test_what_would_have_to_be_true_is(trace: Path) -> None:
     for share, meets in ((1.0, True), (0.95, False)):
         link = {"hw.h2d.bandwidth_bytes_per_s": share * told["bandwidth"]["need"]}
         assert (tpot_s(**run | {"set": link}) <= goal_s) is meets
-        room = {"experts": int(share * told["vram"]["need"]), "set": {"hw.vram_bytes": 1e12}}
+        room = {"cache": f"{int(share * told['vram']['need'])}experts", "set": {"hw.vram_bytes": 1e12}}
         assert (tpot_s(**run | room) <= goal_s) is meets
     with_room = face.simulate(**run, cache=told["vram"]["need"], set={"hw.vram_bytes": 1e12})
     assert told["hit_rate"]["need"] == with_room.hit_rate > told["hit_rate"]["now"]
@@ -299,9 +299,9 @@ def test_the_least_memory_is_the_least_that_reaches_the_goal(capsys: Any, trace:
     found = moesim(capsys, *words).json
     (one,) = found["machines"]
     sizes = range(one["experts"] - 6, one["experts"] + 1)
-    table = face.sweep(["lfu", "lcp"], "rtx3090", trace=trace, cache=f"{list(sizes)}experts", workers=1)
+    table = face.sweep(["lfu", "lcp"], "rtx3090", trace=trace, cache=[f"{n}experts" for n in sizes], workers=1)
     meets = table[table["tpot_s.mean"] <= 0.8]
-    assert set(meets["experts"]) == {one["experts"]}
+    assert set(meets["cache"]) == {f"{one['experts']}experts"}
     assert one["policy"] in set(meets["label"])
     assert one["peak_vram_bytes"] == one["vram_bytes"] == meets["peak_vram_bytes"].iloc[0]
     assert one["experts_by_the_bound"] <= one["experts"]
@@ -401,7 +401,7 @@ class TestMeasured:
             assert abs(one["tpot_s"] - share * now_s) < abs(1 - share) * now_s
             changed = {one["what"]: one["value"]}
             if one["what"] == "experts":
-                changed = {"experts": int(one["value"]), "set": {"hw.vram_bytes": 1e13}}
+                changed = {"cache": f"{int(one['value'])}experts", "set": {"hw.vram_bytes": 1e13}}
             elif "." in one["what"]:
                 changed = {"set": changed}
             assert tpot_s(policy="lcp", hw="rtx3090", trace=trace, **changed) == one["tpot_s"]

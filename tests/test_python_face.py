@@ -108,7 +108,7 @@ class TestAsTheCommandLine:
         config = {"policy": "lru", "hw": "rtx3090", "trace": str(trace), "cache": f"{12 * 10**9}B"}
         plain = moesim.simulate(**config, set={"scope": "layer"})
         for size in ("12GB", 12e9, np.int64(12 * 10**9)):
-            options: Any = {"trace": trace, "expert_cache_bytes": size, "requests": np.int64(2)}
+            options: Any = {"trace": trace, "cache": size, "requests": np.int64(2)}
             other = moesim.simulate("lru", "rtx3090", **options, set={"scope": "layer"})
             assert other.tpot_s == plain.tpot_s
         assert plain.params["scope"] == "layer"
@@ -240,16 +240,16 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("options", "kind", "says"),
         [
-            ({"request": 4}, BadInput, r"unknown field `request`; did you mean 'requests'\?"),
+            ({"request": 4}, BadInput, r"got 'request': no such option of a run; did you mean 'requests'\?"),
             ({"requests": "4"}, BadInput, r"requests: Expected `int \| null`, got `str`"),
-            ({"requests": 0}, BadInput, r"--requests, got 0: at least 1; leave it out for all of the split"),
+            ({"requests": 0}, BadInput, "--requests, got 0: at least 1; raise it"),
             ({"policy": "lfo"}, BadInput, r"policy, got 'lfo': no such policy; did you mean 'lfu'\?"),
             ({"policy": "lro scope=layer"}, BadInput, r"got 'lro': no such policy"),
             ({"policy": object}, BadInput, r"policy, got <class 'object'>: a policy is a class derived from"),
             ({"policy": 7}, BadInput, r"policy, got 7: a policy is a class derived from"),
             ({"set": {"scop": "layer"}}, BadInput, r"parameter lru.scop: no such parameter; did you mean 'scope'\?"),
             ({"trace": "nowhere"}, BadInput, r"trace, got 'nowhere': no bundled trace and no file of that name"),
-            ({"cache": "6 furlongs"}, BadInput, r"expert_cache_bytes, got '6 furlongs': not a size"),
+            ({"cache": "6 furlongs"}, BadInput, r"cache, got '6 furlongs': not a size"),
             ({"vram": "3GB"}, DoesNotFit, r"dense parts need .* of 3.00 GB"),
         ],
     )

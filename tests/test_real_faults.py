@@ -117,9 +117,7 @@ def test_on_the_command_line_a_fault_is_one_line_and_exit_1(tmp_path, capsys, mo
         "lru",
         "--hw",
         "rtx3090",
-        "--real",
-        "--device",
-        "cpu",
+        "--real=cpu",
         "--cache",
         "8experts",
         "--model",
@@ -202,7 +200,7 @@ import sim.real.run, sim.real.devices.cpu, sim.real.devices.lanes, sim.cli.run_r
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + 400_000_000,) * 2)
-simulate(["--policy", "lru", "--hw", "rtx3090", "--real", "--model", "cpu-small", "--device", "cpu", "--requests", "1"])
+simulate(["--policy", "lru", "--hw", "rtx3090", "--real=cpu", "--model", "cpu-small", "--requests", "1"])
 """
 
 
@@ -227,9 +225,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
         "lru",
         "--hw",
         "rtx3090",
-        "--real",
-        "--device",
-        "cpu",
+        "--real=cpu",
         "--cache",
         "8experts",
         "--json",
@@ -263,9 +259,7 @@ def test_ctrl_c_before_the_first_token_is_just_that(tmp_path):
             "lru",
             "--hw",
             "rtx3090",
-            "--real",
-            "--device",
-            "cpu",
+            "--real=cpu",
             "--model",
             setup.spec.model,
             "--trace",

@@ -169,7 +169,7 @@ def test_a_run_may_compute_with_a_checkpoint():
 def test_a_checkpoint_is_the_model_of_a_real_run(capsys, tmp_path):
     run = ("--policy", "lru", "--hw", "rtx3090")
     assert "weights are what --real computes with" in simulated(capsys, *run, "--checkpoint", FOLDER).error
-    real = (*run, "--real", "--device", "cpu", "--checkpoint")
+    real = (*run, "--real=cpu", "--checkpoint")
     assert "a checkpoint is its own model" in simulated(capsys, *real, FOLDER, "--model", "mixtral-8x7b").error
     assert "no config.json in it" in simulated(capsys, *real, tmp_path).error
     assert "routing shapes must agree" in simulated(capsys, *real, FOLDER, "--trace", "qwen1.5-moe-chat").error

@@ -338,7 +338,7 @@ def test_a_bound_knows_where_experts_are_placed(tmp_path, tiny_path):
     result = execute(made).result
     made.close()
     assert 0.0 < result.lower_bound.tpot_s <= result.tpot_s.mean < 1.0
-    made = placed(tmp_path, rows, tiny_path, gpus=2, experts=64)
+    made = placed(tmp_path, rows, tiny_path, gpus=2, cache="64experts")
     result = execute(made).result
     made.close()
     assert result.lower_bound.ttft_s <= result.ttft_s.mean

@@ -399,7 +399,7 @@ class TestPython:
         assert (done.stdout, done.stderr) == ("once\n2\n", "")
 
     def test_what_is_wrong_is_said(self, trace: Path) -> None:
-        with pytest.raises(BadInput, match="unknown axis 'request'; did you mean 'requests'"):
+        with pytest.raises(BadInput, match="got 'request': no such option of a run; did you mean 'requests'"):
             face.sweep("lru", "rtx3090", request=2)  # type: ignore[call-arg]
         with pytest.warns(UserWarning, match="has 2 requests, not more"):
             face.sweep("lru", "rtx3090", trace=trace, requests=5)
@@ -508,21 +508,25 @@ class TestSummary:
         seconds = {("x", "slow"): 2.0, ("x", "fast"): 1.6, ("y", "slow"): 1.0, ("y", "fast"): 0.9}
         grid = [self.row("a", hw, (s, s), 9, link=link) for (hw, link), s in seconds.items()]
         said = answer(grid, summarise(grid))
-        assert said.startswith("2.00x as fast with hw y, 1.25x with link fast, each alone against hw x, link slow; a, ")
+        assert said.startswith("2.00x as fast with hw y, 1.25x with pcie fast, each alone against hw x, pcie slow; a, ")
 
 
 def test_a_refused_sweep_leaves_no_trace_open(monkeypatch):
     from sim.base.errors import MoesimError
+    from sim.options import OPTIONS
     from sim.studies.sweep import work
     from sim.studies.sweep.grid import given
     from sim.studies.sweep.sweep import Asked, sweep
-    from sim.studies.sweep.values import AXES
     from traces.format.reader import Trace
 
     opened = []
     init = Trace.__init__
     monkeypatch.setattr(Trace, "__init__", lambda self, path: (opened.append(self), init(self, path))[1])
-    axes = dict.fromkeys(AXES, ()) | {"hw": ("rtx3090",), "requests": ("1",), "cache": ("0,20",)}
+    axes = dict.fromkeys((row.field for row in OPTIONS.axes), ()) | {
+        "hw": ("rtx3090",),
+        "requests": ("1",),
+        "cache": ("0,20",),
+    }
     with pytest.raises(MoesimError):
         sweep(Asked(given(("lru",), axes, (), None), workers=1), lambda _: None, lambda *_: None)
     assert opened and not work._READY

@@ -250,7 +250,7 @@ def test_a_real_run_and_its_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     model, path = tiny_model(tmp_path), tmp_path / "t.json"
     routing = tiny_trace(tmp_path / "r.safetensors", n_layers=4, n_experts=4, top_k=2, n_requests=4, outputs=6)
     args = ("--policy", "lru", "--hw", "rtx3090", "--model", model, "--trace", routing, "--precision", "fp32")
-    real = ("--cache", "8experts", "--real", "--device", "cpu", "--timeline", path, *WHOLE, "--json")
+    real = ("--cache", "8experts", "--real=cpu", "--timeline", path, *WHOLE, "--json")
     said = called(capsys, simulate, *args, *real)
     result = said.json
     drawn = Drawn(path)

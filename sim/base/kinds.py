@@ -15,6 +15,7 @@ from sim.base.units import GIB, parse_bytes, show_bytes
 
 LEAST_MEANT = 1000  # bytes without a unit: fewer hold no expert of any model
 LARGEST = Decimal("1e300")
+MOST_COUNTED = 1_000_000  # experts of any model: a larger number without a unit is bytes
 
 
 class Kind:
@@ -211,6 +212,8 @@ def capacity_of(text: str, what: str = "--cache") -> Capacity:
         if amount < 1 or amount != amount.to_integral_value():
             raise BadInput(f"{what}, got {text!r}: whole experts, at least 1; write e.g. 60experts")
         return Capacity(EXPERTS, int(amount))
+    if not unit and amount > MOST_COUNTED:
+        return Capacity(BYTES, int(amount))
     if not unit and not ("." in found[1] and amount <= 1):
         raise BadInput(f"{what}, got {text!r}: of what? {_HOW}")
     share = amount / 100 if unit else amount
@@ -228,7 +231,7 @@ class Cache(Kind):
         return str(capacity_of(text, what))
 
     def take(self, data: Any, what: str) -> str:
-        if isinstance(data, float):  # of Python and YAML; a whole number may be anything
+        if isinstance(data, int | float) and not isinstance(data, bool):
             data = repr(data)
         if not isinstance(data, str):
             raise BadInput(f"{what}, got {data!r}: of what? {_HOW}")

@@ -43,7 +43,8 @@ def title_of(setup: Setup) -> str:
     rest = [model, setup.trace.name]
     for row, value in unusual(spec):
         if row.field not in NAMED and value is not None and (row.field, value) not in UNSAID:
-            rest.append(row.titled(_called(setup, row.field, value)))
+            called = _called(setup, row.field, value)
+            rest += [] if called is None else [row.titled(called)]  # no drafts are none
     return f"{who} on {machine_of(setup.hw.id, own)} ({', '.join(rest)})"
 
 
@@ -57,7 +58,7 @@ def _called(setup: Setup, field: str, value: Any) -> Any:
     if field == "engine":
         return setup.stack.id
     if field == "draft":
-        return value if setup.drafter is None else setup.drafter.draft.title
+        return None if setup.drafter is None else setup.drafter.draft.title
     if field not in ("router", "scheduler"):
         return value
     kind = setup.router if field == "router" else setup.scheduler
