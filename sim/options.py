@@ -262,7 +262,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             top=True,
             flags=("--engine",),
             metavar="NAME|FILE",
-            help="Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/stacks.md)",
+            help="Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/engine_stacks.md)",
             identity=MEANT,
             per_policy=True,
         ),

@@ -479,7 +479,13 @@ def test_a_goal_of_prefill_names_what_binds_prefill(trace: Path) -> None:
 
 @pytest.mark.parametrize("goal", ["ttft_s.mean", "e2e_s.p50"])
 def test_bounds_hold_under_load_and_a_queue_that_grows_reaches_no_goal(goal: str, trace: Path) -> None:
-    options: dict[str, Any] = {"trace": trace, "every": True, "quick": True, "workers": 1, "replicas": 1}
+    options: dict[str, Any] = {
+        "trace": trace,
+        "all_machines": True,
+        "no_suggestions": True,
+        "workers": 1,
+        "replicas": 1,
+    }
     calm = face.plan(f"{goal} <= 10h", ("lru", "lfu"), "rtx3090", arrivals="poisson:0.02", **options)
     assert set(calm["state"]) == {"reaches"}
     assert (calm[goal] >= calm[f"{goal}.bound"]).all()

@@ -241,7 +241,7 @@ class TestMistakes:
         ("options", "kind", "says"),
         [
             ({"request": 4}, BadInput, r"got 'request': no such option of a run; did you mean 'requests'\?"),
-            ({"requests": "4"}, BadInput, r"requests: Expected `int \| null`, got `str`"),
+            ({"requests": "four"}, BadInput, r"requests, got 'four': not a whole number"),
             ({"requests": 0}, BadInput, "--requests, got 0: at least 1; raise it"),
             ({"policy": "lfo"}, BadInput, r"policy, got 'lfo': no such policy; did you mean 'lfu'\?"),
             ({"policy": "lro scope=layer"}, BadInput, r"got 'lro': no such policy"),

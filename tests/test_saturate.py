@@ -106,7 +106,7 @@ def test_the_command(spec: RunSpec) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--arrivals", "poisson:1"], "the rate is what is looked for"),
+        (["--set", "run.arrivals=poisson:1"], "the rate is what is looked for"),
         (["--set", "sim.energy=gpu"], "--set sim.energy, got 'gpu': rates are looked for"),
         (["--attain", "2"], "--attain, got 2: a share"),
         (["--requests", "1"], "--requests, got 1: too few for most of them to wait; give 3 or more"),

@@ -138,17 +138,17 @@ def test_which_one_replays(tiny: Path) -> None:
     assert machine_of(tiny, "simpy") == machine_of(tiny, set=ACTIVE) == "EventMachine"
     with pytest.raises(BadInput, match="another coefficient"):
         machine_of(tiny, "core", set=ACTIVE)
-    with pytest.raises(BadInput, match="no such engine; did you mean 'simpy'"):
+    with pytest.raises(BadInput, match="no such value; did you mean 'simpy'"):
         machine_of(tiny, "simpi")
 
 
 def test_from_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rest = ("--policy", "lru", "--hw", "rtx3090", "--trace", str(tiny), "--split", "all", "--json")
     active = ("--set", "hw.contention.h2d_slowdown_by_gpu=0.1")
-    plain, simpy, slowed = (simulated(capsys, *rest, *more).json for more in ((), ("--simpy"), active))
+    plain, simpy, slowed = (simulated(capsys, *rest, *more).json for more in ((), ("--simpy",), active))
     assert [result["simulator"] for result in (plain, simpy, slowed)] == ["core", "simpy", "simpy"]
     assert len({plain["run_id"], simpy["run_id"], slowed["run_id"]}) == 3, "where things share memory, engines differ"
-    alone = [simulated(capsys, *rest, "--set", "sim.contention=off", *more).json for more in ((), ("--simpy"))]
+    alone = [simulated(capsys, *rest, "--set", "sim.contention=off", *more).json for more in ((), ("--simpy",))]
     assert alone[0]["run_id"] == alone[1]["run_id"] != plain["run_id"], "an engine decides no number"
     assert alone[0]["tpot_s"] == alone[1]["tpot_s"] != slowed["tpot_s"]
 

@@ -157,12 +157,13 @@ def test_engines_agree_with_a_stack_that_has_all(
         "mixtral-8x7b",
         "--cache",
         "60experts",
-        "--contention",
-        "off",
+        "--set",
+        "sim.contention=off",
     ]
     words += [word for item in SET for word in ("--set", item)]
     one, other = (
-        simulated(capsys, "--policy", policy, *words, "--engine", engine, "--json").json for engine in ENGINES
+        simulated(capsys, "--policy", policy, *words, "--set", f"sim.simulator={engine}", "--json").json
+        for engine in ENGINES
     )
     for result in (one, other):
         for key in ("engine", "wall_s", "by_layer"):

@@ -528,5 +528,5 @@ def test_a_refused_sweep_leaves_no_trace_open(monkeypatch):
         "cache": ("0,20",),
     }
     with pytest.raises(MoesimError):
-        sweep(Asked(given(("lru",), axes, (), None), workers=1), lambda _: None, lambda *_: None)
+        sweep(Asked(given(("lru",), axes, ()), workers=1), lambda _: None, lambda *_: None)
     assert opened and not work._READY

@@ -198,7 +198,10 @@ class TestWindow:
         assert not (tmp_path / "t").exists()
         assert (tmp_path / "out" / "result.json").is_file(), "a finished run is not thrown away"
         for wrong in ("x", "-1", "2.5", "nan s"):
-            assert f"timeline.from, got {wrong!r}: neither" in run("--set", f"timeline.from={wrong}").error
+            assert (
+                f"timeline.from, got {wrong!r}: neither"
+                in run("--timeline", tmp_path / "t.json", "--set", f"timeline.from={wrong}").error
+            )
 
 
 class TestSeveral:
@@ -235,7 +238,7 @@ class TestSeveral:
         told = json.loads(result.read_text(encoding="utf-8"))
         result.write_text(json.dumps({**told, "run_id": "0" * 12}), encoding="utf-8")
         assert "inputs that have changed since" in refused(tmp_path / "a")
-        result.write_text(json.dumps({**told, "engine": "real"}), encoding="utf-8")
+        result.write_text(json.dumps({**told, "simulator": "real"}), encoding="utf-8")
         assert "a real run, whose clock cannot be replayed" in refused(tmp_path / "a")
 
 

@@ -25,7 +25,7 @@ class Options(TypedDict, total=False):
     trace: Name | None
     """Routing trace: see `moesim traces`."""
     engine: Name
-    """Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/stacks.md)."""
+    """Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/engine_stacks.md)."""
     requests: int | None
     """The first N of the split; more are drawn where requests arrive."""
     split: str
@@ -122,7 +122,7 @@ class Axes(TypedDict, total=False):
     trace: Several
     """Routing trace: see `moesim traces`."""
     engine: Several
-    """Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/stacks.md)."""
+    """Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/engine_stacks.md)."""
     requests: Several
     """The first N of the split; more are drawn where requests arrive."""
     split: Several

@@ -19,6 +19,9 @@ One = bool | int | float | str | Range | None
 Several = bool | int | float | str | Range | list[One] | None
 
 
+_SEVERAL: Any = Several  # a union, which `type` is not
+
+
 class OnePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`{name: lcp, set: {rho: [0.5, 0.9]}}`."""
 
@@ -68,7 +71,7 @@ def gathered(data: Any, what: str, own: tuple[str, ...] = ()) -> Any:
     for name in [name for name in data if name not in ("policy", "set", "slo", *own)]:
         if not isinstance(name, str) or not OPTIONS.row(name, what).axis:
             raise BadInput(f"{what}, got {name!r}: it is no axis; correct it")
-        axes[name] = to_struct(data[name], Several, f"{what}.{name}")
+        axes[name] = to_struct(data[name], _SEVERAL, f"{what}.{name}")
     return {name: value for name, value in data.items() if name not in axes} | {"axes": axes}
 
 
