@@ -272,7 +272,7 @@ def test_what_would_have_to_be_true_is(trace: Path) -> None:
         assert (tpot_s(**run | {"set": link}) <= goal_s) is meets
         room = {"cache": f"{int(share * told['vram']['need'])}experts", "set": {"hw.vram_bytes": 1e12}}
         assert (tpot_s(**run | room) <= goal_s) is meets
-    with_room = face.simulate(**run, cache=told["vram"]["need"], set={"hw.vram_bytes": 1e12})
+    with_room = face.simulate(**run, cache=f"{told['vram']['need']}experts", set={"hw.vram_bytes": 1e12})
     assert told["hit_rate"]["need"] == with_room.hit_rate > told["hit_rate"]["now"]
     assert tpot_s(**run | {"precision": told["precision"]["need"]}) <= goal_s < tpot_s(**run)
 

@@ -140,7 +140,7 @@ OVERRIDES = (
 def test_what_was_set_is_in_everything_that_is_kept(run: Any, tmp_path: Path) -> None:
     result = run(*OVERRIDES, "--out", tmp_path / "a", "--json").json
     expected = {
-        "vram_bytes": 20_000_000_000,
+        "vram": 20_000_000_000,
         "hw.h2d.bandwidth_bytes_per_s": 5e10,
         "engine.per_layer_s": 1e-4,
         "model.norm_bias": True,
