@@ -28,7 +28,8 @@ from sim.policy.segments import Buffer
 from sim.profiles import geometry as model_bytes
 from sim.profiles import hardware, models, stack, stored
 from sim.results.provenance import SPREAD
-from sim.results.tables import TABLES, columns_of
+from sim.results.run_folder import TABLES
+from sim.results.tables import columns_of
 from sim.workload.iterations import PHASES
 from tools import figures_page, paste
 from traces.format.catalogue import DEFAULT, bundled_traces

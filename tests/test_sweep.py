@@ -522,11 +522,7 @@ def test_a_refused_sweep_leaves_no_trace_open(monkeypatch):
     opened = []
     init = Trace.__init__
     monkeypatch.setattr(Trace, "__init__", lambda self, path: (opened.append(self), init(self, path))[1])
-    axes = dict.fromkeys((row.field for row in OPTIONS.axes), ()) | {
-        "hw": ("rtx3090",),
-        "requests": ("1",),
-        "cache": ("0,20",),
-    }
+    axes = {"hw": ("rtx3090",), "requests": ("1",), "cache": ("20experts",), "precision": ("bf16,bf17",)}
     with pytest.raises(MoesimError):
         sweep(Asked(given(("lru",), axes, ()), workers=1), lambda _: None, lambda *_: None)
     assert opened and not work._READY

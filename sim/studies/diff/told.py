@@ -1,4 +1,4 @@
-"""What a recorded result says, as far as two runs are compared by it: also one of another version, with other keys."""
+"""What a recorded result says, as far as two runs are compared by it."""
 
 from __future__ import annotations
 
