@@ -513,7 +513,6 @@ class TestSummary:
 
 def test_a_refused_sweep_leaves_no_trace_open(monkeypatch):
     from sim.base.errors import MoesimError
-    from sim.options import OPTIONS
     from sim.studies.sweep import work
     from sim.studies.sweep.grid import given
     from sim.studies.sweep.sweep import Asked, sweep
