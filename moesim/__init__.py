@@ -85,9 +85,9 @@ if TYPE_CHECKING:
     from sim.studies.diff.diff import Diff
     from sim.studies.diff.python_api import diff
     from sim.studies.option_types import Axes, Options
-    from sim.studies.plan.python_api import plan
+    from sim.studies.plan.python_api import explain, plan
     from sim.studies.simulate import simulate
-    from sim.studies.sweep.python_api import sweep
+    from sim.studies.sweep.python_api import curve, sweep
 
 __all__ = [
     "DECODE",
@@ -154,7 +154,9 @@ __all__ = [
     "WriteBack",
     "__version__",
     "compare",
+    "curve",
     "diff",
+    "explain",
     "follow_and_count",
     "no_store",
     "plan",
@@ -172,6 +174,8 @@ _ELSEWHERE = {
     "Result": "sim.results.record",
     "Statistic": "sim.figures",
     "compare": "sim.studies.compare_api",
+    "curve": "sim.studies.sweep.python_api",
+    "explain": "sim.studies.plan.python_api",
     "plan": "sim.studies.plan.python_api",
     "diff": "sim.studies.diff.python_api",
     "simulate": "sim.studies.simulate",

@@ -930,8 +930,9 @@ def of_goal(bench: Bench, rng: random.Random) -> list[str]:
         ),
     )
     goal = spoil_text("tpot_s.mean <= 200ms", rng) if rng.random() < 0.5 else "tpot_s.mean <= 200ms"
-    how = rng.choice((["--goal", goal], ["--measured", spoil_text("12.5tok/s", rng)]))
-    return ["plan", *bench.line, *how, "--prices", path, "--no-suggestions", "--workers", "1"]
+    if rng.random() < 0.5:
+        return ["explain", *bench.line, "--measured", spoil_text("12.5tok/s", rng), "--workers", "1"]
+    return ["plan", *bench.line, "--goal", goal, "--prices", path, "--no-suggestions", "--workers", "1"]
 
 
 def of_policy(bench: Bench, rng: random.Random) -> list[str]:

@@ -20,8 +20,7 @@ from cli_help import mixtral_shaped, moesim
 from grids import few_each_time
 
 from sim.base.errors import CheckFailed
-from sim.options import RunSpec
-from sim.studies.pool import answers, replay
+from sim.studies.pool import answers
 
 
 def test_the_number_of_workers_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -51,15 +50,18 @@ def test_an_error_of_a_call_is_raised(workers: int) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_mistake_of_a_policys_own_says_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise KeyError("mine")
-
-    monkeypatch.setattr("sim.run.execute", broken)
-    spec = RunSpec(policy="lru", hw="rtx3090", trace=str(mixtral_shaped(tmp_path)))
-    with pytest.raises(KeyError) as caught:
-        list(answers([(replay, (spec,))], 1))
-    assert caught.value.__notes__ == ["while comparing: policy lru on rtx3090"]
+def test_a_mistake_of_a_policys_own_leaves_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It is told in a line, with its file, and the status says that something is broken."""
+    code = "from policies.lru import Lru\n\n\nclass Broken(Lru):\n    name = 'broken'\n\n"
+    mine = tmp_path / "mine.py"
+    mine.write_text(code + "    def iteration_start(self, iteration, view):\n        raise KeyError('mine')\n", "utf-8")
+    trace = mixtral_shaped(tmp_path)
+    said = moesim(capsys, "compare", "--hw", "rtx3090", "--trace", trace, "--policy", "lru", "--policy", mine, "--json")
+    assert said.code == 1
+    answer = json.loads(said.out)
+    assert [run["policy"] for run in answer["runs"]] == ["lru"]
+    (other,) = answer["not_run"]
+    assert "mine.py" in other["reason"] and "KeyError" in other["reason"]
 
 
 def test_a_process_that_dies_is_reported() -> None:

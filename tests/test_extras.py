@@ -49,6 +49,8 @@ WORKS = {
     "compare": [f"moesim compare --policy lfu {RUN} --out compared"],
     "sweep": [f"moesim sweep --policy lfu {RUN} --workers 1"],
     "plan": [f"moesim plan --goal 'tpot_s.mean <= 900ms' {RUN} --workers 1"],
+    "curve": ["moesim curve --policy lru --requests 1", "moesim curve --policy lru --requests 1 --json"],
+    "explain": [f"moesim explain --measured 900ms {RUN} --workers 1"],
     "timeline": ["moesim timeline config.yaml -o lanes.json"],
     "saturate": ["moesim saturate --policy lru --hw rtx3090 --requests 3 --workers 1"],
     "check": ["moesim check baseline.yaml --update", "moesim check baseline.yaml"],
@@ -79,6 +81,7 @@ LACKS = {
         (f"moesim sweep {RUN} --json", "tables"),
         (f"moesim sweep {RUN} --cluster tcp://nowhere:1", "cluster"),
     ],
+    "curve": [("moesim curve --policy lru --requests 1 --out curves", "tables")],
     "diff": [("moesim diff 'lru hw=rtx3090 requests=1' 'lfu hw=rtx3090 requests=1'", "tables")],
     "traces": [("moesim traces fit mixtral-8x7b-small -o fit.yaml", "fit")],
     "train": [

@@ -140,7 +140,7 @@ LRU = ["--policy", "lru", "--hw", "rtx3090", "--requests", "1"]
 WRITERS = {  # a command, and what goes on with it or does it again
     "sweep": (["sweep", *LRU, "--workers", "1", "--out", "s"], ["--resume"]),
     "run": (["run", *LRU, "--out", "r", "--set", "out.spans=on", "--timeline", "t.json"], ["--overwrite"]),
-    "hits": (["sweep", *LRU[:2], *LRU[4:], "--workers", "1", "--hits-only", "--out", "s"], []),
+    "curve": (["curve", *LRU[:2], *LRU[4:], "--out", "s"], []),
     "ways": (["plan", *LRU[2:], "--workers", "1", "--no-suggestions", "--out", "p"], ["--resume"]),
     "check": (["check", "b.json", "--update", "--junit", "j.xml", "--markdown", "m.md"], []),
     "saturate": (["saturate", *LRU[:4], "--requests", "3", "--workers", "1", "--out", "s.json"], []),

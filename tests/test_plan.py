@@ -17,12 +17,12 @@ from sim.base.errors import BadInput
 from sim.base.units import show_seconds
 from sim.options import RunSpec
 from sim.profiles.hardware import load_hardware
+from sim.studies import runner
+from sim.studies.explain import time_of
 from sim.studies.plan import ways
 from sim.studies.plan.candidate import machine_of, nominal_gib
 from sim.studies.plan.goal import Reading, goals_of
-from sim.studies.plan.measured import time_of
 from sim.studies.plan.text import reading_text
-from sim.studies.sweep import run as sweep_run
 from sim.studies.sweep import shared_recording
 from sim.studies.sweep.work import carried_out
 
@@ -47,7 +47,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec]:
         found.append(spec)
         return carried_out(spec, *others)
 
-    monkeypatch.setattr(sweep_run, "carried_out", counted)
+    monkeypatch.setattr(runner, "carried_out", counted)
     return found
 
 
@@ -237,8 +237,8 @@ def test_several_goals_all_have_to_be_reached(trace: Path) -> None:
 def test_python_refuses_what_the_command_does(trace: Path) -> None:
     with pytest.raises(BadInput, match="goal, got none"):
         face.plan([])
-    with pytest.raises(BadInput, match="another question"):
-        face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", measured="3tok/s")
+    with pytest.raises(BadInput, match="no such name any more; write moesim explain --measured"):
+        face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", measured="3tok/s")  # type: ignore[call-arg]
     with pytest.raises(BadInput, match="got 'budget': no such option of a run"):
         face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", budget=3)  # type: ignore[call-arg]
 
@@ -248,7 +248,7 @@ def test_python_asks_the_other_questions(trace: Path) -> None:
     assert set(ways["way"]) == {"stream", "cache"}
     least = face.plan("tpot_s.mean <= 900ms", "lcp", "a6000", trace=trace, workers=1, least_memory=True)
     assert least["experts"].tolist() == [least.attrs["plan"]["machines"][0]["experts"]]
-    told = face.plan((), "lru", "a6000", trace=trace, workers=1, measured="0.9tok/s")
+    told = face.explain("0.9tok/s", "lru", "a6000", trace=trace, workers=1)
     assert told.attrs["answer"].startswith("measured 1.11 s per token")
 
 
@@ -341,7 +341,7 @@ def test_no_memory_is_enough_so_it_says_what_would_be(capsys: Any, trace: Path) 
 class TestMeasured:
     """A measurement beside prediction and bound."""
 
-    words = ("plan", "--hw", "rtx3090", "--policy", "lcp", "--workers", 1, "--json")
+    words = ("explain", "--hw", "rtx3090", "--policy", "lcp", "--workers", 1, "--json")
 
     def test_slower_than_predicted(self, capsys: Any, trace: Path) -> None:
         """Which link would give that time: held to a run on that link; and 10 % of the tokens per second less."""
@@ -375,10 +375,10 @@ class TestMeasured:
 
     def test_causes_move_an_input_and_say_how_far(self, capsys: Any, trace: Path) -> None:
         """In the words of a machine's owner, each by an input that was replayed; no other engine explains one's own."""
-        words = ("plan", "--hw", "rtx3090", "--policy", "fiddler", "--workers", 1, "--trace", trace)
+        words = ("explain", "--hw", "rtx3090", "--policy", "fiddler", "--workers", 1, "--trace", trace)
         at_s = tpot_s(policy="fiddler", hw="rtx3090", trace=trace)
         found = moesim(capsys, *words, "--measured", f"{2 * at_s}s", "--json").json["explanations"]
-        assert "stack" not in {one["what"] for one in found}
+        assert "engine" not in {one["what"] for one in found}
         cpu, *_ = found
         assert all(one["causes"] for one in found)
         assert cpu["what"] == "hw.cpu.memory_bandwidth_bytes_per_s" and cpu["value"] < cpu["now"]
@@ -421,13 +421,29 @@ class TestMeasured:
             (("--hw", "rtx3090,a6000", "--policy", "lru", "--measured", "3tok/s"), "one machine and one policy"),
             (("--hw", "rtx3090", "--policy", "lru", "--measured", "0tok/s"), "no token takes no time"),
             (("--hw", "rtx3090", "--policy", "lru", "--measured", "fast"), "--measured, got 'fast'"),
-            (("--hw", "rtx3090", "--measured", "3tok/s", "--goal", "tpot_s.mean <= 1s"), "another question"),
-            (("--hw", "rtx3090,a6000"), "or name one --hw"),
-            (("--hw", "rtx3090", "--least-memory"), "--goal, got none"),
+            (
+                ("--hw", "rtx3090", "--policy", "lru", "--cache", "40experts,48experts", "--measured", "3tok/s"),
+                "one budget",
+            ),
+            (("--policy", "lru", "--measured", "3tok/s", "--arrivals", "poisson:1"), "no option of moesim explain"),
+            (("--hw", "rtx3090", "--policy", "lru"), "Missing option '--measured'"),
         ],
     )
     def test_what_has_to_be_mended(self, capsys: Any, trace: Path, words: tuple[str, ...], message: str) -> None:
-        assert message in moesim(capsys, "plan", "--trace", trace, *words, "--workers", 1).error
+        assert message in moesim(capsys, "explain", "--trace", trace, *words, "--workers", 1).error
+
+    def test_plan_says_where_it_is(self, capsys: Any) -> None:
+        assert (
+            "write moesim explain --measured" in moesim(capsys, "plan", "--hw", "rtx3090", "--measured", "3tok/s").error
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(("--hw", "rtx3090,a6000"), "or name one --hw"), (("--hw", "rtx3090", "--least-memory"), "--goal, got none")],
+)
+def test_a_question_without_a_goal(capsys: Any, trace: Path, words: tuple[str, ...], message: str) -> None:
+    assert message in moesim(capsys, "plan", "--trace", trace, *words, "--workers", 1).error
 
 
 def test_stream_cpu_or_both(capsys: Any, trace: Path) -> None:

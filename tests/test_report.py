@@ -339,9 +339,9 @@ class TestSweep:
 
     def test_hits_of_every_size(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         trace = mixtral_shaped(tmp_path)
-        moesim(capsys, "sweep", "--hits-only", "--policy", "lru", "--trace", trace, "--out", tmp_path / "h")
+        moesim(capsys, "curve", "--policy", "lru", "--trace", trace, "--out", tmp_path / "h")
         (curve,) = plot(data_of(capsys, tmp_path / "h"), "misses")["traces"]
-        table = pd.read_parquet(tmp_path / "h" / "hits.parquet")
+        table = pd.read_parquet(tmp_path / "h" / "curve.parquet")
         assert curve["y"] == pytest.approx(list(1 - table["hit_rate"]))
 
 
@@ -386,15 +386,15 @@ class TestOthers:
     @pytest.mark.parametrize(
         ("options", "what"),
         [
-            (("--measured", "900ms", "--policy", "lru"), "explanations"),
-            (("--least-memory", "--goal", "tpot_s.mean <= 2s", "--policy", "lru"), "machines"),
+            (("explain", "--measured", "900ms", "--policy", "lru"), "explanations"),
+            (("plan", "--least-memory", "--goal", "tpot_s.mean <= 2s", "--policy", "lru"), "machines"),
         ],
     )
-    def test_other_answers_of_plan(
+    def test_other_answers(
         self, options: tuple[str, ...], what: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        asked = ("--trace", mixtral_shaped(tmp_path), "--hw", "rtx3090", *options)
-        said = moesim(capsys, "plan", *asked, "--json").out
+        asked = ("--trace", mixtral_shaped(tmp_path), "--hw", "rtx3090", "--json")
+        said = moesim(capsys, *options, *asked).out
         (tmp_path / "plan.json").write_text(said, encoding="utf-8")
         found, told = data_of(capsys, tmp_path / "plan.json"), json.loads(said)
         assert found["verdict"] == told["answer"]

@@ -21,7 +21,8 @@ import moesim as face
 from sim.base.errors import BadInput, CheckFailed
 from sim.results.sampling import Sample
 from sim.results.tables import columns_of
-from sim.studies.sweep import run as sweep_run
+from sim.studies import runner
+from sim.studies.sweep.run import PointRow
 from sim.studies.sweep.table import POINT
 from sim.studies.sweep.work import carried_out, point_record
 
@@ -287,7 +288,7 @@ class TestTheFolder:
             asked.append(id_)
             return carried_out(spec, id_, *others)
 
-        monkeypatch.setattr(sweep_run, "carried_out", counted)
+        monkeypatch.setattr(runner, "carried_out", counted)
         assert moesim(capsys, *words, "--resume", "--workers", 1).code == 0
         assert sorted(asked) == [gone.stem, torn.stem]
         assert (tmp_path / "out" / "sweep.parquet").read_bytes() == before
@@ -434,7 +435,7 @@ class TestSummary:
         spec = RunSpec(policy=label, hw=hw, pcie=link)
         sample = Sample(dict(enumerate(tpot)))
         point = Point(label, spec, True)
-        return sweep_run.PointRow(point, Resolved(f"{label}@{hw}", spec), "ok", "", said, sample, sample)
+        return PointRow(point, Resolved(f"{label}@{hw}", spec), "ok", "", said, sample, sample)
 
     def rows(self) -> list[Any]:
         return [

@@ -59,7 +59,7 @@ def test_without_decoding_nothing_is_called_a_tpot(capsys, trace, prompts_only):
     mixed = moesim(capsys, "sweep", *run, "--trace", f"{prompts_only},{trace}").out.replace("\n  ", " ")
     assert "x as fast with trace" not in mixed
     assert "per token" in mixed.partition("least of all")[2].partition("\n")[0]
-    hits = moesim(capsys, "sweep", "--hits-only", "--policy", "lru", "--hw", "rtx3090", "--trace", prompts_only)
+    hits = moesim(capsys, "curve", "--policy", "lru", "--trace", prompts_only)
     assert "nothing decodes" in hits.out.replace("\n  ", " ")
 
 

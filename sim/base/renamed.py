@@ -66,5 +66,5 @@ GROUPS = {"stack": "engine"}
 
 def refuse_old(name: str, what: str) -> None:
     """Raises BadInput, with the name of today, for the name of an option that went."""
-    if (now := OPTIONS.get(name)) is not None:
+    if (now := OPTIONS.get(name, FLAGS.get(f"--{name.replace('_', '-')}"))) is not None:
         raise BadInput(f"{what}: no such name any more; {f'write {now}' if now else 'leave it out'}")

@@ -11,7 +11,7 @@ import click
 from sim.base.errors import BadInput
 from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
-from sim.cli.say import say
+from sim.cli.say import note, say
 from sim.cli.spec_options import spec_options, specify, tell_drawing
 from sim.cli.unique_options import UniqueOptions
 from sim.figures import SCHEMA
@@ -87,12 +87,12 @@ def command(
     def first(setup: Setup) -> None:
         """What holds for all runs is said once."""
         for text in setup.notes():
-            _note(text)
+            note(text)
         realism.append(judge(setup.trace, quick=True).line)
 
     tell_drawing(candidates[0].spec)
     with Bar("comparing policies") as bar:
-        rows, missing = run_all(candidates, workers, _note, first, bar.update)
+        rows, missing = run_all(candidates, workers, note, first, bar.update)
     rows.sort(key=lambda row: speed(row.result))
     found, base = ranks_of(rows), baseline(rows, candidates, against)
     least = common_bound(row.result for row in rows)
@@ -130,10 +130,6 @@ def command(
             say(f"written: {kept} (moesim report {out} makes a page of it)")
     if any(status == 1 for *_, status in missing):
         sys.exit(1)  # a policy broke a rule: that is a fault of its own, not of what it was asked
-
-
-def _note(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool, said: str = "") -> Candidate:

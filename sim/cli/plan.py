@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.base.errors import BadInput
 from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
-from sim.cli.say import say
+from sim.cli.say import Tabled, note, say, say_answer
 from sim.cli.sweep import axes, pool_of
 from sim.cli.unique_options import UniqueOptions
 
@@ -54,11 +54,6 @@ if TYPE_CHECKING:
     help="Find the least memory with which each machine reaches the goals, instead of the cheapest machine.",
 )
 @click.option(
-    "--measured",
-    metavar="12.5tok/s|80ms",
-    help="What you measured with one --hw and --policy: beside prediction and bound, and what would explain the rest.",
-)
-@click.option(
     "--no-suggestions", "quick", is_flag=True, help="Leave out what would have to be true of the machines that fail."
 )
 @click.option(
@@ -83,7 +78,6 @@ def command(
     every: bool,
     quick: bool,
     least: bool,
-    measured: str | None,
     out: Path | None,
     resume: bool,
     workers: int | None,
@@ -102,75 +96,37 @@ def command(
     from sim.studies.sweep.point_store import Records
     from sim.studies.sweep.work import closing_ready
 
-    if not goals and measured is None and (least or len(options["hw"]) != 1 or "," in options["hw"][0]):
+    if not goals and (least or len(options["hw"]) != 1 or "," in options["hw"][0]):
         raise BadInput(
             "--goal, got none: say what is to be reached, e.g. --goal 'tpot_s.mean <= 100ms'; or name one --hw, to "
             "compare what streaming, caching and its CPU give there"
         )
-    if measured is not None and (goals or least):
-        raise BadInput("--measured, got it with --goal or --least-memory: another question; ask one at a time")
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
     asked = Asked(goals_of(goals), given(policies, options, settings), prices, every, not quick, workers)
     asked = replace(asked, pool=pool_of(workers, cluster), records=Records(out))
     asked.records.begin_plan(resume)
-    found: Answered
+    found: Tabled | Planned
     with Bar("planning") as bar, closing_ready():
-        if measured is not None:
-            from sim.studies.plan.measured import judge
-
-            found = judge(asked, measured, bar.update, _note)
-        elif not goals:
+        if not goals:
             from sim.studies.plan.ways import compare_ways
 
-            found = compare_ways(asked, bar.update, _note)
+            found = compare_ways(asked, bar.update, note)
         elif least:
             from sim.studies.plan.memory import least_memory
 
-            found = least_memory(asked, bar.update, _note)
+            found = least_memory(asked, bar.update, note)
         else:
-            found = plan(asked, bar.update, _note)
+            found = plan(asked, bar.update, note)
     if out is not None:
         from sim.studies.answer_file import keep
 
         keep(out, found.to_dict())
-    if as_json:
-        from sim.base.json import to_json
-
-        click.echo(to_json(found.to_dict()))
-    elif isinstance(found, Planned):
+    if isinstance(found, Planned) and not as_json:
         _print(found)
     else:
-        _say(found)
+        say_answer(found, as_json)
     return 0 if found.reached else 1
-
-
-class Answered(Protocol):
-    """What a question has for an answer."""
-
-    @property
-    def reached(self) -> bool: ...
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
-class Tabled(Answered, Protocol):
-    """One that is told by lines and a table."""
-
-    def answer(self) -> str: ...
-
-    def lines(self) -> list[str]: ...
-
-    def table(self) -> str: ...
-
-
-def _say(found: Tabled) -> None:
-    say(found.answer(), bold=True)
-    for line in found.lines():
-        say(line)
-    if text := found.table():
-        say()
-        say(text, nl=False)
 
 
 def _print(found: Planned) -> None:
@@ -198,7 +154,3 @@ def _print(found: Planned) -> None:
         say()
     for line in lines:
         say(line)
-
-
-def _note(text: str) -> None:
-    click.echo(text, err=True)

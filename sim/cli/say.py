@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import click
 
 from sim.base.tables import fold
@@ -11,3 +13,38 @@ def say(text: str = "", nl: bool = True, bold: bool = False) -> None:
     """Through click, so that output can be captured, piped and closed early."""
     folded = fold(text)
     click.echo(click.style(folded, bold=True) if bold else folded, nl=nl)
+
+
+def note(text: str) -> None:
+    """Beside the answer: what was asked for and cannot be had in full."""
+    click.echo(text, err=True)
+
+
+class Tabled(Protocol):
+    """An answer that is told by lines and a table."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    @property
+    def reached(self) -> bool: ...
+
+    def answer(self) -> str: ...
+
+    def lines(self) -> list[str]: ...
+
+    def table(self) -> str: ...
+
+
+def say_answer(found: Any, as_json: bool) -> None:
+    """An answer by its lines and its table, or as one JSON object."""
+    if as_json:
+        from sim.base.json import to_json
+
+        click.echo(to_json(found.to_dict()))
+        return
+    say(found.answer(), bold=True)
+    for line in found.lines():
+        say(line)
+    if text := found.table():
+        say()
+        say(text, nl=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ def setting(axis: bool = False) -> Callable[..., Any]:
 
 
 def run_options(
-    axis: bool = False, without: tuple[str, ...] = ("policy",), table: Table = OPTIONS
+    axis: bool = False, without: Collection[str] = ("policy",), table: Table = OPTIONS
 ) -> Callable[..., Any]:
     """Give a command the options of a run, in the order of the table.
 

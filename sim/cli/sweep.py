@@ -12,14 +12,13 @@ from sim.base.errors import BadInput
 from sim.base.extras import need
 from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
-from sim.cli.say import say
+from sim.cli.say import note, say
 from sim.cli.spec_options import run_options
 from sim.cli.unique_options import UniqueOptions
-from sim.figures import SCHEMA
 
 if TYPE_CHECKING:
-    from sim.studies.sweep.run import Answers
-    from sim.studies.sweep.sweep import Asked, Swept
+    from sim.studies.runner import Answers
+    from sim.studies.sweep.sweep import Swept
 
 axes = run_options(axis=True)
 
@@ -64,11 +63,6 @@ axes = run_options(axis=True)
     "--max-points", type=click.IntRange(min=1), metavar="N", help="Refuse a grid of more points; default: 10,000."
 )
 @click.option(
-    "--hits-only",
-    is_flag=True,
-    help="Of lru, lfu, lcp, mrs: hit rates of every budget (or of --cache) at once, without --hw.",
-)
-@click.option(
     "--columns",
     metavar="A,B|all",
     help="With --json: keys of figures (tpot_s.p95,prefetch) that rows have, or all; default: some thirty. The table "
@@ -86,7 +80,6 @@ def command(
     cluster: str | None,
     group_by: str | None,
     max_points: int | None,
-    hits_only: bool,
     columns: str | None,
     dry_run: bool,
     as_json: bool,
@@ -103,7 +96,7 @@ def command(
 
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
-    for name, said in (("--hits-only", hits_only), ("--out", out), ("--json", as_json and not dry_run)):
+    for name, said in (("--out", out), ("--json", as_json and not dry_run)):
         if said:
             need(f"sweep {name}", "pyarrow")
     if columns is not None and not as_json:
@@ -119,14 +112,11 @@ def command(
         most=max_points or MOST_POINTS,
         pool=pool_of(workers, cluster),
     )
-    if hits_only:
-        _hits_only(asked, dry_run, as_json)
-        return
     with Bar("resolving points") as bar:
         if dry_run:
             click.echo(listed(asked, bar.update, as_json), nl=False)
             return
-        swept = sweep(asked, _note, bar.update)
+        swept = sweep(asked, note, bar.update)
     if as_json:
         from sim.base.json import to_json
 
@@ -137,34 +127,6 @@ def command(
         sys.exit(1)  # a policy broke a rule, or failed: that is a fault of its own, not of what it was asked
     if not swept.n_ran:
         sys.exit(BadInput.exit_code)  # every row says why
-
-
-def _hits_only(asked: Asked, dry_run: bool, as_json: bool) -> None:
-    from sim.studies.sweep.hits import TABLE, hits_only
-    from sim.studies.sweep.point_store import check_table
-    from sim.studies.sweep.table import write
-
-    if dry_run or asked.resume or asked.by is not None:
-        raise BadInput("--hits-only, got it with --dry-run, --resume or --group-by: it takes one pass; leave them out")
-    if asked.out is not None:
-        check_table(asked.out / TABLE)
-    with Bar("counting hits") as bar:
-        found = hits_only(asked, bar.update)
-    for text in dict.fromkeys(text for curve in found.curves for text in curve.notes):
-        _note(text)
-    if asked.out is not None:
-        write(asked.out / TABLE, found.table(), {"answer": found.answer()})
-    if as_json:
-        from sim.base.json import to_json
-
-        click.echo(to_json({"schema": SCHEMA, "answer": found.answer(), "rows": found.table().to_pylist()}))
-        return
-    say(found.answer())
-    say()
-    say(found.text(), nl=False)
-    if asked.out is not None:
-        say()
-        say(f"table: {asked.out / TABLE}")
 
 
 def pool_of(workers: int | None, cluster: str | None) -> Answers:
@@ -209,7 +171,3 @@ def _print(swept: Swept, out: Path | None) -> None:
     if out is not None:
         say()
         say(f"table: {swept.table_path}")
-
-
-def _note(text: str) -> None:
-    click.echo(text, err=True)

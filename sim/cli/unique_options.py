@@ -26,13 +26,23 @@ class Grouped(click.Option):
 
 class UniqueOptions(click.Command):
     """Refuses an option given twice, unless it is one to repeat (`multiple`) or a flag; and one that went, by the name
-    of today."""
+    of today.
+
+    Args:
+        no_say: what to do about options of a run that this command has not.
+    """
+
+    def __init__(self, *args: Any, no_say: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.no_say = no_say
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         except click.NoSuchOption as error:
             refuse_old_flag(error.option_name, {name for param in self.params for name in param.opts})
+            if self.no_say and is_of_runs(error.option_name):
+                raise BadInput(f"{error.option_name}: no option of moesim {ctx.info_name}; {self.no_say}") from None
             raise
         for param, n in Counter(order).items():
             if n > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag):
@@ -52,6 +62,13 @@ class UniqueOptions(click.Command):
             if name in sections:
                 with formatter.section(name):
                     formatter.write_dl(sections[name])
+
+
+def is_of_runs(flag: str) -> bool:
+    """Whether an option is one of a run."""
+    from sim.options import OPTIONS
+
+    return any(flag in row.flags for row in OPTIONS.rows)
 
 
 def refuse_old_flag(flag: str, known: Container[str]) -> None:

@@ -12,11 +12,11 @@ from sim.options import RunSpec
 from sim.pages.page import Plot, Section
 from sim.pages.plots import axis, line, points
 from sim.setup.spec import read_spec
-from sim.studies.sweep.hits import ANY_HW, curve_of
+from sim.studies.curve import ANY_HW, curve_of
 
 if TYPE_CHECKING:
     from sim.pages.inputs import Run
-    from sim.studies.sweep.hits import Curve
+    from sim.studies.curve import Curve
 
 MOST_TOKENS = 20_000  # of output, up to which they are passed through once more
 BACK_TO_BACK = "back to back"
@@ -34,7 +34,7 @@ def caches_of(run: Run, policies: Sequence[str]) -> list[Curve] | str:
     if tokens > MOST_TOKENS:
         return (
             f"Left out: {tokens:,} output tokens are more than the {MOST_TOKENS:,} up to which they are passed through "
-            "once more here; `moesim sweep --hits-only` counts them."
+            "once more here; `moesim curve` counts them."
         )
     if run.result.arrivals != BACK_TO_BACK:
         return (
@@ -77,7 +77,7 @@ def miss_ratio(run: Run, curves: list[Curve] | str) -> Section:
     shown = []
     for curve in curves:
         every = range(curve.least, curve.n_experts + 1)
-        rated = [(n / curve.n_experts, rate) for n in every if (rate := curve.hit_rate[n]) is not None]
+        rated = [(n / curve.n_experts, rate) for n in every if (rate := curve.rate(n)) is not None]
         shown.append((curve.label, [room for room, _ in rated], [rate for _, rate in rated]))
     plot = plot_of(shown)
     n_all, budget = result.shape.layers * result.shape.experts, sum(result.cache_capacity_bytes)

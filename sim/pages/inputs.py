@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 MAX_TABLE_BYTES = 512 * 1024 * 1024
-SWEEP, HITS = "sweep.parquet", "hits.parquet"
+SWEEP, HITS = "sweep.parquet", "curve.parquet"
 ANSWERS = "the folder of a run, sweep, comparison or plan (`--out`), what `--json` printed, or a profile"
 
 
@@ -79,7 +79,7 @@ class Comparison:
 
 @dataclass
 class Grid:
-    """The table of a sweep and what it says; `hits`: of `--hits-only`."""
+    """The table of a sweep and what it says; `hits`: of `moesim curve`."""
 
     answer: str
     notes: list[str]

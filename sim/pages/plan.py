@@ -82,7 +82,7 @@ class Plan(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """The other answers of `plan`: least memory, a measurement beside the prediction, or ways of one machine."""
+    """Other answers: least memory, or ways of one machine (`plan`); a measurement beside the prediction (`explain`)."""
 
     answer: str
     trace: str

@@ -21,7 +21,7 @@ from sim.setup.naming import show as show_value
 if TYPE_CHECKING:
     from sim.pages.inputs import Run
     from sim.results.record import Result
-    from sim.studies.sweep.hits import Curve
+    from sim.studies.curve import Curve
 
 PARTS = {
     "gpu": "computing",

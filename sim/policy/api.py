@@ -124,7 +124,7 @@ class Policy:
         labels: words that every result of an instance carries. keeps_all: it wants room for every expert.
         prefetch_depth: speculative copies handed to each GPU's copy engine at once; None: all, as they are asked.
         ranks_by_trace: what its `Rank` says of experts that the running layer does not ask for rests on the trace
-            alone, so that one replay tells the hits of every budget (`moesim sweep --hits-only`). one_size: why not.
+            alone, so that one replay tells the hits of every budget (`moesim curve`). one_size: why not.
         known_ahead: layers by which its own, fine-tuned model names experts earlier.
         copies_mapped: it copies straight out of the file that its engine maps, through no page-locked buffer.
     """

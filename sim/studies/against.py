@@ -44,7 +44,7 @@ def baseline(rows: Sequence[Row], candidates: Sequence[Candidate], against: str 
     did not run."""
     if against is None:
         return None
-    ids = {one.run_id for one in candidates if one.label == against}
+    ids = {one.asked.id for one in candidates if one.label == against}
     found = next((row for row in rows if row.result.run_id in ids), None)
     if found is None:
         raise BadInput(f"--against, got {against!r}: it cannot run here; hold the others against one that can")

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import msgspec
 
 from sim.base.errors import BadInput, IllegalDecision, MoesimError
+from sim.options import RunSpec
 from sim.studies.ranking import Row, ranked
+from sim.studies.runner import Runner
+from sim.studies.sweep.point_store import Records
+from sim.studies.sweep.work import ERRORS, Resolved, closing_ready, meaning
 
 if TYPE_CHECKING:
-    from sim.options import RunSpec
     from sim.setup.setup import Setup
-    from sim.studies.pool import Call
 
-# Below so many layers of output tokens over all policies, starting processes takes longer than the work.
-FEW_LAYERS = 20_000
-
+NOT_YET = Resolved("", RunSpec(policy="", hw=""))
 Note = Callable[[str], None]
 
 
@@ -33,15 +32,16 @@ class Missing(NamedTuple):
 
 @dataclass
 class Candidate:
-    """A policy to compare. `named`: the user asked for it by name, so that its words have to be right."""
+    """A policy to compare. `named`: the user asked for it by name, so that its words have to be right. `asked`: what it
+    means, once it is checked."""
 
     label: str
     spec: RunSpec
     named: bool
-    run_id: str = ""
-    bounded_by: tuple[Any, ...] = ()  # all that its lower bound depends on; the second item: experts on the CPU or not
+    asked: Resolved = NOT_YET
 
 
+@closing_ready()
 def run_all(
     candidates: list[Candidate],
     workers: int | None,
@@ -52,7 +52,7 @@ def run_all(
     """Every run's result, in the order asked for, and what could not run.
 
     The inputs of all are checked before the first starts. A lower bound is worked out once for all runs on equal terms:
-    the same lanes and room (bounds in hypothetical memory have more), machine, stack and model.
+    the same lanes and room (bounds in hypothetical memory have more), machine, engine and model.
 
     Args:
         note: told of runs that are the same, and why none can run. first: told of the first run that is set up.
@@ -61,32 +61,21 @@ def run_all(
     Raises:
         BadInput: the words of a policy that was named are wrong, or none can run.
     """
-    from sim.studies.pool import answers, bound_of, n_cores, replay
-
-    ready, failed, n_layers = checked(candidates, note, first)
+    ready, failed = checked(candidates, note, first)
     if not ready:
         none_ran(candidates, failed, note)
-    terms: dict[tuple[Any, ...], RunSpec] = {}
-    for candidate in ready:
-        terms.setdefault(candidate.bounded_by, candidate.spec)
-    calls: list[Call] = [(replay, (candidate.spec,)) for candidate in ready]
-    calls += [(bound_of, (spec, key[1])) for key, spec in terms.items()]
-    if workers is None:
-        workers = n_cores() if n_layers >= FEW_LAYERS else 1
-    found: dict[int, Any] = {}
-    with closing(answers(calls, workers)) as stream:
-        for index, answer in stream:
-            found[index] = answer
-            if isinstance(answer, MoesimError):
-                failed[ready[index].label] = answer
-            progress(len(found), len(calls))
-    bounds = dict(zip(terms, (found[len(ready) + i] for i in range(len(terms))), strict=True))
+    runner = Runner(Records(), workers, lambda n, n_all, _title: progress(n, n_all), by_layer=True)
+    runner.run([candidate.asked for candidate in ready], lambda _n, _all: "", bounds=True)
     rows = []
-    for index, candidate in enumerate(ready):
-        if not isinstance(answer := found[index], MoesimError):
-            result, sample = answer
-            result.set_beside(bounds[candidate.bounded_by])
-            rows.append(Row(candidate.label, result, sample[ranked(result)]))
+    for candidate in ready:
+        outcome = runner.outcome(candidate.asked, True)
+        if outcome.result is None:
+            failed[candidate.label] = ERRORS[outcome.status](outcome.reason)
+            continue
+        found = {"tpot_s": outcome.tpot, "ttft_s": outcome.ttft}
+        sample = found[ranked(outcome.result)]
+        assert sample is not None
+        rows.append(Row(candidate.label, outcome.result, sample))
     if not rows:
         none_ran(candidates, failed, note)
     missing = [
@@ -97,8 +86,8 @@ def run_all(
 
 def checked(
     candidates: list[Candidate], note: Note, first: Callable[[Setup], None]
-) -> tuple[list[Candidate], dict[str, MoesimError], int]:
-    """Candidates that can be set up, each run once; why the others cannot; layers of output tokens in all of them.
+) -> tuple[list[Candidate], dict[str, MoesimError]]:
+    """Candidates that can be set up, each run once, and why the others cannot.
 
     Raises:
         BadInput: the words of a policy that was named are wrong.
@@ -109,7 +98,7 @@ def checked(
     ready: list[Candidate] = []
     failed: dict[str, MoesimError] = {}
     seen: dict[str, Candidate] = {}
-    model, n_layers = None, 0
+    model = None
     for candidate in candidates:
         if candidate.spec.model is None and model is not None:
             # Which model has the trace's shape is looked up once: it takes reading the whole catalogue.
@@ -121,28 +110,16 @@ def checked(
                 check_words(candidate.spec)
             failed[candidate.label] = error
             continue
-        try:
-            if not seen:
-                first(setup)
-            model = setup.model.id if candidate.spec.model is None else model
-            candidate.run_id, candidate.bounded_by = setup.run_id, _terms(setup)
-            n_layers += setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
-        finally:
-            setup.close()
-        if (same := seen.get(candidate.run_id)) is None:
-            seen[candidate.run_id] = candidate
+        if not seen:
+            first(setup)
+        model = setup.model.id if candidate.spec.model is None else model
+        candidate.asked = meaning(setup)
+        if (same := seen.get(candidate.asked.id)) is None:
+            seen[candidate.asked.id] = candidate
             ready.append(candidate)
         elif candidate.named:
             note(f"note: {candidate.label} is the same run as {same.label}; it is shown once")
-    return ready, failed, n_layers
-
-
-def _terms(setup: Setup) -> tuple[Any, ...]:
-    """What a lower bound depends on, of all that may differ between runs of one comparison."""
-    meant = setup.resolved()
-    digests = (meant[f"{what}_sha256"] for what in ("hw", "model", "engine", "trace"))
-    scheduler = setup.scheduler.name, meant.get("scheduler_sha256")
-    return setup.memory.expert_bytes, "cpu" in setup.policy.traits, setup.leaves_unread, *scheduler, *digests
+    return ready, failed
 
 
 def by_scheduler(named: str | None) -> list[tuple[str | None, str]]:

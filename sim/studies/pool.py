@@ -14,16 +14,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from sim.base.errors import CheckFailed, MoesimError
+from sim.base.errors import CheckFailed
 from sim.base.interrupts import POLL_S, heard, held
-
-if TYPE_CHECKING:
-    from sim.bounds.time_bound import LowerBound
-    from sim.options import RunSpec
-    from sim.results.record import Result
-    from sim.results.sampling import Sample
 
 # A call: a function of a module and its arguments, which a process of its own can import and receive.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -71,37 +65,6 @@ def n_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def replay(spec: RunSpec) -> tuple[Result, dict[str, Sample]] | MoesimError:
-    """The result of one run without its bound, and its requests' times, or why they cannot be had."""
-    from sim.results.sampling import samples, times_of
-    from sim.run import execute, prepare
-
-    try:
-        setup = prepare(spec)
-        try:
-            outcome = execute(setup, bounds=False)
-            return outcome.result, samples(times_of(outcome.report), spec.together)
-        finally:
-            setup.close()
-    except MoesimError as error:
-        return error
-    except Exception as error:  # a mistake of a policy's own: which one it was is not in a worker's traceback
-        error.add_note(f"while comparing: policy {spec.policy} on {spec.hw}")
-        raise
-
-
-def bound_of(spec: RunSpec, cpu: bool) -> LowerBound | None:
-    """The lower bound of one run (`sim.bounds.time_bound.lower_bound`)."""
-    from sim.bounds.time_bound import lower_bound
-    from sim.run import prepare
-
-    setup = prepare(spec)
-    try:
-        return lower_bound(setup, cpu)
-    finally:
-        setup.close()
 
 
 def answers(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:

@@ -2,16 +2,19 @@
 
 One cache per layer, tokens one at a time, cold at the start. A hit is a wanted expert that is resident when the gate
 asks; a token's own experts are never evicted for one another. These are the rules of `policies.lru`, `lfu` and `lcp`
-with scope=layer, written out for all sizes at once (a test holds them equal).
+with scope=layer (a test holds them equal), and one pass counts all sizes (`sim.base.stack_distance`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from sim.base.stack_distance import RankStack, RecencyStack
 from traces.format.layout import Array, Floats, Ints
 
 FRACS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
@@ -31,25 +34,10 @@ def lru_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Arra
     sizes: experts per layer, each at least K.
     starts: rows at which the cache is emptied.
 
-    Returns (len(sizes), L). What is held is always what was used most recently, so ages are enough to know.
+    Returns (len(sizes), L).
     """
-    n_rows, n_layers, top_k = experts.shape
-    cold = set() if starts is None else {int(row) for row in starts}
-    last = np.full((len(sizes), n_layers, n_experts), -1, np.int64)  # when used; the order in a token depends on hits
-    hits = np.zeros((len(sizes), n_layers), np.int64)
-    limits = np.asarray(sizes)[:, None, None]
-    layers, rank = np.arange(n_layers)[:, None], np.arange(top_k)
-    for row in range(n_rows):
-        if row in cold:
-            last[:] = -1
-        wanted = experts[row].astype(np.int64)
-        used = last[:, layers, wanted]
-        newer = (last[:, :, None, :] > used[..., None]).sum(axis=-1)
-        hit = (used >= 0) & (newer < limits)
-        hits += hit.sum(axis=-1)
-        last[:, layers, wanted] = 2 * top_k * row + rank + top_k * ~hit
-    found: Floats = hits / (n_rows * top_k)
-    return found
+    stack = partial(RecencyStack, n_experts, experts.shape[2])
+    return _counted(experts, sizes, starts, lambda _layer: stack())
 
 
 def lfu_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Array | None = None) -> Floats:
@@ -57,11 +45,8 @@ def lfu_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Arra
 
     Uses are counted for ever (since the cache was last emptied), evicted or not; ties go to the lowest expert id.
     """
-    uses = np.zeros((experts.shape[1], n_experts), np.int64)
+    uses = np.zeros((experts.shape[1], n_experts))
     layers = np.arange(experts.shape[1])[:, None]
-
-    def before(_row: int) -> Array:
-        return uses * n_experts + np.arange(n_experts)
 
     def after(row: int, wanted: Ints) -> None:
         uses[layers, wanted] += 1
@@ -69,7 +54,7 @@ def lfu_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Arra
             uses[:] = 0
 
     cold = _cold(starts)
-    return _evicting(experts, n_experts, sizes, cold, before, after)
+    return _evicting(experts, n_experts, sizes, starts, uses, after)
 
 
 def lcp_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Array | None = None) -> Floats:
@@ -85,27 +70,42 @@ def lcp_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Arra
     gain = _OMEGA / -math.log(_RHO)
     cold = _cold(starts)
 
-    def before(_row: int) -> Array:
-        return keys
-
     def after(row: int, wanted: Ints) -> None:
         uses[layers, wanted] += 1
         keys[layers, wanted] = gain * np.log(uses[layers, wanted]) + row + ties[wanted]
         if row + 1 in cold:
             uses[:], keys[:] = 0, -np.inf
 
-    return _evicting(experts, n_experts, sizes, cold, before, after)
+    return _evicting(experts, n_experts, sizes, starts, keys, after)
 
 
 def random_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Array | None = None) -> Floats:
     """Hit rates of random replacement, one seed; as for `lru_curve`."""
     rng = np.random.default_rng(0)
-    shape = experts.shape[1], n_experts
-
-    def before(_row: int) -> Array:
-        return rng.random(shape)
-
-    return _evicting(experts, n_experts, sizes, _cold(starts), before, lambda _row, _wanted: None)
+    n_rows, n_layers, top_k = experts.shape
+    held = np.zeros((len(sizes), n_layers, n_experts), bool)  # one by one: who is drawn depends on the size
+    hits, count = np.zeros((2, len(sizes), n_layers), np.int64)
+    limits = np.asarray(sizes)[:, None]
+    layers = np.arange(n_layers)[:, None]
+    cold = _cold(starts)
+    for row in range(n_rows):
+        if row in cold:
+            held[:], count[:] = False, 0
+        wanted = experts[row].astype(np.int64)
+        found = held[:, layers, wanted].sum(axis=-1)
+        hits += found
+        held[:, layers, wanted] = True
+        count += top_k - found
+        over = np.maximum(count - limits, 0)
+        if most := int(over.max()):
+            keys = rng.random((n_layers, n_experts))
+            keys[layers, wanted] = np.inf
+            least = np.where(held, keys[None], np.inf).argsort(axis=-1)[..., :most]
+            stays = np.arange(most) >= over[..., None]
+            np.put_along_axis(held, least, np.take_along_axis(held, least, -1) & stays, -1)
+            count -= over
+    rates: Floats = hits / (n_rows * top_k)
+    return rates
 
 
 def belady_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Array | None = None) -> Floats:
@@ -125,15 +125,12 @@ def belady_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: A
         later[layers, wanted] = row
         if row in cold:
             later[:] = n_rows + 1
-    keys = np.zeros((n_layers, n_experts), np.int64)
-
-    def before(_row: int) -> Array:
-        return keys
+    keys = np.zeros((n_layers, n_experts))
 
     def after(row: int, wanted: Ints) -> None:
         keys[layers, wanted] = -following[row]
 
-    return _evicting(experts, n_experts, sizes, cold, before, after)
+    return _evicting(experts, n_experts, sizes, starts, keys, after)
 
 
 def _cold(starts: Array | None) -> set[int]:
@@ -144,41 +141,44 @@ def _evicting(
     experts: Array,
     n_experts: int,
     sizes: Sequence[int],
-    cold: set[int],
-    before: Callable[[int], Array],
+    starts: Array | None,
+    keys: Floats,
     after: Callable[[int, Ints], None],
 ) -> Floats:
-    """Hit rates of caches that evict whoever has the least key.
+    """Hit rates of caches that evict whoever has the least key, of equal ones the lowest expert.
 
-    before(row): (L, E) keys to evict by while a row is served, no two of a layer alike where it matters who leaves;
-    after(row, wanted): told once it is.
+    keys: (L, E), changed by after(row, wanted) once a row is served.
     """
+    top_k, flat = experts.shape[2], keys.reshape(-1)
+    stack = partial(RankStack, n_experts, top_k, range(n_experts))
+    return _counted(experts, sizes, starts, lambda layer: stack(layer * n_experts), after, flat)
+
+
+def _counted(
+    experts: Array,
+    sizes: Sequence[int],
+    starts: Array | None,
+    begin: Callable[[int], Any],
+    after: Callable[[int, Ints], None] = lambda _row, _wanted: None,
+    *keys: Floats,
+) -> Floats:
+    """Hit rates by size and layer of the stacks that `begin` makes."""
     n_rows, n_layers, top_k = experts.shape
-    held = np.zeros((len(sizes), n_layers, n_experts), bool)
-    hits, count = np.zeros((2, len(sizes), n_layers), np.int64)
-    limits = np.asarray(sizes)[:, None]
-    layers = np.arange(n_layers)[:, None]
+    cold = _cold(starts)
+    layers = range(n_layers)
+    stacks: list[Any] = []
+    hits = np.zeros((n_layers, max(sizes, default=0) + 1), np.int64)
     for row in range(n_rows):
-        if row in cold:
-            held[:], count[:] = False, 0
-        wanted = experts[row].astype(np.int64)
-        found = held[:, layers, wanted].sum(axis=-1)
-        hits += found
-        held[:, layers, wanted] = True
-        count += top_k - found
-        over = np.maximum(count - limits, 0)
-        if most := int(over.max()):
-            keys = before(row).astype(np.float64)
-            keys[layers, wanted] = np.inf
-            left = np.where(held, keys[None], np.inf)
-            least = left.argmin(axis=-1)[..., None] if most == 1 else np.argpartition(left, most - 1)[..., :most]
-            if most > 1:
-                least = np.take_along_axis(least, np.take_along_axis(left, least, -1).argsort(axis=-1), -1)
-            stays = np.arange(most) >= over[..., None]
-            np.put_along_axis(held, least, np.take_along_axis(held, least, -1) & stays, -1)
-            count -= over
+        if row in cold or not row:
+            hits += [stack.hits(0)[: hits.shape[1]] for stack in stacks] or 0
+            stacks = [begin(layer) for layer in layers]
+        wanted = np.ascontiguousarray(experts[row], np.int64)
+        ids = wanted.reshape(-1)
+        for layer in layers:
+            stacks[layer].visit(ids, layer * top_k, top_k, 0, 0, *keys)
         after(row, wanted)
-    rates: Floats = hits / (n_rows * top_k)
+    hits += [stack.hits(0)[: hits.shape[1]] for stack in stacks] or 0
+    rates: Floats = hits.T[list(sizes)] / (n_rows * top_k)
     return rates
 
 

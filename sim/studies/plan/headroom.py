@@ -51,7 +51,7 @@ def has_rate(spec: RunSpec) -> bool:
     return spec.arrivals is not None and spec.arrivals != NONE and not spec.arrivals.startswith("closed:")
 
 
-def serves_at_most(spec: RunSpec, n_layers: int, replays: Replays) -> float | None:
+def serves_at_most(spec: RunSpec, replays: Replays) -> float | None:
     """Requests per second where somebody always waits, as `moesim saturate` finds it; None where no run says so, or
     requests have no rate of their own. A short run at a higher rate may be over before its queue has grown beyond a
     goal.
@@ -59,7 +59,7 @@ def serves_at_most(spec: RunSpec, n_layers: int, replays: Replays) -> float | No
     if not has_rate(spec):
         return None
     closed = msgspec.structs.replace(spec, arrivals=f"closed:{n_clients(spec)}", arrivals_scale=1.0)
-    (answer,) = replays.of([closed], n_layers, "how much it serves")
+    (answer,) = replays.of([closed], "how much it serves")
     return None if isinstance(answer, str) or answer.load is None else answer.load.capacity_per_s
 
 
@@ -76,12 +76,12 @@ def headroom(goals: Sequence[Goal], best: Candidate, replays: Replays) -> Headro
     spec, result = best.spec, best.result
     if not has_rate(spec) or result is None or result.load is None or result.load.arrivals_per_s is None:
         return None
-    most_per_s = serves_at_most(spec, best.asked.n_layers, replays)
+    most_per_s = serves_at_most(spec, replays)
 
     def reaching(times: float) -> Result | None:
         """The result with so many times the rate, where it reaches every goal and goes on doing so."""
         faster = msgspec.structs.replace(spec, arrivals_scale=spec.arrivals_scale * times)
-        (answer,) = replays.of([faster], best.asked.n_layers, "up to which rate")
+        (answer,) = replays.of([faster], "up to which rate")
         if isinstance(answer, str) or growing(answer) or too_many(answer, most_per_s):
             return None
         return answer if all(one.met for one in readings(goals, answer)) else None

@@ -128,7 +128,7 @@ def _by_margin(some: Sequence[Candidate]) -> list[Candidate]:
 
 def screen(goals: Sequence[Goal], live: Sequence[Candidate], replays: Replays, n: int) -> None:
     """Replay the first n requests of each, for what these let expect of all."""
-    answers = replays.of([one.spec for one in live], _layers(live) * n // replays.n_requests, "few requests", n)
+    answers = replays.of([one.spec for one in live], "few requests", n)
     for one, answer in zip(live, answers, strict=True):
         if isinstance(answer, str):
             one.failed(answer)
@@ -148,7 +148,7 @@ def _of_all(one: Candidate, goal: Goal, few: Reading, n: int) -> Reading:
 def _replay(goals: Sequence[Goal], some: Sequence[Candidate], replays: Replays) -> None:
     if not some:
         return
-    answers = replays.of([one.spec for one in some], _layers(some), "all requests")
+    answers = replays.of([one.spec for one in some], "all requests")
     for one, answer in zip(some, answers, strict=True):
         if isinstance(answer, str):
             one.failed(answer)
@@ -160,10 +160,6 @@ def _replay(goals: Sequence[Goal], some: Sequence[Candidate], replays: Replays) 
         one.found = readings(goals, answer)
         one.state = REACHES if all(told.met for told in one.found) else MISSES
         if one.state == REACHES:
-            most_per_s = serves_at_most(one.spec, one.asked.n_layers, replays)
+            most_per_s = serves_at_most(one.spec, replays)
             if why := too_many(answer, most_per_s):
                 one.state, one.reason, one.found = MISSES, why, []
-
-
-def _layers(some: Sequence[Candidate]) -> int:
-    return max(one.asked.n_layers for one in some)

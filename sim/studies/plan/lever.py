@@ -85,8 +85,8 @@ class ByReplay:
 
     how = "replayed"
 
-    def __init__(self, goals: Sequence[Goal], replays: Replays, n: int | None, n_layers: int) -> None:
-        self.goals, self._replays, self._n, self._n_layers = goals, replays, n, n_layers
+    def __init__(self, goals: Sequence[Goal], replays: Replays, n: int | None) -> None:
+        self.goals, self._replays, self._n = goals, replays, n
 
     def few(self, lever: Lever, value: float) -> Tried:
         return self._tried(lever, value, self._n)
@@ -95,7 +95,7 @@ class ByReplay:
         return self._tried(lever, value, None)
 
     def _tried(self, lever: Lever, value: float, n: int | None) -> Tried:
-        (answer,) = self._replays.of([lever.at(value)], self._n_layers, "what would have to be true", n)
+        (answer,) = self._replays.of([lever.at(value)], "what would have to be true", n)
         if isinstance(answer, str):
             return Tried(value, [], None)
         return Tried(value, [] if growing(answer) else readings(self.goals, answer), answer)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sim.options import RunSpec
     from sim.studies.plan.candidate import Candidate
     from sim.studies.pool import Call
+    from sim.studies.runner import Answers, Progress
     from sim.studies.sweep.point_store import Records
-    from sim.studies.sweep.run import Answers, Progress
     from sim.workload.slo import Slo
 
 ATTAINED = ("slo.attained_frac", "slo.goodput_requests_per_s")

@@ -24,7 +24,7 @@ from sim.studies.pool import n_cores
 
 if TYPE_CHECKING:
     from sim.results.record import Result
-    from sim.studies.sweep.run import Progress
+    from sim.studies.runner import Progress
 
 
 class Least(NamedTuple):
@@ -221,7 +221,7 @@ def _on(asked: Asked, own: list[Candidate], replays: Replays) -> Least | None:
     best: tuple[Candidate, Lever, Tried] | None = None
     for one in live:
         lever = _lever(one)
-        probe = ByReplay(asked.goals, replays, n, one.asked.n_layers)
+        probe = ByReplay(asked.goals, replays, n)
         high = lever.now if best is None else best[2].value - 1
         low = (floor or 1) - 1
         if high <= low or (best is not None and not probe.few(lever, high).met):
@@ -234,7 +234,7 @@ def _on(asked: Asked, own: list[Candidate], replays: Replays) -> Least | None:
     if best is None:
         return None
     one, lever, tried = best
-    probe = ByReplay(asked.goals, replays, None, one.asked.n_layers)
+    probe = ByReplay(asked.goals, replays, None)
     below = probe.whole(lever, tried.value - 1) if tried.value > 1 else None
     return Least(one.machine, one.label, tried, below, floor)
 

@@ -33,7 +33,7 @@ from sim.workload.load import NONE
 
 if TYPE_CHECKING:
     from sim.policy.api import Policy
-    from sim.studies.sweep.run import Answers, Progress
+    from sim.studies.runner import Answers, Progress
 
 MOST_POINTS = 10_000
 MOST_REPLICAS = 8

@@ -36,7 +36,6 @@ def plan(
     all_machines: bool = False,
     no_suggestions: bool = False,
     least_memory: bool = False,
-    measured: str | None = None,
     out: Name | None = None,
     resume: bool = False,
     workers: int | None = None,
@@ -50,16 +49,14 @@ def plan(
         policy: names, files or classes; none: every installed one that leaves what the model computes as it is.
         hw: names or files; none: every bundled GPU. prices: a YAML file. all_machines: settle dearer ones, too.
         no_suggestions: leave out what would have to be true of the machines that fail.
-        least_memory: how little each machine needs. measured: `"12.5tok/s"` of one machine and policy, and no goal.
-            Without either and without a goal: streaming, caching and the CPU on one machine.
+        least_memory: how little each machine needs. Without a goal: streaming, caching and the CPU on one machine.
         out: a folder for records of replays; resume: go on with those there, for this plan or another.
         workers: processes; None: the cores, if it is worth it. cluster: `tcp://HOST:PORT` of a Dask scheduler.
         axes: the other fields of a run's configuration; budgets may have several values.
 
     Returns:
-        A row per candidate, the cheapest setting first (docs/plan.md); of the other questions one per machine, possible
-        explanation, or way. `attrs["answer"]` is the first line that the command prints, `attrs["plan"]` the object of
-        its `--json`.
+        A row per candidate, the cheapest setting first (docs/plan.md); of the other questions one per machine or way.
+        `attrs["answer"]` is the first line that the command prints, `attrs["plan"]` the object of its `--json`.
 
     Warns:
         UserWarning: of requests or a batch there are fewer than was asked for.
@@ -71,9 +68,7 @@ def plan(
     import pandas as pd
 
     texts = [goal] if isinstance(goal, str) else list(goal)
-    if measured is not None and (texts or least_memory):
-        raise BadInput("plan(): measured, got it with goal or least_memory: another question; ask one at a time")
-    if not texts and (least_memory or (measured is None and not hw)):
+    if not texts and (least_memory or not hw):
         raise BadInput("plan(): goal, got none: say what is to be reached, e.g. 'tpot_s.mean <= 100ms'")
     asked = Asked(
         goals_of(texts, "goal"),
@@ -90,19 +85,48 @@ def plan(
         found = make(asked, lambda *_: None, _warn)
         rows, told = [_row(one, asked.goals) for one in found.candidates], found.to_dict()
     else:
-        told, which = _other(asked, measured, least_memory)
+        told, which = _other(asked, least_memory)
         rows = told[which]
     frame = pd.DataFrame(rows)
     frame.attrs["answer"], frame.attrs["plan"] = told["answer"], told
     return frame
 
 
-def _other(asked: Asked, measured: str | None, least: bool) -> tuple[dict[str, Any], str]:
-    """What `--json` prints for the other questions, and which of its lists has the rows."""
-    if measured is not None:
-        from sim.studies.plan.measured import judge
+def explain(
+    measured: str,
+    policy: Who,
+    hw: Name,
+    *,
+    workers: int | None = None,
+    **axes: Unpack[Axes],
+) -> DataFrame:
+    """Which input is off: what `moesim explain` does on the command line.
 
-        return judge(asked, measured, lambda *_: None, _warn).to_dict(), "explanations"
+    Args:
+        measured: `"12.5tok/s"` of decoding, or `"80ms"` a token. policy: the one that does what your engine does.
+        hw: the machine that was measured. workers: processes; None: the cores, if it is worth it.
+        axes: the other fields of a run's configuration, one value each.
+
+    Returns:
+        A row per input that, changed alone, would explain the measurement (docs/explain.md). `attrs["answer"]` is the
+        first line that the command prints, `attrs["explanation"]` the object of its `--json`.
+
+    Raises:
+        BadInput: whatever has to be changed, in one line.
+    """
+    need("explain()", "pandas")
+    import pandas as pd
+
+    from sim.studies.explain import explain as hold
+
+    told = hold(block_of(policy, hw, axes, "explain"), measured, workers, lambda *_: None, _warn).to_dict()
+    frame = pd.DataFrame(told["explanations"])
+    frame.attrs["answer"], frame.attrs["explanation"] = told["answer"], told
+    return frame
+
+
+def _other(asked: Asked, least: bool) -> tuple[dict[str, Any], str]:
+    """What `--json` prints for the other questions, and which of its lists has the rows."""
     if least:
         from sim.studies.plan.memory import least_memory
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sim.setup.setup import Setup
     from sim.studies.plan.plan import Asked
     from sim.studies.pool import Call
-    from sim.studies.sweep.run import Progress
+    from sim.studies.runner import Progress
 
 REPLAYED, BOUND = "replayed", "bound"
 WHAT = {LINK: "bandwidth", ROOM: "vram", CPU: "cpu_bandwidth", DRIVE: "drive_bandwidth", HOST: "host_memory"}
@@ -153,10 +153,9 @@ def remedies_of(
     setup = prepare(spec)
     try:
         replays = Replays(len(setup.requests), 1, lambda *_: None, loaded=setup.open_loop)
-        n_layers = setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
         probe: Probe = ByBound(goals, cpu)
         if how == REPLAYED:
-            probe = ByReplay(goals, replays, few_of(goals, replays), n_layers)
+            probe = ByReplay(goals, replays, few_of(goals, replays))
         found = [*_levers(setup, spec, policy, probe, cpu), *_precision(spec, policy, probe)]
         return found, replays.n_runs, replays.n_whole, replays.n_replayed
     finally:

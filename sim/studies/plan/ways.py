@@ -21,7 +21,7 @@ from sim.workload.iterations import DECODE, MIXED
 if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.results.sampling import Sample
-    from sim.studies.sweep.run import Progress
+    from sim.studies.runner import Progress
 
 STREAM, CACHE, CPU, BOTH = "stream", "cache", "cpu", "both"
 WAYS = {
@@ -210,7 +210,7 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
     n_requests, trace, loaded = facts_of(ready[0])
     replays = asked.replays(n_requests, progress, loaded, by_layer=True)
     n = few_of([], replays)
-    few = replays.of([one.spec for one in ready], ready[0].asked.n_layers, "few requests", n)
+    few = replays.of([one.spec for one in ready], "few requests", n)
     by_way: dict[str, list[tuple[float, Candidate]]] = {}
     for one, answer in zip(ready, few, strict=True):
         if isinstance(answer, str):
@@ -222,7 +222,7 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
             )
         by_way.setdefault(way_of(answer), []).append((answer.tpot_s.mean, one))
     best = [one for some in by_way.values() for _, one in sorted(some, key=lambda told: told[0])[:BEST]]
-    answers = replays.of([one.spec for one in best], ready[0].asked.n_layers, "all requests")
+    answers = replays.of([one.spec for one in best], "all requests")
     ways: dict[str, Way] = {}
     for one, answer in zip(best, answers, strict=True):
         if isinstance(answer, str):
@@ -271,11 +271,10 @@ def _between(
     first: Way, second: Way, levers: tuple[Lever, Lever], ends: list[float], replays: Replays, n: int | None
 ) -> Crossover:
     one, two = levers
-    layers = first.candidate.asked.n_layers
 
     def swapped(value: float) -> bool | None:
         """Whether the one that is faster now is the slower one there; None where one of them does not run."""
-        told = replays.of([one.at(value), two.at(value)], layers, "crossover", n)
+        told = replays.of([one.at(value), two.at(value)], "crossover", n)
         times = [None if isinstance(result, str) else result.tpot_s.mean for result in told]
         return None if times[0] is None or times[1] is None else times[0] > times[1]
 

@@ -22,7 +22,7 @@ LAYERED, LIMITS, REMEDIES = (
     "limits",
     "remedies",
 )  # of plans: points with their layers, and what else takes long
-FILES = frozenset({MANIFEST, TABLE, "hits.parquet", POINTS, BOUNDS})
+FILES = frozenset({MANIFEST, TABLE, POINTS, BOUNDS})
 PLAN_FOLDERS = (POINTS, LAYERED, LIMITS, REMEDIES)
 PLAN_FILES = frozenset({PLAN, ANSWER, *PLAN_FOLDERS})
 MAX_RECORD_BYTES = 64 * 1024 * 1024

@@ -15,12 +15,12 @@ from sim.base.kinds import Kind
 from sim.options import OPTIONS
 from sim.policy.registry import name_in_file
 from sim.studies.cluster import answers_of
+from sim.studies.curve import curves
 from sim.studies.keywords import with_options
 from sim.studies.option_types import Axes, Name
 from sim.studies.pool import answers
 from sim.studies.sweep.grid import MOST_POINTS, Block, PolicyAxis, policy_of
 from sim.studies.sweep.grid import block_of as sorted_block
-from sim.studies.sweep.hits import hits_only as count_hits
 from sim.studies.sweep.sweep import Asked
 from sim.studies.sweep.sweep import sweep as run_sweep
 from sim.studies.sweep.text import answer
@@ -46,7 +46,6 @@ def sweep(
     workers: int | None = None,
     cluster: str | None = None,
     max_points: int = MOST_POINTS,
-    hits_only: bool = False,
     columns: str | Iterable[str] | None = None,
     **axes: Unpack[Axes],
 ) -> DataFrame:
@@ -57,7 +56,6 @@ def sweep(
         hw: names or files. grid: a YAML file of axes. out: a folder for records and table; resume: go on there.
         cluster: `tcp://HOST:PORT` of a Dask scheduler, whose workers do it.
         workers: processes; None: the cores, if it is worth it. max_points: a larger grid is refused.
-        hits_only: of lru, lfu, lcp and mrs, hit rates of every budget from one pass, and nothing else; no hardware.
         columns: keys of figures and names of options, or starts of them; `"all"`; None: some thirty (docs/sweep.md).
         axes: the other fields of a run's configuration.
 
@@ -84,15 +82,42 @@ def sweep(
         most=max_points,
         pool=answers if cluster is None else answers_of(cluster),
     )
-    if hits_only:
-        counted = count_hits(asked, lambda *_: None)
-        hits = frame(counted.table())
-        hits.attrs["answer"] = counted.answer()
-        return hits
     swept = run_sweep(asked, _warn, lambda *_: None)
     table = frame(swept.shown(columns if columns is None or isinstance(columns, str) else list(columns)))
     table.attrs["answer"] = answer(swept.rows, swept.summary)
     table.attrs["hosts"] = swept.hosts or None
+    return table
+
+
+def curve(
+    policy: Who | Iterable[Who],
+    *,
+    out: Name | None = None,
+    workers: int | None = None,
+    **axes: Unpack[Axes],
+) -> DataFrame:
+    """Hit rate over capacity, from one pass over the trace: what `moesim curve` does on the command line.
+
+    Args:
+        policy: lru, lfu, lcp, mrs, or one of yours that is such a cache (docs/curve.md).
+        out: a folder for the table. workers: processes; None: this one.
+        axes: trace, model and workload, each one value, several, or a range; sizes by `cache`, none for all.
+
+    Returns:
+        The table (docs/curve.md), one row per policy and size; `attrs["answer"]` is the command's first line.
+
+    Raises:
+        BadInput: an axis that no hit depends on, or a policy without a curve.
+    """
+    need("curve()", "pandas", "pyarrow")
+    from sim.studies.sweep.table import frame
+
+    block = block_of(policy, (), axes, "curve")
+    found = curves(block, None if out is None else Path(out), workers, lambda *_: None)
+    for text in found.notes():
+        _warn(text)
+    table = frame(found.table())
+    table.attrs["answer"] = found.answer()
     return table
 
 

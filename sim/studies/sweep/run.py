@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from sim.base.errors import BadInput
-from sim.bounds.time_bound import LowerBound
 from sim.options import OPTIONS
 from sim.profiles.overrides import GROUPS
 from sim.results.record import Result
-from sim.results.sampling import Sample, samples
+from sim.results.sampling import Sample
 from sim.setup.prepare import check_words
-from sim.studies.pool import Awaited, answers, n_cores
-from sim.studies.sweep.point_store import BOUNDS, POINTS
-from sim.studies.sweep.work import (
-    OK,
-    RECORDED,
-    REFUSED,
-    Family,
-    Resolved,
-    bound_record,
-    carried_out,
-    only_bound,
-    resolve,
-)
+from sim.studies.pool import answers
+from sim.studies.runner import Answers, Progress, Runner, Work
+from sim.studies.sweep.work import OK, REFUSED, Resolved, resolve
 
 if TYPE_CHECKING:
     from sim.options import RunSpec
@@ -37,13 +24,8 @@ if TYPE_CHECKING:
     from sim.studies.sweep.grid import Point
     from sim.studies.sweep.point_store import Records
 
-FEW_LAYERS = 20_000
-"""Layers of output tokens in all points, below which starting processes takes longer than the work."""
 AT_ONCE = 16
 """Points resolved by one call of a worker."""
-
-Answers = Callable[[Sequence["Call"], int], Generator[tuple[int, Any], None, None]]
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass
@@ -124,48 +106,11 @@ def _values(point: Point) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in found if value is not None]
 
 
-class Work(NamedTuple):
-    """What became of the points that can be set up: recorded by an earlier command, run by decisions of their own, or
-    timed by those of another point (`sim.studies.sweep.shared_recording`)."""
-
-    there: int
-    replayed: int
-    timed_by_recording: int
-
-
 class Ran(NamedTuple):
     """All points, and how many of them were run."""
 
     rows: list[PointRow]
     work: Work
-
-
-class Families:
-    """Points by what their decisions rest on: the first of each family is run, and tells the others.
-
-    Args:
-        shared: it tells other processes, too. alone: of a family of which only one is here others may follow later.
-    """
-
-    def __init__(self, rows: Sequence[Resolved], shared: bool, alone: bool = False) -> None:
-        self._rows: dict[str, list[Resolved]] = {}
-        for row in rows:
-            self._rows.setdefault(row.family or row.id, []).append(row)
-        self._shared, self._alone = shared, alone
-        self._first: dict[str, int] = {}  # family -> the call of its first point
-
-    def in_turn(self) -> list[Resolved]:
-        """All of them, those of a family one after the other, while their recording is at hand."""
-        return [row for some in self._rows.values() for row in some]
-
-    def call(self, row: Resolved, index: int, bound: str = "", by_layer: bool = False) -> Call:
-        """What carries a point out as the call of that index. Points come as `in_turn` has them."""
-        several = len(self._rows[row.family or row.id]) > 1
-        family = row.family if several or self._alone else ""
-        first = self._first.setdefault(family, index) if family else index
-        recorded = Awaited(first, RECORDED) if self._shared and first != index else None
-        of = Family(family, several and self._shared)
-        return carried_out, (row.spec, row.id, row.cpu, bound, of, recorded, by_layer)
 
 
 def run_points(
@@ -190,35 +135,9 @@ def run_points(
         once.setdefault(row.id, (point, row))
     if all(row.status != OK for _, row in once.values()):
         raise BadInput(_why(list(once.values())))
-    ready = [row for _, row in once.values() if row.status == OK]
-    missing = [row for row in ready if records.get(POINTS, row.id) is None]
-    work: list[tuple[Resolved, Call]] = []
-    bounds: set[str] = set()
-    if workers is None:
-        workers = n_cores() if sum(row.n_layers for row in missing) >= FEW_LAYERS else 1
-    calls = Families(missing, pool is not answers or workers > 1)
-    # A bound is worked out with the first point that needs it and is to run anyway.
-    for row in [*calls.in_turn(), *ready]:
-        bound = row.bound if row.bound not in bounds and row.bound and records.get(BOUNDS, row.bound) is None else ""
-        if len(work) < len(missing):
-            work.append((row, calls.call(row, len(work), bound)))
-        elif bound:
-            work.append((row, (only_bound, (row.spec, row.cpu, bound))))
-        bounds.add(bound)
-    there = len(ready) - len(missing)
-    n_done = n_timed = 0
-    with closing(pool([call for _, call in work], workers)) as stream:
-        for index, answer in stream:
-            row, _ = work[index]
-            if answer.bound is not None:
-                records.put(BOUNDS, row.bound, answer.bound)
-            if answer.point is not None:
-                records.put(POINTS, row.id, answer.point)
-            n_done += 1
-            n_timed += answer.by_recording
-            progress(n_done, len(work), f"sweep: {min(there + n_done, len(ready)):,} of {len(ready):,} points")
-    found = [_row(point, row, records) for point, row in once.values()]
-    return Ran(found, Work(there, len(missing) - n_timed, n_timed))
+    runner = Runner(records, workers, progress, pool)
+    work = runner.run([row for _, row in once.values()], lambda n, n_all: f"sweep: {n:,} of {n_all:,} points", True)
+    return Ran([PointRow(point, row, *runner.outcome(row, True)) for point, row in once.values()], work)
 
 
 def _why(found: Sequence[tuple[Point, Resolved]]) -> str:
@@ -227,19 +146,3 @@ def _why(found: Sequence[tuple[Point, Resolved]]) -> str:
     if len(reasons) == 1:
         return first
     return f"grid, got {len(found)} points: none of them can run; the first: {first}"
-
-
-def _row(point: Point, row: Resolved, records: Records) -> PointRow:
-    if row.status != OK:
-        return PointRow(point, row, row.status, row.reason)
-    record = records.get(POINTS, row.id)
-    assert record is not None
-    if record["status"] != OK:
-        return PointRow(point, row, record["status"], record["reason"])
-    result = msgspec.convert(record["result"], Result)
-    bound = None
-    if row.bound:  # the point that it came with may have ended before it
-        bound = (records.get(BOUNDS, row.bound) or bound_record(row.spec, row.cpu, row.bound))["bound"]
-    result.set_beside(None if bound is None else LowerBound(**bound))
-    found = samples(record["requests"], row.spec.together)
-    return PointRow(point, row, OK, "", result, found["ttft_s"], found["tpot_s"])

@@ -1,14 +1,20 @@
 """Record once, time many: points that differ in hardware alone share one run's decisions, where no price or time had a
-part in them."""
+part in them.
+
+`family_terms` and `Families` decide who may share, and who goes first; `outcome_of` uses what is known.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.run import Outcome, Recording, execute, record, tellable, timed
+from sim.studies.pool import Awaited
 
 if TYPE_CHECKING:
     from sim.setup.setup import Setup
+    from sim.studies.sweep.work import Resolved
 
 MOST_KEPT = 4
 """Recordings of a process; points of one family follow one another."""
@@ -31,6 +37,65 @@ def family_terms(setup: Setup) -> dict[str, Any] | None:
         **{name: getattr(spec, name) for name in ("precision", "split", "requests", "seed")},
         **setup.batch_terms,
     }
+
+
+class Answer(NamedTuple):
+    """What a worker answers of one call.
+
+    Attributes:
+        point, bound: records, None where it was not asked for one. by_recording: another's decisions timed the point.
+        recorded: what other workers need of its decisions (`told`), where they asked; else None. wall_s: of the point.
+    """
+
+    point: dict[str, Any] | None
+    bound: dict[str, Any] | None = None
+    by_recording: bool = False
+    recorded: bytes | None = None
+    wall_s: float = 0.0
+
+
+RECORDED = Answer._fields.index("recorded")
+
+
+class Family(NamedTuple):
+    """Points that one run's decisions may time.
+
+    Attributes:
+        id: of them. shared: workers are told what the first one finds out (`recorded`), else each finds out by itself.
+    """
+
+    id: str = ""
+    shared: bool = False
+
+
+NO_FAMILY = Family()
+
+
+class Families:
+    """Points by what their decisions rest on: the first of each family is run, and tells the others.
+
+    Args:
+        shared: it tells other processes, too. alone: of a family of which only one is here others may follow later.
+    """
+
+    def __init__(self, rows: Sequence[Resolved], shared: bool, alone: bool = False) -> None:
+        self._rows: dict[str, list[Resolved]] = {}
+        for row in rows:
+            self._rows.setdefault(row.family or row.id, []).append(row)
+        self._shared, self._alone = shared, alone
+        self._first: dict[str, int] = {}  # family -> the call of its first point
+
+    def in_turn(self) -> list[Resolved]:
+        """All of them, those of a family one after the other, while their recording is at hand."""
+        return [row for some in self._rows.values() for row in some]
+
+    def of(self, row: Resolved, index: int) -> tuple[Family, Awaited | None]:
+        """The family of the call of that index, and what it waits for. Points come as `in_turn` has them."""
+        several = len(self._rows[row.family or row.id]) > 1
+        family = row.family if several or self._alone else ""
+        first = self._first.setdefault(family, index) if family else index
+        recorded = Awaited(first, RECORDED) if self._shared and first != index else None
+        return Family(family, several and self._shared), recorded
 
 
 class Timed(NamedTuple):

@@ -13,9 +13,10 @@ from sim.figures import SCHEMA
 from sim.run import seldom_collected
 from sim.studies.hosts import of_specs
 from sim.studies.pool import answers, n_cores
+from sim.studies.runner import Answers, Progress, Work
 from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
 from sim.studies.sweep.point_store import TABLE, Records
-from sim.studies.sweep.run import Answers, PointRow, Progress, Work, resolved, run_points
+from sim.studies.sweep.run import PointRow, resolved, run_points
 from sim.studies.sweep.summary import Summary, settings_of, summarise
 from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, Resolved, closing_ready
 

@@ -17,7 +17,8 @@ from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings
 
 if TYPE_CHECKING:
     from sim.results.record import Result
-    from sim.studies.sweep.run import PointRow, Work
+    from sim.studies.runner import Work
+    from sim.studies.sweep.run import PointRow
 
 MOST_SHOWN = 40
 """Rows of a table on a terminal; the Parquet file and `--json` have all."""

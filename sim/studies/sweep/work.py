@@ -1,4 +1,4 @@
-"""What a sweep hands to its workers: what a point means, its run, and the lower bound it shares with others."""
+"""What the runner hands to its workers: what a point means, its run, and the lower bound it shares with others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,8 @@ from sim.figures import SCHEMA
 from sim.options import VALUE, RunSpec, unusual
 from sim.policy.mistakes import told
 from sim.policy.registry import find
-from sim.studies.pool import bound_of
+from sim.studies.sweep.shared_recording import NO_FAMILY, Answer, Family, family_terms, outcome_of
+from sim.studies.sweep.shared_recording import told as known
 
 if TYPE_CHECKING:
     from sim.bounds.time_bound import LowerBound
@@ -67,7 +68,6 @@ def resolve(specs: tuple[RunSpec, ...]) -> list[Resolved]:
 
 def _resolve(spec: RunSpec) -> Resolved:
     from sim.setup.prepare import prepare
-    from sim.studies.sweep.shared_recording import family_terms
 
     asked: dict[str, Any] = {"version": __version__, "spec": msgspec.to_builtins(spec)}
     try:
@@ -79,6 +79,11 @@ def _resolve(spec: RunSpec) -> Resolved:
     except Exception as error:  # of a policy's constructor
         asked["reason"] = reason = _mistake(error, spec)
         return Resolved(_digest(asked), spec, FAILED, reason)
+    return meaning(setup)
+
+
+def meaning(setup: Setup) -> Resolved:
+    """What a run that is set up means; kept as it is, to be run by this process, or closed."""
     n_layers = setup.model.n_moe_layers * sum(request.outputs for request in setup.requests)
     found = Resolved(
         setup.run_id,
@@ -91,7 +96,7 @@ def _resolve(spec: RunSpec) -> Resolved:
         n_layers=n_layers,
         drive="" if setup.tier is None else setup.tier.why,
     )
-    if len(_READY) < MOST_READY and multiprocessing.parent_process() is None:
+    if found.id not in _READY and len(_READY) < MOST_READY and multiprocessing.parent_process() is None:
         _READY[found.id] = replace(setup, spec=found.spec)
     else:
         setup.close()
@@ -176,37 +181,6 @@ def _drive_terms(setup: Setup) -> dict[str, Any]:
     return {} if tier is None else {"above": [setup.host_bytes, tier.drive, tier.depth, tier.block_bytes, tier.reads]}
 
 
-class Answer(NamedTuple):
-    """What a worker answers of one call.
-
-    Attributes:
-        point, bound: records, None where it was not asked for one. by_recording: another's decisions timed the point.
-        recorded: what other workers need of its decisions (`shared_recording.told`), where they asked; else None.
-    """
-
-    point: dict[str, Any] | None
-    bound: dict[str, Any] | None = None
-    by_recording: bool = False
-    recorded: bytes | None = None
-
-
-RECORDED = Answer._fields.index("recorded")
-
-
-class Family(NamedTuple):
-    """Points that one run's decisions may time.
-
-    Attributes:
-        id: of them. shared: workers are told what the first one finds out (`recorded`), else each finds out by itself.
-    """
-
-    id: str = ""
-    shared: bool = False
-
-
-NO_FAMILY = Family()
-
-
 def point_record(
     spec: RunSpec,
     id_: str,
@@ -225,7 +199,6 @@ def point_record(
         before: told of the run once it is set up.
     """
     from sim.results.sampling import times_of
-    from sim.studies.sweep.shared_recording import outcome_of
 
     found: dict[str, Any] = {"schema": SCHEMA, "id": id_, "status": OK, "reason": "", "kept": True}
     try:
@@ -251,7 +224,8 @@ def point_record(
     result = outcome.result.to_dict() | {"wall_s": 0.0}
     if not by_layer:
         del result["by_layer"]
-    return Answer(found | {"result": result, "requests": times}, by_recording=by_recording)
+    wall_s = outcome.result.wall_s  # not recorded: equal points are equal bytes
+    return Answer(found | {"result": result, "requests": times}, by_recording=by_recording, wall_s=wall_s)
 
 
 def carried_out(
@@ -265,7 +239,6 @@ def carried_out(
 ) -> Answer:
     """The records of a point and of the lower bound by that id, which others share; no bound where the id is empty."""
     from sim.bounds.time_bound import lower_bound
-    from sim.studies.sweep.shared_recording import told
 
     least: list[dict[str, Any]] = []
 
@@ -275,12 +248,24 @@ def carried_out(
 
     answer = point_record(spec, id_, family.id, recorded, by_layer, before)
     asked = family.shared and recorded is None
-    return answer._replace(bound=least[0] if least else None, recorded=told(family.id) if asked else None)
+    return answer._replace(bound=least[0] if least else None, recorded=known(family.id) if asked else None)
 
 
 def only_bound(spec: RunSpec, cpu: bool, bound: str) -> Answer:
     """The same of a point that is recorded while its bound is not."""
     return Answer(None, bound_record(spec, cpu, bound))
+
+
+def bound_of(spec: RunSpec, cpu: bool) -> LowerBound | None:
+    """The lower bound of one run (`sim.bounds.time_bound.lower_bound`)."""
+    from sim.bounds.time_bound import lower_bound
+    from sim.run import prepare
+
+    setup = prepare(spec)
+    try:
+        return lower_bound(setup, cpu)
+    finally:
+        setup.close()
 
 
 def bound_record(spec: RunSpec, cpu: bool, id_: str) -> dict[str, Any]:
@@ -290,6 +275,15 @@ def bound_record(spec: RunSpec, cpu: bool, id_: str) -> dict[str, Any]:
 
 def _of_bound(least: LowerBound | None, id_: str) -> dict[str, Any]:
     return {"schema": SCHEMA, "id": id_, "bound": None if least is None else least._asdict()}
+
+
+ERRORS: dict[str, type[MoesimError]] = {
+    DOES_NOT_FIT: DoesNotFit,
+    REFUSED: BadInput,
+    BROKE_A_RULE: IllegalDecision,
+    FAILED: CheckFailed,
+}
+"""What ended a point of that status."""
 
 
 def status_of(error: MoesimError) -> str:

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from cli_help import mixtral_shaped, moesim, simulated
@@ -13,10 +14,10 @@ from grids import few_each_time
 
 import moesim as face
 from sim.base.errors import BadInput
+from sim.base.stack_distance import RankStack, RecencyStack
 from sim.options import RunSpec
 from sim.run import execute, prepare
-from sim.studies.hit_curve import HitCurve, Stack, hit_curve
-from sim.studies.ranked_curve import RankedStack
+from sim.studies.curve import Curve, curve_of
 from sim.workload.iterations import PREFILL
 
 ROOMY = {"hw.vram_bytes": 10**12}
@@ -44,6 +45,17 @@ class Uneven(Lru):
         even = super().layer_budgets(view)
         return even and [[2 * even[0][0], 0, *even[0][2:]]]
 """
+BARRED = """
+from policies.lfu import Lfu
+
+
+class Barred(Lfu):
+    name = "barred"
+
+    def bind(self, view):
+        super().bind(view)
+        self.order.bar[0] = 3
+"""
 
 
 def spec(trace: Path, n: int, scope: str, batch: int = 1, policy: str = "lru") -> RunSpec:
@@ -53,12 +65,8 @@ def spec(trace: Path, n: int, scope: str, batch: int = 1, policy: str = "lru") -
     return RunSpec(policy=name, hw="rtx3090", set=params, split="all", **options)
 
 
-def curve(asked: RunSpec) -> HitCurve:
-    setup = prepare(asked)
-    try:
-        return hit_curve(setup)
-    finally:
-        setup.close()
+def curve(asked: RunSpec) -> Curve:
+    return curve_of(asked.policy, asked)
 
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
@@ -82,33 +90,57 @@ def test_every_budget_is_a_single_run(tmp_path: Path, scope: str, batch: int, po
     assert 0 < found.rate(128) < found.rate(256)  # type: ignore[operator]
 
 
-def test_a_stack_is_many_caches() -> None:
-    """Against a cache of every size written down by its rules: those that are there run first, then what is copied."""
-    draws = random.Random(4)
-    visits = [draws.sample(range(9), draws.choice((1, 2, 3, 6))) for _ in range(400)]
-    stack, caches = Stack(len(visits)), {size: [] for size in range(1, 12)}
+def of_each_size(visits: list[list[int]], size: int, key: Any) -> int:
+    """Hits of one cache, by its rules: what is missing is demanded while none of the group may leave; what finds no
+    room follows one by one. `key(visit, piece)`: the least leaves first; None: least recently run."""
+    here: list[int] = []
+    n_hits = 0
+    for now, visit in enumerate(visits):
+
+        def least(of: list[int], now: int = now) -> int:
+            return of[0] if key is None else min(of, key=lambda one: key(now, one))
+
+        there = [piece for piece in visit if piece in here]
+        n_hits += len(there)
+        if key is None:
+            here = [*(piece for piece in here if piece not in there), *there]
+        later = []
+        for piece in [piece for piece in visit if piece not in here]:
+            others = [other for other in here if other not in visit]
+            if len(here) >= size and not others:
+                later.append(piece)
+                continue
+            if len(here) >= size:
+                here.remove(least(others))
+            here.append(piece)
+        for piece in later:
+            here.remove(least(here))
+            here.append(piece)
+    return n_hits
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_stack_is_a_cache_of_every_size(seed: int) -> None:
+    """Groups of one to all, so that small sizes overflow; ranks that anything may change between visits, equal ones
+    among them; enough visits to number the groups anew."""
+    draws = random.Random(seed)
+    n = draws.choice((5, 9, 14))
+    most = draws.choice((min(n, 4), n))
+    visits = [draws.sample(range(n), draws.choice([k for k in (1, 2, 3, 6, 9) if k <= most])) for _ in range(250)]
+    ranks = []
+    rank = np.zeros(n)
     for visit in visits:
-        hits = stack.visit(visit)
-        for size, cache in caches.items():
-            there = [piece for piece in visit if piece in cache]
-            assert [hit.at(size) for hit in hits] == [piece in there for piece in visit]
-            ran = [*there, *(piece for piece in visit if piece not in there)]
-            caches[size] = [*(piece for piece in cache if piece not in visit), *ran][-size:]
-
-
-@pytest.mark.parametrize("ties", [3, 10**9])
-def test_a_ranked_stack_is_many_caches(ties: int) -> None:
-    """Ranks that anything may change between visits, equal ones among them: what every size holds, by the rules."""
-    draws = random.Random(7)
-    stack, every, rank = RankedStack(11, 4), RankedStack(11, 12), [0] * 11
-    for _ in range(600):
-        visit = draws.sample(range(11), draws.choice((1, 2, 2, 3, 4)))
-        for piece in [*visit, *draws.sample(range(11), 2)]:
-            rank[piece] = draws.randrange(ties)
-        hits, told = [0] * 12, [0] * 12
-        for one, found in ((stack, hits), (every, told)):
-            one.visit(visit, lambda piece: (rank[piece], piece, 0), found)
-        assert hits == told
+        for piece in [*visit, *draws.sample(range(n), 2)]:
+            rank[piece] = draws.randrange((3, 10**9)[seed % 2])
+        ranks.append(rank.copy())
+    recent, ranked = RecencyStack(n, most), RankStack(n, most, range(n))
+    for visit, rank in zip(visits, ranks, strict=True):
+        ids = np.array(visit, dtype=np.int64)
+        recent.visit(ids, 0, len(visit), 0, 0)
+        ranked.visit(ids, 0, len(visit), 0, 0, rank)
+    sizes = range(1, n + 1)
+    assert recent.hits(0)[1:] == [of_each_size(visits, size, None) for size in sizes]
+    assert ranked.hits(0)[1:] == [of_each_size(visits, size, lambda at, one: (ranks[at][one], one)) for size in sizes]
 
 
 def test_a_cache_that_forgets_is_no_stack() -> None:
@@ -132,20 +164,11 @@ def test_a_cache_that_forgets_is_no_stack() -> None:
 
 def test_the_command_says_what_simulate_says(capsys: Any, tmp_path: Path) -> None:
     trace = mixtral_shaped(tmp_path)
-    words = (
-        "sweep",
-        "--hits-only",
-        "--policy",
-        "lru scope=global,layer",
-        "--trace",
-        trace,
-        "--cache",
-        "40experts,48experts",
-    )
+    words = ("curve", "--policy", "lru scope=global,layer", "--trace", trace, "--cache", "40experts,48experts")
     said = moesim(capsys, *words, "--out", tmp_path / "out")
     assert said.code == 0
     assert said.out.startswith("lru scope=")
-    rows = pd.read_parquet(tmp_path / "out" / "hits.parquet")
+    rows = pd.read_parquet(tmp_path / "out" / "curve.parquet")
     assert rows[["params.scope", "experts"]].to_numpy().tolist() == [
         [scope, n] for scope in ("global", "layer") for n in (40, 48)
     ]
@@ -157,12 +180,19 @@ def test_the_command_says_what_simulate_says(capsys: Any, tmp_path: Path) -> Non
         assert row["prefill_hit_rates.hit"] == alone["prefill_hit_rates"]["hit"]
         assert row["demand_copies_n"] == alone["demand_copies"]["n"]
     pd.testing.assert_frame_equal(
-        face.sweep("lru scope=global,layer", trace=trace, cache=["40experts", "48experts"], hits_only=True), rows
+        face.curve("lru scope=global,layer", trace=trace, cache=["40experts", "48experts"]), rows
     )
 
 
+def test_a_size_that_cannot_be_had_is_said(capsys: Any, tmp_path: Path) -> None:
+    words = ("curve", "--policy", "lru scope=layer", "--trace", mixtral_shaped(tmp_path), "--cache", "10%,50%")
+    said = moesim(capsys, *words)
+    assert "--cache 10% is left out: it is room for 25 experts, and a size has 32 to 256" in said.err
+    assert said.out.startswith("lru scope=layer: ") and "128 of 256" in said.out
+
+
 def test_all_budgets_are_told_unless_some_are_asked_for(tmp_path: Path) -> None:
-    rows = face.sweep("lru scope=global", trace=mixtral_shaped(tmp_path), hits_only=True)
+    rows = face.curve("lru scope=global", trace=mixtral_shaped(tmp_path))
     assert rows["experts"].tolist() == list(range(1, 257))
     assert rows["hit_rate"].iloc[-1] == rows["hit_rate"].max()
 
@@ -179,19 +209,26 @@ def test_all_budgets_are_told_unless_some_are_asked_for(tmp_path: Path) -> None:
         (("--policy", "belady"), "policy belady: which missing expert"),
         (("--policy", "heat"), "policy heat: it answers "),
         (("--policy", "fiddler"), "policy fiddler: "),
-        (("--policy", "lru", "--hw", "a6000"), "got --hw: these hits do not depend on it"),
-        (("--policy", "lru", "--vram", "8GB"), "got --vram"),
+        (
+            ("--policy", "lru", "--hw", "a6000"),
+            "--hw: no option of moesim curve; leave it out: hits of one cache are counted",
+        ),
         (("--policy", "lru", "--set", "hw.h2d.latency_s=1"), "got --set hw.h2d.latency_s"),
         (("--policy", "lru", "--cache", "0%,50%"), "a share of all experts"),
-        (("--policy", "lru", "--dry-run"), "leave them out"),
+        (("--policy", "lru", "--arrivals", "poisson:1", "--batch", "2"), "add --arrivals none"),
+        (("--policy", "lru", "--set", "sim.energy=gpu"), "got --set sim.energy"),
+        ((), "no policy"),
     ],
 )
 def test_what_has_no_such_curve(capsys: Any, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
     trace = mixtral_shaped(tmp_path)
-    assert says in moesim(capsys, "sweep", "--hits-only", "--trace", trace, *words).error
+    assert says in moesim(capsys, "curve", "--trace", trace, *words).error
 
 
-@pytest.mark.parametrize(("code", "says"), [(PREFETCHING, "answers layer_enter"), (UNEVEN, "do not share the room")])
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(PREFETCHING, "answers layer_enter"), (UNEVEN, "do not share the room"), (BARRED, "bars experts")],
+)
 def test_a_policy_that_does_more_than_its_order_has_none(tmp_path: Path, code: str, says: str) -> None:
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     trace = mixtral_shaped(tmp_path)
@@ -200,3 +237,11 @@ def test_a_policy_that_does_more_than_its_order_has_none(tmp_path: Path, code: s
         asked = RunSpec(policy=asked.policy, hw="rtx3090", trace=str(trace), set=ROOMY)
     with pytest.raises(BadInput, match=says):
         curve(asked)
+
+
+def test_where_it_was_says_where_it_is(capsys: Any) -> None:
+    assert "moesim curve" in moesim(capsys, "sweep", "--hits-only", "--policy", "lru").error
+    with pytest.raises(BadInput, match=r"sweep\(\), got 'hits_only': no such name any more; write moesim curve"):
+        face.sweep("lru", hits_only=True)  # type: ignore[call-arg]
+    with pytest.raises(BadInput, match="got --hw: leave it out"):
+        face.curve("lru", hw="a6000")  # type: ignore[call-arg]

@@ -1,10 +1,10 @@
-"""Is my machine at its limit? A measurement beside prediction and bound, and what would explain the difference."""
+"""`moesim explain`: a measurement beside prediction and bound, and what would explain the difference."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.base.units import parse_seconds, show_bytes, show_count, show_frac, show_seconds
 from sim.figures import SCHEMA
+from sim.options import LOAD, OPTIONS, SIMULATION, RunSpec
 from sim.results.expectations import Expectation
 from sim.results.routing_words import of_results
 from sim.studies.plan.candidate import Candidate
@@ -26,15 +27,21 @@ from sim.studies.plan.text import drive_lines
 from sim.studies.pool import n_cores
 
 if TYPE_CHECKING:
-    from sim.options import RunSpec
     from sim.results.record import Result
     from sim.setup.setup import Setup
-    from sim.studies.sweep.run import Progress
+    from sim.studies.runner import Progress
+    from sim.studies.sweep.grid import Block
 
 _BARE = re.compile(r"\s*[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?\s*")
 UNITS = "tok/s (or tokens/s, t/s, tps) for a rate; s, ms or us for a time per token"
 _RATE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(?:(?:tok|tokens|t)\s*/\s*s|tps)\s*")
 KEY = "tpot_s.mean"
+AXES = (
+    *(row.field for row in OPTIONS.axes if row.group not in (LOAD, SIMULATION)),
+    *("batch", "draft", "prefill_chunk", "sim_contention"),
+)
+"""What may be said of the run that was measured, one value each."""
+NO_SAY = "leave it out: what was measured is one machine at one batch size, without arrivals or replicas"
 LITTLE_FRAC = 0.02
 """A prediction that comes nearer to the measurement by less explains nothing."""
 GPU = "hw.gpu.memory_bandwidth_bytes_per_s"
@@ -105,7 +112,7 @@ class Explanation(NamedTuple):
 
 
 @dataclass
-class Judged:
+class Explained:
     """A measurement beside what the simulator says.
 
     Attributes:
@@ -120,7 +127,6 @@ class Judged:
     trace: str
     explanations: list[Explanation]
     replays: Replays
-    reached: bool = True
 
     @property
     def _inside(self) -> bool:
@@ -199,31 +205,41 @@ class Judged:
         }
 
 
-def judge(asked: Asked, text: str, progress: Progress, note: Callable[[str], None] = lambda _: None) -> Judged:
+def explain(
+    block: Block,
+    text: str,
+    workers: int | None,
+    progress: Progress,
+    note: Callable[[str], None] = lambda _: None,
+) -> Explained:
     """Hold a measurement to prediction and bound.
 
     Raises:
         BadInput: whatever has to be changed, in one line; also another number than one of machines or policies.
     """
     measured_s = time_of(text)
-    if len(asked.block.axes.get("hw", [])) != 1 or sum(map(len, asked.block.policies)) != 1:
+    if len(block.axes.get("hw", [])) != 1 or sum(map(len, block.policies)) != 1:
         raise BadInput(
-            "--measured: it is held to one machine and one policy; name the --hw that you measured, and the --policy "
-            "that does what your engine does (`moesim policies` lists them)"
+            "explain: a measurement is held to one machine and one policy; name the --hw that you measured, and the "
+            "--policy that does what your engine does (`moesim policies` lists them)"
         )
+    for name in block.axes:
+        if name not in AXES:
+            raise BadInput(f"explain, got {OPTIONS.by_field[name].said}: {NO_SAY}")
     goal = Goal(Expectation(KEY, "<=", measured_s, text))
-    candidates = candidates_of(_with_goal(asked, goal), None, progress)
+    asked = Asked([goal], block, invert=False, workers=workers)
+    candidates = candidates_of(asked, None, progress)
     if len(candidates) != 1:
-        raise BadInput("--measured: it is held to one budget; give one")
+        raise BadInput("explain: a measurement is held to one budget; give one")
     (one,) = candidates
     if not one.ready:
         raise BadInput(one.reason)
     for line in one.asked.notes:
         note(line)
     n_requests, trace, loaded = facts_of(one)
-    rule_out([goal], candidates, n_cores(), progress, asked.pool, asked.records)
+    rule_out([goal], candidates, workers or n_cores(), progress, asked.pool, asked.records)
     replays = asked.replays(n_requests, progress, loaded)
-    (result,) = replays.of([one.spec], one.asked.n_layers, "prediction")
+    (result,) = replays.of([one.spec], "prediction")
     if isinstance(result, str):
         raise BadInput(result)
     (predicted,) = readings([goal], result)
@@ -234,19 +250,14 @@ def judge(asked: Asked, text: str, progress: Progress, note: Callable[[str], Non
     found = [told for told in found if _nearer(told.tpot_s, measured_s, now_s)]
     order = list(CAUSES)
     found.sort(key=lambda told: order.index(told.what) if told.what in order else len(order))
-    return Judged(measured_s, one, result, predicted, bound_s, trace, found, replays)
-
-
-def _with_goal(asked: Asked, goal: Goal) -> Asked:
-    """The same with the measurement for a goal."""
-    return replace(asked, goals=[goal], prices=None, invert=False)
+    return Explained(measured_s, one, result, predicted, bound_s, trace, found, replays)
 
 
 def _levers(one: Candidate, goal: Goal, replays: Replays, slower: bool) -> Iterator[Explanation]:
     """How little, or how much, of what the profile promises gives the time that was measured."""
     from sim.run import prepare
 
-    probe = ByReplay([goal], replays, few_of([goal], replays), one.asked.n_layers)
+    probe = ByReplay([goal], replays, few_of([goal], replays))
     setup = prepare(one.spec)
     try:
         levers = levers_of(setup, one.spec, one.asked.cpu)
@@ -297,7 +308,7 @@ def _precision(one: Candidate, measured_s: float, replays: Replays) -> Iterator[
 
 def _time_s(one: Candidate, replays: Replays, **changed: Any) -> float | None:
     """What is predicted with that changed alone; None where it does not run."""
-    (answer,) = replays.of([msgspec.structs.replace(one.spec, **changed)], one.asked.n_layers, "what would explain it")
+    (answer,) = replays.of([msgspec.structs.replace(one.spec, **changed)], "what would explain it")
     return None if isinstance(answer, str) else answer.tpot_s.mean
 
 

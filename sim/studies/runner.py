@@ -1,0 +1,135 @@
+"""Points -> outcomes: one loop that looks up what is recorded, runs the rest and records it. Every study asks it.
+
+Points are what names mean here and now (`sim.studies.sweep.work.Resolved`); an outcome is a record of plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from sim.bounds.time_bound import LowerBound
+from sim.results.record import Result
+from sim.results.sampling import Sample, samples
+from sim.studies.pool import answers, n_cores
+from sim.studies.sweep.point_store import BOUNDS, LAYERED, POINTS, Records
+from sim.studies.sweep.shared_recording import Families
+from sim.studies.sweep.work import OK, Resolved, bound_record, carried_out, only_bound
+
+if TYPE_CHECKING:
+    from sim.studies.pool import Call
+
+FEW_LAYERS = 200_000
+"""Layers of output tokens in all points, below which starting processes takes longer than the work."""
+
+Answers = Callable[[Sequence["Call"], int], Generator[tuple[int, Any], None, None]]
+Progress = Callable[[int, int, str], None]
+
+
+class Work(NamedTuple):
+    """What became of the points that can be set up: recorded by an earlier command, run by decisions of their own, or
+    timed by those of another point (`sim.studies.sweep.shared_recording`)."""
+
+    there: int
+    replayed: int
+    timed_by_recording: int
+
+
+class Outcome(NamedTuple):
+    """What became of a point.
+
+    Attributes:
+        status, reason: `ok`, or why there is no result. Its `wall_s` is 0 where it was recorded before.
+        ttft, tpot: of its requests, to be paired with another's.
+    """
+
+    status: str
+    reason: str
+    result: Result | None = None
+    ttft: Sample | None = None
+    tpot: Sample | None = None
+
+
+class Runner:
+    """Runs points on several processes, or by a cluster, where that pays.
+
+    Args:
+        records: what is known from before, and where each outcome is kept. workers: None for the cores, where it pays.
+        progress: told of (calls answered, in all, what is done). pool: who answers the calls.
+        by_layer: results have `by_layer`, too.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        workers: int | None,
+        progress: Progress,
+        pool: Answers = answers,
+        by_layer: bool = False,
+    ) -> None:
+        self.records, self.workers, self.progress, self.pool = records, workers, progress, pool
+        self._by_layer = by_layer
+        self._kind = LAYERED if by_layer else POINTS
+        self._walls_s: dict[str, float] = {}
+
+    def run(
+        self, rows: Sequence[Resolved], title: Callable[[int, int], str], bounds: bool = False, alone: bool = False
+    ) -> Work:
+        """Carry out and record what is not recorded yet, of points that can be set up.
+
+        Args:
+            title: of (points done, points in all). bounds: of lower bounds, too.
+            alone: of a family of which only one is here others may follow later.
+
+        Raises:
+            CheckFailed: a worker process ended without an answer; what was recorded stays.
+        """
+        ready = list({row.id: row for row in rows if row.status == OK}.values())
+        missing = [row for row in ready if self.records.get(self._kind, row.id) is None]
+        workers = self.workers or (n_cores() if sum(row.n_layers for row in missing) >= FEW_LAYERS else 1)
+        families = Families(missing, self.pool is not answers or workers > 1, alone)
+        work: list[tuple[Resolved, Call]] = []
+        begun: set[str] = set()
+        # A bound is worked out with the first point that needs it and is to run anyway.
+        for row in [*families.in_turn(), *(ready if bounds else ())]:
+            lacks = bounds and row.bound and row.bound not in begun and self.records.get(BOUNDS, row.bound) is None
+            bound = row.bound if lacks else ""
+            begun.add(row.bound)
+            if len(work) < len(missing):
+                shared = families.of(row, len(work))
+                work.append((row, (carried_out, (row.spec, row.id, row.cpu, bound, *shared, self._by_layer))))
+            elif bound:
+                work.append((row, (only_bound, (row.spec, row.cpu, bound))))
+        there = len(ready) - len(missing)
+        n_timed = 0
+        with closing(self.pool([call for _, call in work], workers)) as stream:
+            for n_done, (index, answer) in enumerate(stream, 1):
+                row, _ = work[index]
+                if answer.bound is not None:
+                    self.records.put(BOUNDS, row.bound, answer.bound)
+                if answer.point is not None:
+                    self.records.put(self._kind, row.id, answer.point)
+                    self._walls_s[row.id] = answer.wall_s
+                n_timed += answer.by_recording
+                self.progress(n_done, len(work), title(min(there + n_done, len(ready)), len(ready)))
+        return Work(there, len(missing) - n_timed, n_timed)
+
+    def outcome(self, row: Resolved, bounds: bool = False) -> Outcome:
+        """Of a point that has been run, or of one that cannot be. `bounds`: beside its lower bound."""
+        if row.status != OK:
+            return Outcome(row.status, row.reason)
+        record = self.records.get(self._kind, row.id)
+        assert record is not None
+        if record["status"] != OK:
+            return Outcome(record["status"], record["reason"])
+        result = msgspec.convert(record["result"] | {"wall_s": self._walls_s.get(row.id, 0.0)}, Result)
+        if bounds:
+            least = None
+            if row.bound:  # the point that it came with may have ended before it
+                least = (self.records.get(BOUNDS, row.bound) or bound_record(row.spec, row.cpu, row.bound))["bound"]
+            result.set_beside(None if least is None else LowerBound(**least))
+        found = samples(record["requests"], row.spec.together)
+        return Outcome(OK, "", result, found["ttft_s"], found["tpot_s"])
