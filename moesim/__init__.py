@@ -82,8 +82,7 @@ if TYPE_CHECKING:
     )
     from sim.results.record import Result
     from sim.studies.compare_api import compare
-    from sim.studies.diff.diff import Diff
-    from sim.studies.diff.python_api import diff
+    from sim.studies.diff.diff import Diff, diff
     from sim.studies.option_types import Axes, Options
     from sim.studies.plan.python_api import explain, plan
     from sim.studies.simulate import simulate
@@ -177,7 +176,7 @@ _ELSEWHERE = {
     "curve": "sim.studies.sweep.python_api",
     "explain": "sim.studies.plan.python_api",
     "plan": "sim.studies.plan.python_api",
-    "diff": "sim.studies.diff.python_api",
+    "diff": "sim.studies.diff.diff",
     "simulate": "sim.studies.simulate",
     "sweep": "sim.studies.sweep.python_api",
 }

@@ -24,7 +24,7 @@ from sim.setup.naming import REPLACES
 from sim.studies.diff.diff import Diff
 from sim.studies.diff.inputs import ASKED, TOLD
 from sim.studies.diff.named import both
-from sim.studies.diff.spent import PARTS
+from sim.studies.diff.side import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,8 +75,8 @@ def test_parts_sum_to_each_mean_and_to_the_difference(trace: Path, a: str, b: st
         assert close(math.fsum(part.a_s for part in time.parts), time.a_s)
         assert close(math.fsum(part.b_s for part in time.parts), time.b_s)
         assert abs(math.fsum(part.difference_s for part in time.parts) - (time.b_s - time.a_s)) <= 1e-9 * time.a_s
-    assert close(found.tpot.a_s or 0.0, found.a.told.tpot_s.mean or 0.0)
-    assert close(found.ttft.b_s or 0.0, found.b.told.ttft_s.mean or 0.0)
+    assert close(found.tpot.a_s or 0.0, found.a.result.tpot_s.mean or 0.0)
+    assert close(found.ttft.b_s or 0.0, found.b.result.ttft_s.mean or 0.0)
 
 
 @pytest.mark.parametrize("b", ["fiddler", "promoe"])
@@ -84,10 +84,10 @@ def test_parts_are_those_of_the_phases_where_requests_run_one_by_one(trace: Path
     """A second way to the same figures: what GPU 0 waited for in decode, layer by layer, and the time of decode."""
     found = face.diff(f"lru hw=rtx3090 trace={trace}", b)
     for side in (found.a, found.b):
-        told, requests = side.told, side.requests
+        told, requests = side.result, side.requests
         assert requests is not None
         spent_s = {
-            part: math.fsum(one.tpot.parts_s[at] * (one.output_tokens - 1) for one in requests.values())
+            part: math.fsum(one.parts_s["tpot_s"][at] * (one.output_tokens - 1) for one in requests.values())
             for at, part in enumerate(PARTS)
         }
         decoded = [row for row in told.by_layer if row["phase"] == "decode"]
@@ -106,7 +106,7 @@ def test_parts_are_those_of_the_phases_where_requests_run_one_by_one(trace: Path
 def test_waits_of_layers_and_reasons_of_misses_are_those_of_the_results(trace: Path, b: str) -> None:
     found = face.diff(f"lru hw=rtx3090 trace={trace}", b)
     for which, side in (("a", found.a), ("b", found.b)):
-        told = side.told
+        told = side.result
         decoded = [row for row in told.by_layer if row["phase"] == "decode"]
         waited = math.fsum(getattr(one, f"{which}_s") for one in found.layer_waits) * told.phases.decode.iterations
         waits_s = math.fsum(row[name] for row in decoded for name in WAITS_S)
@@ -395,7 +395,7 @@ class TestUntrusted:
 
     @pytest.mark.parametrize(
         ("text", "said"),
-        [("{", "not JSON"), ("[]", "got list"), ('{"schema": 1}', "run_id"), ('{"schema": 2}', "schema")],
+        [("{", "not JSON"), ("[]", "got list"), ('{"schema": 2}', "run_id"), ('{"schema": 1}', "schema")],
     )
     def test_a_result_that_is_none(self, diff: Any, run: Any, text: str, said: str) -> None:
         a, b = run("a"), run("b")

@@ -8,10 +8,10 @@ import textwrap
 from typing import TYPE_CHECKING
 from unicodedata import category
 
-from sim.base.errors import escaped
+from sim.base.errors import escaped, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.table import Table
 
@@ -79,6 +79,41 @@ def _with(result: Table, titles: Sequence[str], numbers: bool) -> Table:
         right = numbers and index > 0
         result.add_column(title, justify="right" if right else "left", no_wrap=right, overflow="fold")
     return result
+
+
+def tabled(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    words: Sequence[int] = (),
+    spare: Sequence[str] | None = None,
+    width: int | None = None,
+) -> str:
+    """Rows under their titles, as plain text.
+
+    Args:
+        words: columns, beside the first, that hold words; all others hold numbers, on the right. spare, width: as
+            `render` has them.
+    """
+    content = table(*titles)
+    prose(content, *words)
+    for row in rows:
+        content.add_row(*row)
+    return render(content, width, spare)
+
+
+def lines(rows: Iterable[Sequence[str]]) -> str:
+    """Names and what is said of them, without titles."""
+    content = plain("", "", numbers=False)
+    for name, said in rows:
+        content.add_row(name, one_line(said))
+    return render(content)
+
+
+def listed(parts: Sequence[str], most: int | None = None) -> str:
+    """`a, b and c`; of more than `most` the first, and how many are left."""
+    if most is not None and len(parts) > most:
+        parts = [*parts[:most], f"{len(parts) - most} more"]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def prose(content: Table, *indices: int) -> None:

@@ -28,6 +28,9 @@ _SIZE_UNITS = {
 }
 
 
+ROUNDING = 1e-12  # of a number: smaller differences come of the order of sums
+LEAST_S = 0.5e-9  # what is shown apart: a nanosecond
+
 RAM = ("memory_bytes",)
 """Fields that hold an amount of RAM. It is sold, and shown by operating systems, in binary units under decimal names: a
 machine with `128GB` has 128 GiB. So that is what it means here, in the option and in the profile alike. Files, VRAM and
@@ -143,6 +146,30 @@ def show_frac(frac: float | None) -> str:
 def show_fracs(ends: tuple[float, float]) -> str:
     """`48.1 to 85.5 %`."""
     return f"{100 * ends[0]:.1f} to {show_frac(ends[1])}"
+
+
+def show_value(value: float | None, unit: str = "") -> str:
+    """A number in its unit, as `sim.figures` calls units, of a count or a rate as it is; `-` where there is none."""
+    return "-" if value is None else _IN.get(unit, _bare)(value)
+
+
+def show_change(before: float | None, after: float | None, unit: str = "") -> str:
+    """What a number became more by, with its sign: `+1.20 ms`, `-3.1 points`, `0`; empty where one is not there."""
+    if before is None or after is None:
+        return ""
+    change = after - before
+    if abs(change) <= ROUNDING * max(abs(before), abs(after)) or (unit == "s" and abs(change) < LEAST_S):
+        return "0"
+    if unit in ("frac", "share"):
+        return f"{100 * change:+.1f} points" if abs(change) >= 0.0005 else f"{100 * change:+.1g} points"
+    return f"{'+' if change > 0 else ''}{show_value(change, unit)}"
+
+
+def _bare(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else show_number(value)
+
+
+_IN = {"s": show_seconds, "bytes": show_bytes, "frac": show_frac, "share": show_frac, "j": show_joules}
 
 
 def _three_digits(value: float) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,9 +10,6 @@ from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.spec_options import spec_options, stated, tell_drawing
 from sim.cli.unique_options import UniqueOptions
-
-if TYPE_CHECKING:
-    from sim.studies.diff.diff import Diff
 
 
 @click.command(
@@ -48,25 +43,25 @@ def command(
     words, POLICY KEY=VALUE ...; options are for runs in words. Recorded runs are replayed where their inputs are still
     the same: only a replay tells what each request waited for.
     """
-    from sim.studies.diff.python_api import compared
+    from sim.studies.diff.diff import of_named
+    from sim.studies.diff.named import both
 
-    fields = stated(given, settings)
-    with tempfile.TemporaryDirectory(prefix="moesim-") as scratch, Bar("comparing runs") as bar:
-        found = compared(a, b, fields, Path(scratch), not no_replay, one_at_a_time, bar.update, tell_drawing)
+    sides = both(a, b, stated(given, settings))
+    for side in sides:
+        if side.result is None and side.spec is not None:
+            tell_drawing(side.spec)
+    with Bar("comparing runs") as bar:
+        found = of_named(sides, not no_replay, one_at_a_time, bar.update)
     if as_json:
         from sim.base.json import to_json
 
         click.echo(to_json(found.to_dict()))
     else:
-        _print(found, top)
+        from sim.studies.diff.text import hosts_line, render
+
+        say(found.answer, bold=True)
+        if line := hosts_line(found):
+            say(line)
+        say()
+        say(render(found, top), nl=False)
     return 1 if exit_code and not found.equal else 0
-
-
-def _print(found: Diff, top: int) -> None:
-    from sim.studies.diff.text import hosts_line, render
-
-    say(found.answer, bold=True)
-    if line := hosts_line(found):
-        say(line)
-    say()
-    say(render(found, top), nl=False)

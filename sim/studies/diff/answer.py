@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.lanes import WAITED_FOR
-from sim.base.units import show_count, show_frac, show_joules, show_seconds
+from sim.base.tables import listed
+from sim.base.units import show_change, show_count, show_frac, show_joules, show_seconds
 from sim.results.routing_words import of_results
-from sim.studies.diff.load import in_short
-from sim.studies.diff.spent import DEMAND, OTHERS, PREFETCH, QUEUE
+from sim.studies.diff.side import DEMAND, OTHERS, PREFETCH, QUEUE
 from sim.studies.diff.times import numbering
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sim.figures import Timed
     from sim.studies.diff.diff import Diff
     from sim.studies.diff.times import Difference, Part
 
@@ -24,14 +21,15 @@ LEAST_POINTS = 0.005  # of what gates asked for: a smaller change of a reason is
 PRACTICALLY = 0.02  # of the whole: what is left is not worth a number
 MOST_PARTS = 3
 _PER = {"tpot_s": "per token", "ttft_s": "to the first token"}
-_MISSES = {
+NAMED = {"tpot_s": "TPOT", "ttft_s": "TTFT"}
+MISSED = {
     "cold": "cold misses",
     "capacity": "capacity misses",
     "evicted_unused": "misses of what was evicted before use",
     "wrong_prediction": "misses by wrong prediction",
     "too_late": "misses of what was asked for too late",
 }
-_DOING = {
+DOING = {
     **{share: lane.doing for share, lane in WAITED_FOR.items()},
     DEMAND: "waiting for copies on demand",
     PREFETCH: "waiting for late prefetches",
@@ -40,145 +38,102 @@ _DOING = {
 }
 
 
-def doing(part: str) -> str:
-    """A part in words."""
-    return _DOING[part]
-
-
-def leading(found: Diff) -> Difference:
-    """The time that an answer is about: per token, or to the first where there is but one."""
-    return found.tpot if found.tpot.difference_s is not None else found.ttft
-
-
-def times_as_fast(found: Diff) -> float | None:
-    """A's time over B's."""
-    time = leading(found)
-    return time.a_s / time.b_s if time.a_s and time.b_s else None
-
-
 def answer(found: Diff) -> str:
-    """One sentence."""
+    """The first line: which run is faster, by how much, what that is for, and what keeps it from being the truth."""
     if found.equal:
         same = "nothing that decides them differs" if not found.input_rows else "although their inputs differ"
         return f"A and B are equal, every figure to the last bit: {same}"
-    time = leading(found)
+    time, results = found.leading, (found.a.result, found.b.result)
     if time.difference_s is None:
         return f"A and B differ in {show_count(len(found.figure_rows), 'figure')}; neither has a time to compare"
-    same_slo = all(row.key != "slo" for row in found.input_rows)
-    load = in_short(found.a.told, found.b.told, same_slo)
-    said = [_speed(time) + _why(time), *load, *_joules(found), *_hits(found), *_caveats(found, time)]
-    return "; ".join(said) + of_results((found.a.told, found.b.told))
-
-
-def _joules(found: Diff) -> list[str]:
-    """Of a token, where both count those of the same parts."""
-    if any(row.key == "sim_energy" for row in found.input_rows):
-        return []
-    each_j = [(a_j, b_j) for key, a_j, b_j in found.figure_rows if key == "energy.joules_per_token"]
-    return [f"{show_joules(b_j)} per token against {show_joules(a_j)}" for a_j, b_j in each_j if a_j and b_j]
+    said = [_speed(time) + _why(time), *_promises(found), *_joules(found), *_hits(found), *_caveats(found, time)]
+    return "; ".join(said) + of_results(results)
 
 
 def _speed(time: Difference) -> str:
-    assert time.a_s is not None
-    assert time.b_s is not None
-    per, both = _PER[time.time], f"{show_seconds(time.b_s)} against {show_seconds(time.a_s)}"
+    a_s, b_s = time.a_s or 0.0, time.b_s or 0.0
+    per, both = _PER[time.time], f"{show_seconds(b_s)} against {show_seconds(a_s)}"
     if time.equal:
-        return f"A and B are equally fast {per} ({show_seconds(time.a_s)})"
-    faster = time.b_s < time.a_s
-    low, high = sorted((time.a_s, time.b_s))
+        return f"A and B are equally fast {per} ({show_seconds(a_s)})"
+    low, high = sorted((a_s, b_s))
     if low <= 0 or high / low < CLEAR:
-        less = abs(time.b_s - time.a_s) / high
-        return f"B is {100 * less:.2g} % {'faster' if faster else 'slower'} {per} than A ({both})"
-    ratio = f"{high / low:.3g}"
-    return (
-        f"B is {ratio} times as fast {per} as A ({both})"
-        if faster
-        else (f"B takes {ratio} times as long {per} as A ({both})")
-    )
+        less = f"{100 * (high - low) / high:.2g} % {'faster' if b_s < a_s else 'slower'}"
+        return f"B is {less} {per} than A ({both})"
+    ratio = f"{high / low:.3g} times as"
+    return f"B is {ratio} fast {per} as A ({both})" if b_s < a_s else f"B takes {ratio} long {per} as A ({both})"
 
 
 def _why(time: Difference) -> str:
-    """What the difference is for."""
+    """What the difference is for: one part, where nearly all goes its way, else the largest of both ways."""
     whole_s = time.difference_s or 0.0
     if time.equal or not time.parts:
         return ""
     changed_s = sum(abs(part.difference_s) for part in time.parts)
     ordered = sorted(time.parts, key=lambda part: -abs(part.difference_s))
     against_s = sum(abs(part.difference_s) for part in ordered if part.difference_s * whole_s < 0)
-    if against_s <= ASIDE * changed_s:
-        return ": " + _along(ordered, whole_s)
-    return ": " + _both_ways(ordered, changed_s)
-
-
-def _along(ordered: Sequence[Part], whole_s: float) -> str:
-    """`24 of the 27 ms are less waiting for copies`."""
-    first = ordered[0]
-    kind = "less" if whole_s < 0 else "more"
-    part, whole = show_seconds(abs(first.difference_s)), show_seconds(abs(whole_s))
+    if against_s > ASIDE * changed_s:
+        most = [part for part in ordered if abs(part.difference_s) > ASIDE * changed_s][:MOST_PARTS]
+        return ": " + listed([f"{show_seconds(abs(part.difference_s))} {_less(part)}" for part in most])
+    first, whole = ordered[0], show_seconds(abs(whole_s))
     if abs(first.difference_s / whole_s - 1.0) < PRACTICALLY:
-        return f"practically all of the {whole} are {kind} {doing(first.part)}"
-    number, unit = part.rsplit(" ", 1)
-    if whole.endswith(f" {unit}"):
-        part = number
-    return f"{part} of the {whole} are {kind} {doing(first.part)}"
+        return f": practically all of the {whole} are {_less(first)}"
+    number, unit = show_seconds(abs(first.difference_s)).rsplit(" ", 1)
+    return f": {number if whole.endswith(f' {unit}') else f'{number} {unit}'} of the {whole} are {_less(first)}"
 
 
-def _both_ways(ordered: Sequence[Part], changed_s: float) -> str:
-    named = [part for part in ordered if abs(part.difference_s) > ASIDE * changed_s][:MOST_PARTS]
-    said = [
-        f"{show_seconds(abs(part.difference_s))} {'less' if part.difference_s < 0 else 'more'} {doing(part.part)}"
-        for part in named
-    ]
-    return ", ".join(said[:-1]) + (" and " if len(said) > 1 else "") + said[-1]
+def _less(part: Part) -> str:
+    return f"{'less' if part.difference_s < 0 else 'more'} {DOING[part.part]}"
+
+
+def _promises(found: Diff) -> list[str]:
+    """How long requests wait in the queue, and how many keep what both promise alike."""
+    a, b = found.a.result, found.b.result
+    said = []
+    if a.load is not None and b.load is not None and show_change(a.queue_s.mean, b.queue_s.mean, "s") not in ("", "0"):
+        queues = show_seconds(b.queue_s.mean or 0.0), show_seconds(a.queue_s.mean or 0.0)
+        said.append(f"requests wait {queues[0]} in the queue against {queues[1]}")
+    alike = all(row.key != "slo" for row in found.input_rows)
+    if a.slo is not None and b.slo is not None and alike and a.slo.attained_frac != b.slo.attained_frac:
+        said.append(f"{show_frac(b.slo.attained_frac)} keep their SLO against {show_frac(a.slo.attained_frac)}")
+    return said
+
+
+def _joules(found: Diff) -> list[str]:
+    """Of a token, where both count those of the same parts."""
+    if any(row.key == "sim_energy" for row in found.input_rows):
+        return []
+    each_j = [(row.a, row.b) for row in found.figure_rows if row.key == "energy.joules_per_token"]
+    return [f"{show_joules(b_j)} per token against {show_joules(a_j)}" for a_j, b_j in each_j if a_j and b_j]
 
 
 def _hits(found: Diff) -> list[str]:
-    a, b = found.a.told, found.b.told
-    if (
-        a.hit_definition != b.hit_definition
-        or a.n_requests != b.n_requests
-        or a.hit_rate == b.hit_rate
-        or a.hit_rate is None
-        or b.hit_rate is None
-    ):
+    a, b = found.a.result, found.b.result
+    alike = a.hit_definition == b.hit_definition and a.n_requests == b.n_requests
+    if not alike or a.hit_rate == b.hit_rate or a.hit_rate is None or b.hit_rate is None:
         return []
     said = f"hit rate {show_frac(b.hit_rate)} against {show_frac(a.hit_rate)}"
     most = max(found.misses, key=lambda one: abs(one.b - one.a), default=None)
     if most is not None and abs(most.b - most.a) >= LEAST_POINTS:
-        said += f", {miss(most.reason)} {show_frac(most.b)} against {show_frac(most.a)}"
+        said += f", {MISSED[most.reason]} {show_frac(most.b)} against {show_frac(most.a)}"
     return [said]
-
-
-def miss(reason: str) -> str:
-    """The misses of a reason."""
-    return _MISSES.get(reason, reason)
 
 
 def _caveats(found: Diff, time: Difference) -> list[str]:
     """What keeps the answer from being the whole truth."""
-    said = []
-    lossy = ["lossy" in side.told.caveats for side in (found.a, found.b)]
+    said, a, b = [], found.a, found.b
+    lossy = ["lossy" in side.result.caveats for side in (a, b)]
     if lossy[0] != lossy[1]:
         said.append(f"{'A' if lossy[0] else 'B'} is lossy, the other one is not")
-    if not time.paired:
-        said.append(_unpaired(found))
-    elif time.n_a < max(found.a.told.n_requests, found.b.told.n_requests):
+    if time.paired and time.n_a < max(a.result.n_requests, b.result.n_requests):
         said.append(f"over the {show_count(time.n_a, 'request')} that both served")
     if time.paired and time.interval is not None and not time.significant and not time.equal:
         said.append(f"these {time.n_a} requests do not show that it would be so with others")
-    return said
-
-
-def _unpaired(found: Diff) -> str:
-    if found.a.told.trace_sha256 != found.b.told.trace_sha256:
-        return "their traces differ, so requests cannot be paired"
-    if found.a.requests is None or found.b.requests is None:
-        return "requests are not paired: the times of each are not recorded"
-    if numbering(found.a) != numbering(found.b):
-        return "their requests are drawn otherwise, so they cannot be paired"
-    return "they served no request in common"
-
-
-def named_time(time: Timed) -> str:
-    """TPOT or TTFT."""
-    return "TPOT" if time == "tpot_s" else "TTFT"
+    if time.paired:
+        return said
+    if a.result.trace_sha256 != b.result.trace_sha256:
+        return [*said, "their traces differ, so requests cannot be paired"]
+    if a.requests is None or b.requests is None:
+        return [*said, "requests are not paired: the times of each are not recorded"]
+    if numbering(a) != numbering(b):
+        return [*said, "their requests are drawn otherwise, so they cannot be paired"]
+    return [*said, "they served no request in common"]

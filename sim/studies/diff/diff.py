@@ -1,23 +1,55 @@
-"""Two runs beside each other, as an object: what `moesim diff` prints, and what `moesim.diff` answers with."""
+"""Two runs beside each other: what `moesim diff` prints, and what `moesim.diff` answers with."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.base.extras import need
 from sim.base.json import finite
 from sim.figures import SCHEMA
-from sim.studies.diff.decisions import FirstDifference, Made, first_difference
-from sim.studies.diff.inputs import Input, inputs, machine_figures
-from sim.studies.diff.layers import LayerRow, LayerWait, Reason, by_layer, misses, waits
-from sim.studies.diff.side import compared
-from sim.studies.diff.times import Difference, Paired, difference, paired
+from sim.results.record import Result
+from sim.studies.diff.decisions import FirstDifference, first_difference
+from sim.studies.diff.inputs import Alone, Input, alone, differing, inputs, machine
+from sim.studies.diff.named import Named, both
+from sim.studies.diff.side import Side, opened
+from sim.studies.diff.times import (
+    Difference,
+    LayerRow,
+    LayerWait,
+    Paired,
+    Reason,
+    by_layer,
+    difference,
+    misses,
+    paired,
+    waits,
+)
+from sim.studies.simulate import Replay
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from sim.studies.diff.alone import Alone
-    from sim.studies.diff.side import Side
+    from sim.studies.diff.side import Progress
+
+
+Run = str | os.PathLike[str] | Result
+Told = Callable[[float, float | None, str], None]
+ECHOED = ("params.", "overrides.")  # keys of a result that only tell what was set
+
+
+class Row(NamedTuple):
+    """A part of one of the times."""
+
+    time: str
+    part: str
+    a_s: float
+    b_s: float
+    difference_s: float
 
 
 @dataclass
@@ -26,7 +58,7 @@ class Diff:
 
     Attributes:
         input_rows: inputs that differ. machine_rows: figures of machine, model and stack that do.
-        figure_rows: (key, A, B) of every figure of the two results that differs.
+        figure_rows: every figure of the two results that differs, by its name in `--json`.
         tpot, ttft: mean times and their parts. request_rows: requests that both served.
         first: where their decisions part. not_compared: why that cannot be said.
         layer_rows: figures of layers that differ. layer_waits: what GPU 0 waited for in each. misses: why there were.
@@ -37,7 +69,7 @@ class Diff:
     b: Side
     input_rows: list[Input]
     machine_rows: list[Input]
-    figure_rows: list[tuple[str, float | None, float | None]]
+    figure_rows: list[Input]
     tpot: Difference
     ttft: Difference
     request_rows: list[Paired]
@@ -54,6 +86,11 @@ class Diff:
         return not self.figure_rows and self.first is None
 
     @property
+    def leading(self) -> Difference:
+        """The time that an answer is about: per token, or to the first where there is but one."""
+        return self.tpot if self.tpot.difference_s is not None else self.ttft
+
+    @property
     def answer(self) -> str:
         """Which one is faster, by how much, and what that is for."""
         from sim.studies.diff.answer import answer
@@ -63,65 +100,58 @@ class Diff:
     @property
     def parts(self) -> DataFrame:
         """What the mean times go to in each run: one row per time and part, which sum to the mean."""
-        rows = [
-            {"time": one.time, **part._asdict(), "difference_s": part.difference_s}
-            for one in (self.tpot, self.ttft)
-            for part in one.parts
-        ]
-        return _frame(rows, ("time", "part", "a_s", "b_s", "difference_s"))
+        return _frame(Row, [Row(one.time, *part) for one in (self.tpot, self.ttft) for part in one.parts])
 
     @property
     def requests(self) -> DataFrame:
         """Requests that both served, the largest difference first."""
-        return _frame([one._asdict() for one in self.request_rows], Paired._fields)
+        return _frame(Paired, self.request_rows)
 
     @property
     def layers(self) -> DataFrame:
         """Every count and time of a layer that differs."""
-        return _frame([one._asdict() for one in self.layer_rows], LayerRow._fields)
+        return _frame(LayerRow, self.layer_rows)
 
     @property
     def waits(self) -> DataFrame:
         """What GPU 0 waited for in each layer per iteration of decode, the largest difference first."""
-        return _frame([one._asdict() for one in self.layer_waits], LayerWait._fields)
+        return _frame(LayerWait, self.layer_waits)
 
     @property
     def inputs(self) -> DataFrame:
         """Inputs that differ."""
-        return _frame([one._asdict() for one in self.input_rows], Input._fields)
+        return _frame(Input, self.input_rows)
 
     @property
     def figures(self) -> DataFrame:
         """Every figure of the results that differs, by its name in `--json`."""
-        return _frame([dict(zip(("key", "a", "b"), row, strict=True)) for row in self.figure_rows], ("key", "a", "b"))
+        return _frame(Input, self.figure_rows)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints; documented in docs/diff.md."""
-        from sim.studies.diff.answer import times_as_fast
-
-        found: dict[str, Any] = finite(
-            {
-                "schema": SCHEMA,
-                "answer": self.answer,
-                "equal": self.equal,
-                "times_as_fast": times_as_fast(self),
-                "a": _of_side(self.a),
-                "b": _of_side(self.b),
-                "inputs": [one._asdict() for one in self.input_rows],
-                "machine_figures": [one._asdict() for one in self.machine_rows],
-                "tpot_s": _of_time(self.tpot),
-                "ttft_s": _of_time(self.ttft),
-                "figures": [dict(zip(("key", "a", "b"), row, strict=True)) for row in self.figure_rows],
-                "requests": [one._asdict() for one in self.request_rows],
-                "misses": [one._asdict() for one in self.misses],
-                "layer_waits": [{**one._asdict(), "difference_s": one.difference_s} for one in self.layer_waits],
-                "layers": [one._asdict() for one in self.layer_rows],
-                "first_decision": _of_first(self.first),
-                "decisions_not_compared": self.not_compared or None,
-                "one_at_a_time": [one._asdict() for one in self.alone_rows],
-            }
-        )
-        return found
+        time = self.leading
+        found = {
+            "schema": SCHEMA,
+            "answer": self.answer,
+            "equal": self.equal,
+            "times_as_fast": time.a_s / time.b_s if time.a_s and time.b_s else None,
+            "a": _of_side(self.a),
+            "b": _of_side(self.b),
+            "inputs": self.input_rows,
+            "machine_figures": self.machine_rows,
+            "tpot_s": _of_time(self.tpot),
+            "ttft_s": _of_time(self.ttft),
+            "figures": self.figure_rows,
+            "requests": self.request_rows,
+            "misses": self.misses,
+            "layer_waits": self.layer_waits,
+            "layers": self.layer_rows,
+            "first_decision": self.first,
+            "decisions_not_compared": self.not_compared or None,
+            "one_at_a_time": self.alone_rows,
+        }
+        plain: dict[str, Any] = finite(_plain(found))
+        return plain
 
     def __str__(self) -> str:
         from sim.base.tables import fold
@@ -133,52 +163,26 @@ class Diff:
         return f"<moesim.Diff: {self.answer}>"
 
 
-def compare(a: Side, b: Side) -> Diff:
-    """Everything that can be said of two runs. Raises BadInput for a table that cannot be read."""
-    first, not_compared = first_difference(a, b)
-    return Diff(
-        a,
-        b,
-        inputs(a, b),
-        machine_figures(a, b),
-        _figures(a, b),
-        difference(a, b, "tpot_s"),
-        difference(a, b, "ttft_s"),
-        paired(a, b),
-        by_layer(a, b),
-        waits(a, b),
-        misses(a, b),
-        first,
-        not_compared,
-    )
-
-
-def _figures(a: Side, b: Side) -> list[tuple[str, float | None, float | None]]:
-    own, other = compared(a.facts), compared(b.facts)
-    keys = dict.fromkeys([*own, *other])
-    return [
-        (key, own.get(key), other.get(key))
-        for key in keys
-        if own.get(key) != other.get(key) and not key.startswith(("params.", "overrides."))
-    ]
-
-
-def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> DataFrame:
+def _frame(kind: Any, rows: list[Any]) -> DataFrame:
     import pandas as pd
 
-    return pd.DataFrame(rows, columns=list(columns))
+    return pd.DataFrame(rows, columns=list(kind._fields))
+
+
+def _plain(value: Any) -> Any:
+    """Rows as dictionaries, wherever they stand."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, dict):
+        return {key: _plain(child) for key, child in value.items()}
+    return [_plain(child) for child in value] if isinstance(value, list) else value
 
 
 def _of_side(side: Side) -> dict[str, Any]:
-    told = side.told
-    return {
-        "applied_as": side.label,
-        "name": told.name,
-        "run_id": told.run_id,
-        "replayed": side.replayed,
-        "notes": side.notes,
-        "result": {key: value for key, value in side.facts.items() if key not in ("wall_s", "by_layer")},
-    }
+    result = side.result
+    told = {key: value for key, value in result.to_dict().items() if key not in ("wall_s", "by_layer")}
+    who = {"applied_as": side.label, "name": result.name, "run_id": result.run_id}
+    return {**who, "replayed": side.replayed, "notes": side.notes, "result": told}
 
 
 def _of_time(found: Difference) -> dict[str, Any]:
@@ -193,26 +197,59 @@ def _of_time(found: Difference) -> dict[str, Any]:
         "significant": found.significant,
         "basis": found.basis,
         "reason": found.reason or None,
-        "parts": [{**part._asdict(), "difference_s": part.difference_s} for part in found.parts],
+        "parts": list(found.parts),
     }
 
 
-def _of_first(first: FirstDifference | None) -> dict[str, Any] | None:
-    if first is None:
-        return None
-    return {
-        "at": first.at,
-        "phase": first.phase,
-        "request": first.request,
-        "a": _of_made(first.a),
-        "b": _of_made(first.b),
-        "before": [one._asdict() for one in first.before],
-        "then_a": [one._asdict() for one in first.then_a],
-        "then_b": [one._asdict() for one in first.then_b],
-    }
+def diff(a: Run, b: Run, *, replay: bool = True, one_at_a_time: bool = False) -> Diff:
+    """Two runs beside each other: what `moesim diff` does on the command line.
+
+    Args:
+        a, b: results of `moesim.simulate`, folders of `--out`, or runs in words (`"lru hw=rtx3090"`); what words do not
+            say is as in the other one. replay: recorded runs are replayed where their inputs are still the same.
+        one_at_a_time: replay A with each single input of B that differs, too.
+
+    Raises:
+        BadInput: a run that cannot be read or set up, in one line.
+    """
+    sides = [_of_result(run) if isinstance(run, Result) else os.fspath(run) for run in (a, b)]
+    return of_named(both(sides[0], sides[1], {}), replay, one_at_a_time)
 
 
-def _of_made(made: Made | None) -> dict[str, Any] | None:
-    if made is None:
-        return None
-    return {**made.decision._asdict(), "used_before": made.used_before, "used_next": made.used_next}
+def _of_result(result: Result) -> Named:
+    kept = result.kept
+    spec, kind = (kept.spec, kept.kind) if isinstance(kept, Replay) else (None, None)
+    return Named(result.name, result=result, spec=spec, kind=kind)
+
+
+def of_named(sides: tuple[Named, Named], replay: bool, one_at_a_time: bool, progress: Told | None = None) -> Diff:
+    """The same for sides that are known. progress: told of (done, in all, what is done). Raises BadInput."""
+
+    def told(which: str) -> Progress | None:
+        return None if progress is None else lambda done, total: progress(done, total, f"replaying {which}")
+
+    need("diff", "pyarrow")
+    with tempfile.TemporaryDirectory(prefix="moesim-") as scratch:
+        found = []
+        for which, one in zip("AB", sides, strict=True):
+            folder = Path(scratch) / which
+            folder.mkdir()
+            found.append(opened(one, folder, replay, told(which)))
+        a, b = found
+        first, why = first_difference(a, b)
+        return Diff(
+            a,
+            b,
+            input_rows=inputs(a, b),
+            machine_rows=machine(a, b),
+            figure_rows=[row for row in differing(a.facts, b.facts) if not row.key.startswith(ECHOED)],
+            tpot=difference(a, b, "tpot_s"),
+            ttft=difference(a, b, "ttft_s"),
+            request_rows=paired(a, b),
+            layer_rows=by_layer(a, b),
+            layer_waits=waits(a, b),
+            misses=misses(a, b),
+            first=first,
+            not_compared=why,
+            alone_rows=alone(a, b, told("A with one input of B")) if one_at_a_time else [],
+        )
