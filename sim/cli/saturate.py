@@ -114,15 +114,13 @@ def command(
     if as_json:
         click.echo(text)
         return
-    from sim.base.tables import render
-
     say(said, bold=True)
     for label in found[0].caveats:
         say(f"label: {label}")
     say()
-    say(render(rates_table(found, kept_frac)), nl=False)
+    say(rates_table(found, kept_frac), nl=False)
     say()
-    say(render(curve_table(found)), nl=False)
+    say(curve_table(found), nl=False)
     if out is not None:
         say()
         say(f"written: {out}")

@@ -159,7 +159,12 @@ def check_log(
     try:
         if before is not None:
             before(setup)
-        _check_kind(setup)
+        if "lossy" in setup.policy.traits:
+            raise BadInput(
+                f"policy {setup.policy.name}, got a log: it changes what gates ask for, so hits have two meanings"
+            )
+        if setup.spec.replicas > 1:
+            raise BadInput("--replicas, got a log: it is of one engine; check each replica by itself")
         theirs, by_step = read_log(path, setup.model.n_moe_layers, setup.model.n_experts)
         for event in EVENTS:
             if event not in events and theirs.counts[event]:
@@ -168,23 +173,14 @@ def check_log(
         outcome = execute(
             setup, log=watch.log, progress=progress, on_step=watch.step, bounds=False, begun=watch.begun, by_layer=False
         )
-        _check_told(outcome, watch)
+        _check_seen(outcome, watch)
     finally:
         setup.close()
     counts = {event: (theirs.counts[event], watch.events.counts[event]) for event in events}
     return LogVerdict(str(path), setup.run_id, tuple(events), counts, _first(theirs, watch.events, events, by_step))
 
 
-def _check_kind(setup: Setup) -> None:
-    if "lossy" in setup.policy.traits:
-        raise BadInput(
-            f"policy {setup.policy.name}, got a log: it changes what gates ask for, so hits have two meanings"
-        )
-    if setup.spec.replicas > 1:
-        raise BadInput("--replicas, got a log: it is of one engine; check each replica by itself")
-
-
-def _check_told(outcome: Outcome, watch: Watch) -> None:
+def _check_seen(outcome: Outcome, watch: Watch) -> None:
     """Hold what was seen against the run's own counts."""
     if watch.parts:
         name = outcome.setup.policy.name

@@ -100,27 +100,16 @@ class Verdict:
             "answer": answer(self),
             "met": not self.failed,
             "changed_inputs": self.changed_inputs,
-            "runs": [
-                {
-                    "name": run.name,
-                    "status": run.status,
-                    "reason": run.reason or None,
-                    "met": self.met(run),
-                    "figures": [
-                        {
-                            "key": one.key,
-                            "expected": one.expected,
-                            "value": one.value,
-                            "tolerance": one.tolerance.text,
-                            "verdict": one.verdict,
-                            **({"why": one.why} if one.why else {}),
-                        }
-                        for one in run.figures
-                    ],
-                }
-                for run in self.runs
-            ],
+            "runs": [self._of_run(run) for run in self.runs],
         }
+
+    def _of_run(self, run: Checked) -> dict[str, Any]:
+        figures = [{**vars(one), "tolerance": one.tolerance.text} for one in run.figures]
+        for one in figures:
+            if not one["why"]:
+                del one["why"]
+        told = {"name": run.name, "status": run.status, "reason": run.reason or None}
+        return {**told, "met": self.met(run), "figures": figures}
 
 
 @closing_ready()

@@ -62,108 +62,66 @@ def read_log(path: Path, n_layers: int, n_experts: int) -> tuple[Events, bool]:
     Raises:
         BadInput: not such a log; the message names file, line and field.
     """
-    found = Events(n_layers, n_experts)
-    by_step, last, limits = False, (-1, -1), {"layer": n_layers, "expert": n_experts, "at_layer": n_layers}
-    n_rows = 0
+    found, by_step, last = Events(n_layers, n_experts), None, (-1, -1)
+    most = dict.fromkeys(NUMBERS, MAX_NUMBER) | {
+        "layer": n_layers - 1,
+        "expert": n_experts - 1,
+        "at_layer": n_layers - 1,
+    }
     for where, row in _rows(path):
-        if not n_rows:
-            by_step = _by_step(row, where)
-        n_rows += 1
+        if by_step is None:
+            by_step = "step" in row
+            if not by_step and not ("request" in row and "token" in row):
+                raise BadInput(f"{where}, got {', '.join(row)[:200]}: no request and token, nor step; {WAY_OUT}")
+        at = {name: _number(row[name], f"{where}: {name}", most[name]) for name in NUMBERS if name in row}
+        for name in (*NEEDED, *(("step",) if by_step else ("request", "token"))):
+            if name not in row:
+                raise BadInput(f"{where}: {name} is missing; every row has it, {WAY_OUT}")
         event = row["event"]
-        numbers = {name: _number(row[name], name, limits.get(name), where) for name in NUMBERS if name in row}
-        missing = [name for name in (*NEEDED, *(("step",) if by_step else ("request", "token"))) if name not in row]
-        if missing:
-            raise BadInput(f"{where}: no {missing[0]}; every row has it, {WAY_OUT}")
         if event not in EVENTS:
             raise BadInput(f"{where}: event, got {str(event)[:40]!r}: {did_you_mean(str(event), EVENTS)}")
-        key = numbers["step"] if by_step else key_of(numbers["request"], numbers["token"])
-        at_layer = numbers["layer"]
-        if event == EVICT:
-            if "at_layer" in numbers:
-                at_layer = numbers["at_layer"]
-            elif last[0] == key:
-                at_layer = last[1]
-            else:
-                raise BadInput(
-                    f"{where}: event, got an evict before any hit or miss of its pass: nothing tells during which "
-                    "layer; put it behind the miss that it makes room for, or write a column at_layer"
-                )
-        else:
-            last = key, at_layer
-        found.add(key, at_layer, numbers["layer"], numbers["expert"], event)
-    if not n_rows:
+        key = at["step"] if by_step else key_of(at["request"], at["token"])
+        if event != EVICT:
+            last = key, at["layer"]
+        elif "at_layer" not in at and last[0] != key:
+            raise BadInput(
+                f"{where}: event, got an evict before any hit or miss of its pass: nothing tells during which layer; "
+                "put it behind the miss that it makes room for, or write a column at_layer"
+            )
+        at_layer = at.get("at_layer", last[1]) if event == EVICT else at["layer"]
+        found.add(key, at_layer, at["layer"], at["expert"], str(event))
+    if by_step is None:
         raise BadInput(f"{path}: no rows; log a hit, miss or evict each, {WAY_OUT}")
     return found, by_step
 
 
-def _by_step(row: dict[str, object], where: str) -> bool:
-    if "step" in row:
-        return True
-    if "request" in row and "token" in row:
-        return False
-    raise BadInput(f"{where}, got {', '.join(row)[:200]}: no request and token, nor step; {WAY_OUT}")
-
-
-def _number(value: object, name: str, limit: int | None, where: str) -> int:
-    most = MAX_NUMBER if limit is None else limit - 1
+def _number(value: object, what: str, most: int) -> int:
     if isinstance(value, str) and DIGITS.fullmatch(value):
         value = int(value)
     if type(value) is not int or not 0 <= value <= most:
-        raise BadInput(f"{where}: {name}, got {str(value)[:40]!r}: a whole number from 0 to {most}")
+        raise BadInput(f"{what}, got {str(value)[:40]!r}: a whole number from 0 to {most}")
     return value
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """Where each row stands, and its fields."""
-    head: list[str] | None = None
+    """Where each row stands, and its fields: of a CSV under the columns of its first line, or of JSON lines."""
+    head: list[str] = []
     as_json = False
-    for number, line in _lines(path):
-        where = f"{path}: line {number}"
-        if not line.strip():
-            continue
-        if head is None and not as_json and not (as_json := line.lstrip().startswith("{")):
-            head = _header(line, where)
-            continue
-        if as_json:
+    for where, line in _lines(path):
+        if not head and (as_json := as_json or line.lstrip().startswith("{")):
             yield where, _object(line, where)
             continue
-        assert head is not None
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != len(head):
+        if head and len(cells) != len(head):
             raise BadInput(f"{where}, got {len(cells)} cells under {len(head)} columns: one cell each, without quotes")
-        yield where, dict(zip(head, cells, strict=True))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        if not path.is_file():
-            raise BadInput(f"{path}: no such file; name an engine's log, CSV or JSON lines")
-        if path.stat().st_size > MAX_BYTES:
-            raise BadInput(f"{path}: more than {MAX_BYTES >> 20} MiB; log fewer requests")
-        with path.open(encoding="utf-8-sig", newline=None) as file:
-            number = 0
-            while line := file.readline(MAX_LINE_CHARS + 1):
-                number += 1
-                if len(line) > MAX_LINE_CHARS:
-                    raise BadInput(
-                        f"{path}: line {number}: longer than {MAX_LINE_CHARS} characters; a row each, {WAY_OUT}"
-                    )
-                yield number, line
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: no UTF-8 ({error.reason}); write the log as text") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; name a file that can be read") from None
-
-
-def _header(line: str, where: str) -> list[str]:
-    head = [cell.strip() for cell in line.split(",")]
-    for name in NEEDED:
-        if name not in head:
-            raise BadInput(f"{where}, got columns {', '.join(head)[:200]}: {name} is missing; {WAY_OUT}")
-    for name in head:
-        if head.count(name) > 1:
-            raise BadInput(f"{where}, got column {name[:40]!r} twice: each once")
-    return head
+        if head:
+            yield where, dict(zip(head, cells, strict=True))
+            continue
+        head = cells
+        if missing := [name for name in NEEDED if name not in head]:
+            raise BadInput(f"{where}, got columns {', '.join(head)[:200]}: {missing[0]} is missing; {WAY_OUT}")
+        if twice := [name for name in head if head.count(name) > 1]:
+            raise BadInput(f"{where}, got column {twice[0][:40]!r} twice: each once")
 
 
 def _object(line: str, where: str) -> dict[str, object]:
@@ -173,7 +131,26 @@ def _object(line: str, where: str) -> dict[str, object]:
         raise BadInput(f"{where}: no JSON ({error}); an object a line, {WAY_OUT}") from None
     if not isinstance(found, dict):
         raise BadInput(f"{where}, got {type(found).__name__}: an object a line, {WAY_OUT}")
-    for name in NEEDED:
-        if name not in found:
-            raise BadInput(f"{where}: {name} is missing; {WAY_OUT}")
     return found
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Where each line stands, and its text; empty ones are left out."""
+    try:
+        if not path.is_file():
+            raise BadInput(f"{path}: no such file; name an engine's log, CSV or JSON lines")
+        if path.stat().st_size > MAX_BYTES:
+            raise BadInput(f"{path}: more than {MAX_BYTES >> 20} MiB; log fewer requests")
+        with path.open(encoding="utf-8-sig", newline=None) as file:
+            number = 0
+            while line := file.readline(MAX_LINE_CHARS + 1):
+                number += 1
+                where = f"{path}: line {number}"
+                if len(line) > MAX_LINE_CHARS:
+                    raise BadInput(f"{where}: longer than {MAX_LINE_CHARS} characters; a row each, {WAY_OUT}")
+                if line.strip():
+                    yield where, line
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: no UTF-8 ({error.reason}); write the log as text") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; name a file that can be read") from None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from sim.base.tables import prose, render, table
+from sim.base.tables import tabled
 from sim.base.units import show_count
 from sim.results.figure import show_figure
 from sim.studies.check.check import BETTER, MISSPELT, NEW, SAME
@@ -22,22 +23,15 @@ _TITLES = ("run", "figure", "expected", "found", "change", "may differ by", "")
 
 def answer(verdict: Verdict) -> str:
     """The first line: whether all holds, and else what is off the most."""
-    n_figures = sum(len(run.figures) for run in verdict.runs)
-    every = f"{show_count(n_figures, 'figure')} of {show_count(len(verdict.runs), 'run')}"
-    failed = verdict.failed
-    if not failed:
-        n_better = sum(one.verdict == BETTER for run in verdict.runs for one in run.figures)
-        more = f"; {show_count(n_better, 'figure')} better (--update records that)" if n_better else ""
+    n = Counter(one.verdict for run in verdict.runs for one in run.figures)
+    every = f"{show_count(n.total(), 'figure')} of {show_count(len(verdict.runs), 'run')}"
+    if not verdict.failed:
+        more = f"; {show_count(n[BETTER], 'figure')} better (--update records that)" if n[BETTER] else ""
         return f"as expected: {every}{more}"
-    parts = []
-    for kind in verdict.failing:
-        n = sum(one.verdict == kind for run in verdict.runs for one in run.figures)
-        if n:
-            parts.append(f"{n:,} {WORDS.get(kind, kind)}")
-    stopped = sum(run.status != OK for run in verdict.runs)
-    if stopped:
+    parts = [f"{n[kind]:,} {WORDS.get(kind, kind)}" for kind in verdict.failing if n[kind]]
+    if stopped := sum(run.status != OK for run in verdict.runs):
         parts.append(f"{show_count(stopped, 'run')} did not run")
-    return f"not as expected: {', '.join(parts)}; {every} were checked; {_first(verdict, failed[0])}"
+    return f"not as expected: {', '.join(parts)}; {every} were checked; {_first(verdict, verdict.failed[0])}"
 
 
 def _first(verdict: Verdict, run: Checked) -> str:
@@ -87,13 +81,7 @@ def change(one: Judged) -> str:
 def table_of(verdict: Verdict, every: bool) -> str:
     """The rows as a table; empty where there are none."""
     rows = rows_of(verdict, every)
-    if not rows:
-        return ""
-    content = table(*_TITLES)
-    prose(content, 1, 6)
-    for row in rows:
-        content.add_row(*row)
-    return render(content, spare=("may differ by", "change"))
+    return tabled(_TITLES, rows, words=(1, 6), spare=("may differ by", "change")) if rows else ""
 
 
 def markdown(verdict: Verdict) -> str:
@@ -122,27 +110,23 @@ def _cell(text: str) -> str:
 
 def junit(verdict: Verdict) -> str:
     """JUnit XML: a test case per figure, named by run and figure."""
-    suite = ElementTree.Element("testsuite", name=f"moesim check {verdict.held.path.name}")
-    n_cases = n_failed = n_stopped = 0
+    cases: list[tuple[str, str, str, str, str]] = []  # run, figure, what became of it, why, and of which kind
     for run in verdict.runs:
         if run.status != OK:
-            n_cases, n_stopped = n_cases + 1, n_stopped + 1
-            case = ElementTree.SubElement(suite, "testcase", classname=_printable(run.name), name="run")
-            ElementTree.SubElement(case, "error", message=_printable(run.reason), type=run.status)
+            cases.append((run.name, "run", "error", run.reason, run.status))
         failures = verdict.failures(run)
         for one in run.figures:
-            n_cases += 1
-            case = ElementTree.SubElement(suite, "testcase", classname=_printable(run.name), name=one.key)
-            if one in failures:
-                n_failed += 1
-                told = f"is {one.value!r}, expected {one.expected!r}, may differ by {one.tolerance.text}"
-                told = one.why or told
-                ElementTree.SubElement(case, "failure", message=f"{one.key} {told}", type=one.verdict)
-    counts = {"tests": str(n_cases), "failures": str(n_failed), "errors": str(n_stopped)}
-    for name, count in counts.items():
-        suite.set(name, count)
+            told = one.why or f"is {one.value!r}, expected {one.expected!r}, may differ by {one.tolerance.text}"
+            became = "failure" if one in failures else ""
+            cases.append((run.name, one.key, became, f"{one.key} {told}", one.verdict))
+    n = {"tests": len(cases)} | {f"{what}s": sum(one[2] == what for one in cases) for what in ("failure", "error")}
+    counts = {name: str(count) for name, count in n.items()}
     top = ElementTree.Element("testsuites", counts)
-    top.append(suite)
+    suite = ElementTree.SubElement(top, "testsuite", {"name": f"moesim check {verdict.held.path.name}", **counts})
+    for name, key, became, message, kind in cases:
+        case = ElementTree.SubElement(suite, "testcase", classname=_printable(name), name=key)
+        if became:
+            ElementTree.SubElement(case, became, message=_printable(message), type=kind)
     ElementTree.indent(top)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"
 

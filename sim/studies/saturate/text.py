@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sim.base.units import show_frac, show_number, show_seconds
+from sim.base.tables import tabled
+from sim.base.units import show_frac, show_number, show_value
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sim.studies.saturate.search import Range, Saturation
 
 
@@ -34,47 +33,34 @@ def _most(found: Sequence[Saturation], promised: str, kept_frac: float) -> str:
     return f"{best.name}: {show_frac(kept_frac)} keep to {promised} up to {_rate(best.kept_per_s)} requests/s; {serves}"
 
 
-def _rate(rate: Range) -> str:
+def _rate(rate: Range | None) -> str:
+    if rate is None:
+        return "-"
     spread = "" if rate.least == rate.most else f" ({show_number(rate.least)} to {show_number(rate.most)})"
     return f"{show_number(rate.mean)}{spread}"
 
 
-def rates_table(found: Sequence[Saturation], kept_frac: float) -> Table:
+def rates_table(found: Sequence[Saturation], kept_frac: float) -> str:
     """One row per policy."""
-    from sim.base.tables import table
-
     kept = any(one.kept_per_s is not None for one in found)
-    columns = ["policy", "requests/s", "output tokens/s", *([f"{show_frac(kept_frac)} keep their SLO"] if kept else [])]
-    rows = table(*columns)
-    for one in found:
-        cells = [one.name, _rate(one.capacity_per_s), _rate(one.capacity_tokens_per_s)]
-        if kept:
-            cells.append("-" if one.kept_per_s is None else _rate(one.kept_per_s))
-        rows.add_row(*cells)
-    return rows
+    titles = ["policy", "requests/s", "output tokens/s", *([f"{show_frac(kept_frac)} keep their SLO"] if kept else [])]
+    return tabled(titles, [[one.name, *map(_rate, _rates(one)[: len(titles) - 1])] for one in found])
 
 
-def curve_table(found: Sequence[Saturation]) -> Table:
+def _rates(one: Saturation) -> list[Range | None]:
+    return [one.capacity_per_s, one.capacity_tokens_per_s, one.kept_per_s]
+
+
+def curve_table(found: Sequence[Saturation]) -> str:
     """Latency and goodput against rate."""
-    from sim.base.tables import table
-
     slo = any(point.attained_frac is not None for one in found for point in one.curve)
     more = ["keep their SLO", "goodput tokens/s"] if slo else []
-    rows = table("policy", "requests/s", "of most", "queue", "TTFT", "p95", "TPOT", *more)
+    titles = ["policy", "requests/s", "of most", "queue", "TTFT", "p95", "TPOT", *more]
+    rows = []
     for one in found:
-        for i, point in enumerate(one.curve):
-            p95, tpot = point.ttft_p95_s, point.tpot_mean_s
-            cells = [
-                "" if i else one.name,
-                show_number(point.arrivals_per_s),
-                show_frac(point.arrivals_per_s / one.capacity_per_s.mean),
-                show_seconds(point.queue_mean_s),
-                show_seconds(point.ttft_mean_s),
-                "-" if p95 is None else show_seconds(p95),
-                "-" if tpot is None else show_seconds(tpot),
-            ]
-            if slo:
-                good = point.goodput_tokens_per_s
-                cells += [show_frac(point.attained_frac), "-" if good is None else show_number(good)]
-            rows.add_row(*cells)
-    return rows
+        for i, at in enumerate(one.curve):
+            rate = show_number(at.arrivals_per_s), show_frac(at.arrivals_per_s / one.capacity_per_s.mean)
+            times = (at.queue_mean_s, at.ttft_mean_s, at.ttft_p95_s, at.tpot_mean_s)
+            kept = [show_frac(at.attained_frac), show_value(at.goodput_tokens_per_s)] if slo else []
+            rows.append(["" if i else one.name, *rate, *(show_value(time_s, "s") for time_s in times), *kept])
+    return tabled(titles, rows)
