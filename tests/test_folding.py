@@ -92,6 +92,14 @@ def test_a_long_word_is_broken_rather_than_lost() -> None:
     assert shown.count("x") == 100
 
 
+def test_what_would_move_a_cursor_is_shown_and_wide_characters_take_two() -> None:
+    """Names come from files of anybody's."""
+    rows = plain("name", "n")
+    rows.add_row("日本語", "1")
+    rows.add_row("\x1b[31mred", "12")
+    assert render(rows, 40) == "name          n\n日本語        1\n\\x1b[31mred  12\n"
+
+
 COMMANDS = [
     "policies",
     "policies --api",

@@ -6,14 +6,12 @@ import re
 import shutil
 import textwrap
 from typing import TYPE_CHECKING
-from unicodedata import category
+from unicodedata import category, east_asian_width
 
 from sim.base.errors import escaped, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rich.table import Table
+    from collections.abc import Iterable, Iterator, Sequence
 
 IN_A_PIPE = 100
 NARROWEST = 40  # nothing is readable below
@@ -22,6 +20,7 @@ NARROW = 10  # a column of words has that much, if it can use it
 LONGEST_WORD = 24  # a longer one may be broken inside a table
 _LEAD = re.compile(r" *(?:[^ ]+(?: [^ ]+)? {2,})?")  # the indent, and a title with its gap
 _MOST_LEAD = 24
+_WORD = re.compile(r"\s*\S+\s*")
 
 
 def columns() -> int:
@@ -57,28 +56,48 @@ def _folded(line: str, width: int) -> str:
     return "\n".join([lead + rest[0].removeprefix(indent if lead else ""), *rest[1:]]) if rest else line.rstrip()
 
 
+class Column:
+    """A title and its cells. Numbers are in one piece and on the right, words fold and are on the left."""
+
+    def __init__(self, title: str, numbers: bool) -> None:
+        self.title, self.numbers = shown(title), numbers
+        self.least = 1  # characters
+        self.cells: list[str] = []
+
+
+class Table:
+    """Columns of text, and whether a line of titles, and a rule below that, are above them."""
+
+    def __init__(self, titles: Sequence[str], numbers: bool, headed: bool, ruled: bool) -> None:
+        self.columns = [Column(title, numbers and index > 0) for index, title in enumerate(titles)]
+        self.headed, self.ruled = headed, ruled
+
+    @property
+    def row_count(self) -> int:
+        """Rows below the titles."""
+        return len(self.columns[0].cells)
+
+    def add_row(self, *cells: str) -> None:
+        """A cell for each column; the last ones may be left out."""
+        for column, cell in zip(self.columns, (*cells, *[""] * (len(self.columns) - len(cells))), strict=True):
+            column.cells.append(shown(cell))
+
+
 def table(*titles: str, numbers: bool = True) -> Table:
     """An empty table with a rule under its titles; columns after the first are right-aligned when they hold numbers."""
-    from rich import box
-    from rich.table import Table
-
-    result = Table(box=box.SIMPLE, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    return _with(result, titles, numbers)
+    return Table(titles, numbers, headed=True, ruled=True)
 
 
 def plain(*titles: str, numbers: bool = True) -> Table:
     """The same without a rule; without titles there is no line of them either."""
-    from rich.table import Table
-
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(titles))
-    return _with(result, titles, numbers)
+    return Table(titles, numbers, headed=any(titles), ruled=False)
 
 
-def _with(result: Table, titles: Sequence[str], numbers: bool) -> Table:
-    for index, title in enumerate(titles):
-        right = numbers and index > 0
-        result.add_column(title, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return result
+def pairs(least: int = 1) -> Table:
+    """Labels, of so many characters at least, and what they are of."""
+    rows = plain("", "", numbers=False)
+    rows.columns[0].least = least
+    return rows
 
 
 def tabled(
@@ -119,8 +138,7 @@ def listed(parts: Sequence[str], most: int | None = None) -> str:
 def prose(content: Table, *indices: int) -> None:
     """Let columns of words be on the left and fold, in a table whose others are numbers."""
     for index in indices:
-        content.columns[index].justify = "left"
-        content.columns[index].no_wrap = False
+        content.columns[index].numbers = False
 
 
 def render(content: Table, width: int | None = None, spare: Sequence[str] | None = None) -> str:
@@ -132,10 +150,6 @@ def render(content: Table, width: int | None = None, spare: Sequence[str] | None
             stays in one line; a line says which are left out. What does not fit without them is turned, a block of
             lines for each row.
     """
-    import io
-
-    from rich.console import Console
-
     width = width or columns()
     kept, left_out = list(range(len(content.columns))), ""
     if spare is not None:
@@ -143,16 +157,12 @@ def render(content: Table, width: int | None = None, spare: Sequence[str] | None
         if not kept:
             return _turned(content, width)
         if len(kept) < len(content.columns):
-            gone = [str(one.header) for at, one in enumerate(content.columns) if at not in kept]
+            gone = [one.title for at, one in enumerate(content.columns) if at not in kept]
             wide = max(_least(content, range(len(content.columns))), width + 1)
             left_out = fold(f"left out to fit: {', '.join(gone)}; COLUMNS={wide}, or --json, shows them\n", width)
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=width, no_color=True, highlight=False, markup=False, emoji=False)
-    for index, part in enumerate(_parts(content, width, kept)):
-        if index:
-            console.print()
-        console.print(part)
-    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines()) + left_out
+    parts = enumerate(_parts(content, width, kept))
+    drawn = (_drawn(content, indices, widths, at > 0) for at, (indices, widths) in parts)
+    return "\n".join("".join(f"{line}\n" for line in lines) for lines in drawn) + left_out
 
 
 def _without(content: Table, width: int, spare: Sequence[str]) -> list[int]:
@@ -163,7 +173,7 @@ def _without(content: Table, width: int, spare: Sequence[str]) -> list[int]:
         if not going:
             return []
         title = going.pop(0)
-        kept = [at for at in kept if str(content.columns[at].header) != title]
+        kept = [at for at in kept if content.columns[at].title != title]
     return kept
 
 
@@ -174,17 +184,17 @@ def _least(content: Table, kept: Sequence[int]) -> int:
 
 def _turned(content: Table, width: int) -> str:
     """Every row as a block of lines, a title and its cell in each."""
-    titles = [str(column.header) for column in content.columns]
+    titles = [column.title for column in content.columns]
     wide = max(map(len, titles), default=0)
-    rows = zip(*(map(str, column.cells) for column in content.columns), strict=True)
+    rows = zip(*(column.cells for column in content.columns), strict=True)
     blocks = [
         "\n".join(f"{title:<{wide}}  {cell}".rstrip() for title, cell in zip(titles, row, strict=True)) for row in rows
     ]
     return "\n\n".join(fold(block, width) for block in blocks) + "\n"
 
 
-def _parts(content: Table, width: int, kept: Sequence[int]) -> list[Table]:
-    """Those columns as a table where they fit, or in as many tables as it takes."""
+def _parts(content: Table, width: int, kept: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Those columns, and what each of them gets, together where they fit, or in as many tables as it takes."""
     needs = [_needs(content, index) for index in range(len(content.columns))]
     groups: list[list[int]] = [[0]]
     room = left = width - needs[0][0]
@@ -193,25 +203,18 @@ def _parts(content: Table, width: int, kept: Sequence[int]) -> list[Table]:
             groups.append([0])
             left = room - GAP - needs[index][0]
         groups[-1].append(index)
-    shares = [_shared([needs[i] for i in group], width - GAP * (len(group) - 1)) for group in groups]
-    return [_of(content, group, widths, group is not groups[0]) for group, widths in zip(groups, shares, strict=True)]
+    return [(group, _shared([needs[i] for i in group], width - GAP * (len(group) - 1))) for group in groups]
 
 
 def _needs(content: Table, index: int) -> tuple[int, int]:
     """(least, full) width of a column: a number stays in one piece, words may come one to a line."""
-    from rich.cells import cell_len
-
     column = content.columns[index]
-    cells = [str(cell) for cell in column.cells]
-    title = str(column.header)
-    full = max((cell_len(text) for text in (title, *cells)), default=0)
-    words = [cell_len(word) for text in ((title,) if column.no_wrap else (title, *cells)) for word in text.split()]
+    texts = [column.title, *column.cells]
+    full = max(map(_wide, texts))
+    words = [_wide(word) for text in (texts[:1] if column.numbers else texts) for word in text.split()]
     longest = max(words, default=1)  # a name in the first column is there to be typed: it stays in one piece
-    least = max(longest if not index else min(LONGEST_WORD, longest), column.min_width or 1)
-    if column.no_wrap:
-        least = max(least, *(cell_len(cell) for cell in cells), 1) if cells else least
-    else:
-        least = max(least, min(full, NARROW))
+    least = max(longest if not index else min(LONGEST_WORD, longest), column.least)
+    least = max(least, *map(_wide, column.cells), 1) if column.numbers else max(least, min(full, NARROW))
     return least, max(full, least)
 
 
@@ -228,17 +231,66 @@ def _shared(needs: list[tuple[int, int]], room: int) -> list[int]:
     return widths
 
 
-def _of(content: Table, indices: Sequence[int], widths: Sequence[int], further: bool) -> Table:
-    """Some columns of a table, each of the width it was given; `further`: not its first part."""
-    from rich.table import Table
+def _drawn(content: Table, indices: Sequence[int], widths: Sequence[int], further: bool) -> Iterator[str]:
+    """Lines of some columns, each of the width it was given; `further`: not the first part of their table."""
+    columns = [content.columns[index] for index in indices]
 
-    result = Table(
-        box=content.box, pad_edge=False, show_edge=False, padding=content.padding, show_header=content.show_header
-    )
-    for index, width in zip(indices, widths, strict=True):
-        old = content.columns[index]
-        result.add_column(old.header, justify=old.justify, overflow="fold", width=width)
-    for row in zip(*(content.columns[index].cells for index in indices), strict=True):
+    def lines(texts: Iterable[str], low: bool = False) -> Iterator[str]:
+        cells = [_wrapped(text, width) for text, width in zip(texts, widths, strict=True)]
+        most = max(map(len, cells))
+        for at in range(most):
+            shown = (_at(cell, at - (most - len(cell) if low else 0)) for cell in cells)
+            placed = (
+                (" " * (width - _wide(text)) + text if column.numbers else text + " " * (width - _wide(text)))
+                for text, width, column in zip(shown, widths, columns, strict=True)
+            )
+            yield (" " * GAP).join(placed).rstrip()
+
+    if content.headed:
+        yield from lines((column.title for column in columns), low=True)
+    if content.ruled:
+        yield "─" * (sum(widths) + GAP * (len(widths) - 1))
+    for row in zip(*(column.cells for column in columns), strict=True):
         if not further or any(row[1:]):  # a row that has nothing to add does not go on below
-            result.add_row(*row)
-    return result
+            yield from lines(row)
+
+
+def _at(cell: Sequence[str], line: int) -> str:
+    return cell[line] if 0 <= line < len(cell) else ""
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of a cell; a word that is wider than its column is broken."""
+    if len(text) <= width and text.isascii() and "\n" not in text and "\t" not in text:
+        return [text.rstrip()]
+    lines: list[str] = []
+    for line in text.split("\n"):
+        begun = ""
+        for word in _WORD.findall(line.expandtabs(8)):
+            if _wide(begun) + _wide(word.rstrip()) <= width:
+                begun += word
+                continue
+            if begun:
+                lines.append(begun.rstrip())
+            begun = word
+            while _wide(begun.rstrip()) > width:
+                piece = _first(begun, width)
+                lines.append(piece.rstrip())
+                begun = begun[len(piece) :]
+        lines.append(begun.rstrip())
+    return lines
+
+
+def _first(text: str, width: int) -> str:
+    """As much of a text as fits, a character at least."""
+    n = 1
+    while n < len(text) and _wide(text[: n + 1]) <= width:
+        n += 1
+    return text[:n]
+
+
+def _wide(text: str) -> int:
+    """Characters of the terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if category(c) in ("Mn", "Me", "Cf") else 1 + (east_asian_width(c) in "WF") for c in text)

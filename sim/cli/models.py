@@ -18,7 +18,7 @@ from sim.profiles.overrides import grouped, parse_set
 from sim.profiles.precisions import BITS_PER_PARAM, PLAIN
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from sim.base.tables import Table
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.base.tables import plain
 from sim.base.units import show_count, show_seconds
 from sim.figures import Errors
 from sim.results.figure import label_of
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from sim.base.tables import Table
     from sim.figures import Ends, Statistic
     from sim.results.record import Result
 
@@ -19,8 +19,6 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 
 def under_load(result: Result) -> Table:
     """TTFT, its queue, and end to end; no row where requests come back to back, or percentiles are refused."""
-    from sim.base.tables import plain
-
     named = ((label_of(f"{key}.mean"), getattr(result, key)) for key in ("ttft_s", "queue_s", "e2e_s"))
     known = [(title, stat, stat.sampling) for title, stat in named if isinstance(stat.sampling, Errors)]
     rows = plain("under load", "mean", *PERCENTILES) if known else plain("")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from sim.base.lanes import CHARGED
+from sim.base.tables import pairs, plain
+from sim.base.tables import render as laid_out
 from sim.base.units import RAM, show_bytes, show_count, show_frac, show_fracs, show_number, show_ram, show_seconds
 from sim.engine.counts import CLASSES
 from sim.figures import Copies, figures
@@ -22,8 +24,7 @@ from sim.setup.naming import machine_of, policy_of, words
 from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from sim.base.tables import Table
     from sim.figures import Lengths, Phased, SizesByLayer, Timed
     from sim.results.record import Result
 
@@ -57,6 +58,7 @@ WORTH_TELLING = 0.005
 BOUND_IS_OF = "is of these figures and requests: with better ones it is lower, too"
 """Why a band may begin below a bound."""
 FEW_STATS = 4  # of a policy, in a line
+LABEL = 13  # characters of the labels on the left, at least
 
 
 def memory_lines(sizes: Mapping[str, int]) -> list[str]:
@@ -115,8 +117,6 @@ def decoding_per_s(result: Result) -> float | None:
 
 def render(result: Result, width: int | None = None) -> str:
     """Everything below the verdict, as wide as the terminal unless told."""
-    from sim.base.tables import render as layout
-
     blocks = (
         _facts(result),
         _times(result),
@@ -137,13 +137,13 @@ def render(result: Result, width: int | None = None) -> str:
         _energy(result),
         _lines(result),
     )
-    return "\n".join(layout(block, width) for block in blocks if block.row_count)
+    return "\n".join(laid_out(block, width) for block in blocks if block.row_count)
 
 
 def _facts(result: Result) -> Table:
     shape = result.shape
     settings = ", ".join(f"{key}={_plain(value)}" for key, value in result.params.items())
-    rows = _pairs()
+    rows = pairs(LABEL)
     file = result.policy_file
     own = f" of {file.name}, sha256 {file.sha256[:12]}" if file else ""
     rows.add_row("policy", result.policy + own + (f" ({settings})" if settings else ""))
@@ -178,7 +178,7 @@ def _facts(result: Result) -> Table:
 def _times(result: Result) -> Table:
     bound = result.bottleneck
     lanes = ["copies" if part == "copy" else part for part in bound.decode.by_part()]
-    rows = _table("", "mean", "p50", "p95", "n", "", *lanes)
+    rows = plain("", "mean", "p50", "p95", "n", "", *lanes)
     for title, stat, phase, parts in (
         (label_of("ttft_s.mean"), result.ttft_s, "prefill", bound.prefill),
         (label_of("tpot_s.mean"), result.tpot_s, "decode", bound.decode),
@@ -194,7 +194,7 @@ def _times(result: Result) -> Table:
 
 def _rates(result: Result) -> Table:
     """Output over the whole run, and how far the result lies above what no lossless policy can beat."""
-    rows, bound, throughput = _pairs(), result.lower_bound, result.throughput_tokens_per_s
+    rows, bound, throughput = pairs(LABEL), result.lower_bound, result.throughput_tokens_per_s
     if throughput is not None:
         outputs = show_count(result.n_outputs, "output token")
         waits = " and waiting for arrivals" if result.load is not None else ""
@@ -215,7 +215,7 @@ def _rates(result: Result) -> Table:
 
 def _drafts(result: Result) -> Table:
     """What decode steps verified, and what they took of it."""
-    rows, draft = _pairs(), result.draft
+    rows, draft = pairs(LABEL), result.draft
     if draft is None or draft.tokens_per_step is None:
         return rows
     by = ", ".join(show_frac(share) for share in draft.acceptance_by_position)
@@ -231,7 +231,7 @@ def _drafts(result: Result) -> Table:
 
 def _load(result: Result) -> Table:
     """How requests come and are served, and which kept to what they were promised."""
-    rows, load, slo = _pairs(), result.load, result.slo
+    rows, load, slo = pairs(LABEL), result.load, result.slo
     if load is not None:
         came, taken = load.arrivals_per_s, load.capacity_per_s
         arrive = f"arrives {show_number(came)}/s, " if came is not None else ""
@@ -270,7 +270,7 @@ def _load(result: Result) -> Table:
 
 def _host(result: Result) -> Table:
     """Host memory above a drive: what it held, what it was asked for, and what was read."""
-    rows, host = _pairs(), result.host_memory
+    rows, host = pairs(LABEL), result.host_memory
     if host is None:
         return rows
     rate = "no time at all" if host.bytes_per_s is None else f"{show_bytes(host.bytes_per_s)}/s in a row"
@@ -291,7 +291,7 @@ def _host(result: Result) -> Table:
 
 def _kv(result: Result) -> Table:
     """Of a pool of pages: how full it was, and who had to make room."""
-    rows, kv = _pairs(), result.kv
+    rows, kv = pairs(LABEL), result.kv
     if kv is None:
         return rows
     pages = show_count(kv.pages, "page")
@@ -315,7 +315,7 @@ def _hits(result: Result) -> Table:
         for name in CLASSES
         if name in ("hit", "late_hit", "miss") or any(shares[name] for shares in rates.values())
     ]
-    rows = _table("experts found", *(name.replace("_", " ") for name in shown), "")
+    rows = plain("experts found", *(name.replace("_", " ") for name in shown), "")
     notes = {"decode": f"   definition: {result.hit_definition}", "prefill": "   looked up a layer at a time"}
     for phase, shares in rates.items():
         rows.add_row(phase, *(show_frac(shares[name]) for name in shown), notes.get(phase, ""))
@@ -324,7 +324,7 @@ def _hits(result: Result) -> Table:
 
 def _replicas(result: Result) -> Table:
     """What each replica was sent and made of it."""
-    rows = _table(
+    rows = plain(
         "replica", "requests", "tokens", "throughput, tokens/s", "hit", "busy", "there", "waiting", "mean wait"
     )
     for one in result.replicas or ():
@@ -344,7 +344,7 @@ def _replicas(result: Result) -> Table:
 
 
 def _by_layer(result: Result) -> Table:
-    rows = _pairs()
+    rows = pairs(LABEL)
     for title, text in lines(result):
         rows.add_row(title, text)
     return rows
@@ -352,7 +352,7 @@ def _by_layer(result: Result) -> Table:
 
 def _union(result: Result) -> Table:
     """Of batches and drafts: how many experts a layer of an iteration wants together, beside its share of the room."""
-    rows, found = _pairs(), result.distinct_experts
+    rows, found = pairs(LABEL), result.distinct_experts
     if (result.batch > 1 or result.draft is not None) and found.per_layer is not None and found.per_slot is not None:
         experts, slots, over = (show_number(value) for value in (found.per_layer, found.slots, found.per_slot))
         rows.add_row("wanted together", f"{experts} experts per layer and iteration, for {slots} slots: r_bar {over}")
@@ -360,7 +360,7 @@ def _union(result: Result) -> Table:
 
 
 def _copies(result: Result) -> Table:
-    rows, prefetch, demand = _pairs(), result.prefetch, result.demand_copies
+    rows, prefetch, demand = pairs(LABEL), result.prefetch, result.demand_copies
     outputs = result.n_outputs
     per_token = f", {show_bytes(result.h2d_bytes / outputs)} per output token" if outputs else ""
     back = f"; {show_bytes(result.d2h_bytes)} back" if result.d2h_bytes else ""
@@ -381,7 +381,7 @@ def _copies(result: Result) -> Table:
 
 def _shared(result: Result) -> Table:
     """What memory that is shared by what runs at once added to whose time."""
-    rows, found = _pairs(), result.contention
+    rows, found = pairs(LABEL), result.contention
     if found is None:
         return rows
     parts = [
@@ -397,7 +397,7 @@ def _shared(result: Result) -> Table:
 
 
 def _memory(result: Result) -> Table:
-    memory, size, shape, rows = result.memory, result.expert_bytes, result.shape, _pairs()
+    memory, size, shape, rows = result.memory, result.expert_bytes, result.shape, pairs(LABEL)
     budget, peak = sum(result.cache_capacity_bytes), sum(result.cache_peak_bytes)
     n_whole = sum(n_bytes // size for n_bytes in result.cache_capacity_bytes)
     n_all = shape.layers * shape.experts
@@ -452,7 +452,7 @@ def _stat(value: float) -> str:
 
 
 def _grounds(result: Result) -> Table:
-    rows, origin, band = _pairs(), result.provenance, result.uncertainty
+    rows, origin, band = pairs(LABEL), result.provenance, result.uncertainty
     if not origin.figures:  # a real run rests on the clock
         return rows
     shares = ", ".join(f"{show_frac(share)} {source}" for source, share in origin.by_source().items())
@@ -474,7 +474,7 @@ def _grounds(result: Result) -> Table:
 
 
 def _energy(result: Result) -> Table:
-    rows = _pairs()
+    rows = pairs(LABEL)
     for title, text in joules(result):
         rows.add_row(title, text)
     return rows
@@ -482,7 +482,7 @@ def _energy(result: Result) -> Table:
 
 def _lines(result: Result) -> Table:
     """Figures whose row says that they have a line of their own."""
-    rows = _pairs()
+    rows = pairs(LABEL)
     for row in figures().values():
         if row.figure.line and (value := row.read(result)) is not None:
             rows.add_row(row.label or row.key, show_figure(row.key, value) if row.number else str(value))
@@ -549,17 +549,3 @@ def _machines(result: Result) -> str:
     """`3 replicas of rtx3090`."""
     one = machine_of(result.hw, result.overrides)
     return f"{len(result.replicas)} replicas of {one}" if result.replicas else one
-
-
-def _pairs() -> Table:
-    from sim.base.tables import plain
-
-    rows = plain("", "", numbers=False)
-    rows.columns[0].min_width = 13
-    return rows
-
-
-def _table(*titles: str) -> Table:
-    from sim.base.tables import plain
-
-    return plain(*titles)
