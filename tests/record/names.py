@@ -76,9 +76,6 @@ DERIVED: dict[str, Callable[[dict[str, Any]], Any]] = {}
     "memory.expert_budget_bytes": lambda leaf: leaf["expert_budget_bytes.0"],
 """
 
-UNSTABLE = ("ttft_s", "e2e_s", "queue_s", "uncertainty.sampling.ttft_s")
-"""Keys of which the record has the mean alone where a queue grows, but with `unstable`: it showed no percentiles."""
-
 GONE: dict[str, str] = {}
 """Top-level key of the record that is no longer compared -> why."""
 

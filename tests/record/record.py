@@ -98,7 +98,7 @@ def result_of(options: Options) -> dict[str, Any] | str:
             return type(error).__name__
 
 
-def leaves_of(result: Mapping[str, Any], options: Options) -> Leaves:
+def leaves_of(result: Mapping[str, Any]) -> Leaves:
     """Numbers and truth values of a result by dotted path, by the names of the record."""
     found: Leaves = {}
     for path, value in _flat(result, ""):
@@ -118,11 +118,6 @@ def leaves_of(result: Mapping[str, Any], options: Options) -> Leaves:
     for old, derive in names.DERIVED.items():
         if (value := derive(found)) is not None:
             found[old] = value
-    if found.get("load.stable") is False and not options.get("unstable"):
-        for old in [old for old in found if any(_below(old, one) for one in names.UNSTABLE)]:
-            if not old.endswith((".mean", ".n")):
-                del found[old]
-        found["uncertainty.sampling.ttft_n"] = 0
     return found
 
 
@@ -206,7 +201,7 @@ def differences(job: tuple[int, dict[str, Any], Leaves | None]) -> tuple[int, di
         now = result if isinstance(result, str) else "a result"
         was = run.get("refused", "a result")
         return number, {} if now == was else {"refused": f"was {was}, is {now}"}
-    leaves = leaves_of(result, run["options"])
+    leaves = leaves_of(result)
     now_by_key, was_by_key = digests_of(leaves), run["digests"]
     found: dict[str, str] = {}
     for key in sorted(now_by_key.keys() | was_by_key.keys()):
@@ -313,7 +308,7 @@ def show(record: dict[str, Any], number: int) -> int:
     if isinstance(result, str):
         print(f"refused: {result}")
     else:
-        leaves = leaves_of(result, run["options"])
+        leaves = leaves_of(result)
         for path, value in sorted(leaves.items()):
             print(f"{path} = {value!r}")
         if full is not None:

@@ -228,7 +228,7 @@ def settle(slot: tuple[str, str, int]) -> tuple[dict[str, Any], dict[str, Any] |
         options = draw(policy, trace, n, attempt)
         result = result_of(options)
         if not isinstance(result, str):
-            leaves = leaves_of(result, options)
+            leaves = leaves_of(result)
             return {"options": options, "digests": digests_of(leaves)}, leaves, time.perf_counter() - began_s
         attempt += 1
         if (n + len(policy)) % KEPT_REFUSED == 0 or attempt == 8:

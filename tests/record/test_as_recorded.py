@@ -34,10 +34,10 @@ def test_a_new_name_is_a_row(monkeypatch):
     )
     monkeypatch.setattr(record.names, "DERIVED", {"memory.peak": lambda leaves: leaves["peak.0"]})
     record.known_as.cache_clear()
-    read = record.leaves_of(now, {})
+    read = record.leaves_of(now)
     monkeypatch.undo()
     record.known_as.cache_clear()
-    assert record.digests_of(read) == record.digests_of(record.leaves_of(was, {}))
+    assert record.digests_of(read) == record.digests_of(record.leaves_of(was))
     rows = {
         "stack": "engine",
         "set.stack.": "set.engine.",
