@@ -530,3 +530,16 @@ def test_requests_that_are_drawn_otherwise_are_not_paired(diff: Any, trace: Path
     assert other["tpot_s"]["paired"] is False
     assert "drawn otherwise" in other["answer"]
     assert diff(a, "arrivals.scale=2", "--json").json["inputs"] == [{"key": "arrivals_scale", "a": 1.0, "b": 2.0}]
+
+
+def test_what_was_promised_stands_beside_itself(diff: Any, trace: Path) -> None:
+    """The table of requests over time has the figures of both results, and nothing of what neither run has."""
+    a = f"lru hw=rtx3090 trace={trace} requests=3"
+    found = diff(a, "arrivals=poisson:0.5", "--slo", "tpot_s <= 1ms", "--json").json
+    kept = [found[side]["result"]["slo"]["attained_frac"] for side in "ab"]
+    text = diff(a, "arrivals=poisson:0.5", "--slo", "tpot_s <= 1ms").out
+    row = re.search(r"^keep their SLO +([\d.]+) % +([\d.]+) %", text, re.MULTILINE)
+    assert row is not None
+    assert [float(row[1]), float(row[2])] == [round(100 * one, 1) for one in kept]
+    assert re.search(r"^arrive per second +- +[\d.]+$", text, re.MULTILINE)
+    assert "requests over time" not in diff(a, "lfu").out

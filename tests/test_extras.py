@@ -110,7 +110,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, 
         simulate([*RUN.split(), "--out", str(folder / "kept"), "--set", "out.spans=on"])
     for name in ("config.yaml", "result.json"):
         shutil.copy(folder / "kept" / name, folder / name)
-    text = "schema: 1\nrun: {hw: rtx3090, requests: 1}\nruns:\n- {policy: lfu}\n"
+    text = "schema: 2\nrun: {hw: rtx3090, requests: 1}\nruns:\n- {policy: lfu}\n"
     (folder / "baseline.yaml").write_text(text, encoding="utf-8")
     commands = [one for many in WORKS.values() for one in many]
     commands += [one for many in LACKS.values() for one, _ in many]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 
-from sim.base.tables import IN_A_PIPE, NARROWEST, columns, fold, plain, prose, render, table
+from sim.base.tables import IN_A_PIPE, NARROWEST, columns, fold, lines, listed, plain, prose, render, table, tabled
+from sim.base.units import show_change
 
 
 def fits(text: str, width: int) -> None:
@@ -228,3 +229,31 @@ def test_usage_folds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         said = moesim(capsys, *verb.split(), "--help")
         assert said.code == 0
         fits(said.out, width)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "unit", "said"),
+    [
+        (0.646, 0.768, "s", "+122 ms"),
+        (1.0, 1.0 + 4e-10, "s", "0"),  # less than a nanosecond
+        (0.1 + 0.2, 0.3, "", "0"),  # the order of a sum
+        (0.5, 0.12, "frac", "-38.0 points"),
+        (0.0003, 0.0, "share", "-0.03 points"),
+        (10_004, 4_530, "", "-5,474"),
+        (2.0, 1.5, "per_s", "-0.5"),
+        (0, 3.47e9, "bytes", "+3.47 GB"),
+        (None, 1.0, "s", ""),
+    ],
+)
+def test_a_change_is_told_in_its_unit(before: float | None, after: float | None, unit: str, said: str) -> None:
+    assert show_change(before, after, unit) == said
+    assert show_change(after, before, unit) == said.translate(str.maketrans("+-", "-+"))
+
+
+def test_lists_and_tables_of_the_kit() -> None:
+    assert [listed(parts) for parts in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+    assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"
+    said = tabled(("what", "A", "why"), [("x", "1", "a word"), ("y", "10", "more")], words=(2,), width=60)
+    assert [line.split() for line in said.splitlines()[2:]] == [["x", "1", "a", "word"], ["y", "10", "more"]]
+    assert said.splitlines()[2].index("1") == said.splitlines()[3].index("0")  # numbers stand on the right
+    assert lines([("A", "one\x1b[31m"), ("", "two")]) == "A  one\\x1b[31m\n   two\n"

@@ -122,7 +122,7 @@ def tabled(
 
 def lines(rows: Iterable[Sequence[str]]) -> str:
     """Names and what is said of them, without titles."""
-    content = plain("", "", numbers=False)
+    content = pairs()
     for name, said in rows:
         content.add_row(name, one_line(said))
     return render(content)

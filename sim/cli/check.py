@@ -85,14 +85,11 @@ def command(
     with Bar("checking runs") as bar:
         found = check(held, workers, strict, bar.update)
     n_written = record(found) if update and not found.misspelt else None
-    if junit is not None:
-        from sim.studies.check.text import junit as junit_of
+    from sim.studies.check import text
 
-        _write(junit, junit_of(found))
-    if markdown is not None:
-        from sim.studies.check.text import markdown as markdown_of
-
-        _write(markdown, markdown_of(found))
+    for path, form in ((junit, text.junit), (markdown, text.markdown)):
+        if path is not None:
+            _write(path, form(found))
     if as_json:
         from sim.base.json import to_json
 
@@ -134,14 +131,11 @@ def _check_log(run: str, log: Path, log_events: str | None, as_json: bool) -> in
 
         click.echo(to_json(found.to_dict()))
     else:
-        from sim.base.tables import render, table
+        from sim.base.tables import tabled
 
         say(answer(found), bold=True)
-        told = table("event", "engine", "simulator", "difference")
-        for row in rows(found):
-            told.add_row(*row)
         say()
-        say(render(told), nl=False)
+        say(tabled(("event", "engine", "simulator", "difference"), rows(found)), nl=False)
     return 0 if found.first is None else 1
 
 
