@@ -246,7 +246,7 @@ CASES: dict[str, Case] = {
     "unknown policy": Case((*HW, "--policy", "fine_mo"), ("policy, got 'fine_mo'", "; did you mean 'fine_moe'?")),
     "unknown GPU": Case(("--hw", "rtx309"), ("hardware profile, got 'rtx309'", "; did you mean 'rtx3090'?")),
     "unknown model": Case((*HW, "--model", "mixtral-8x7"), ("model, got", "; did you mean 'mixtral-8x7b'?")),
-    "unknown stack": Case((*HW, "--engine", "hff"), ("stack, got 'hff'", "; did you mean 'hf'?")),
+    "unknown stack": Case((*HW, "--engine", "hff"), ("engine, got 'hff'", "; did you mean 'hf'?")),
     "a name too long for a file": Case(("--hw", "x" * 5000), ("hardware profile, got 'xxx", " [...] ", "known: a10")),
     "unknown parameter": Case((*HW, "--set", "scop=layer"), ("parameter lru.scop", "; did you mean 'scope'?")),
     "unknown field": Case(

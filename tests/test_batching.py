@@ -332,7 +332,7 @@ def test_parts_on_events_and_from_a_tape_and_above_the_bound() -> None:
     """SimPy gives the same times, a recording replays to the same, and no time is below the bound."""
     straight = run().result
     assert straight.phases.mixed.iterations > 3
-    on_events = figures(run(engine="simpy").result)
+    on_events = figures(run(sim_simulator="simpy").result)
     mine = figures(straight)
     for key in ("phases", "ttft_s", "tpot_s", "mixed_hit_rates", "simulated_s", "h2d_bytes"):
         assert on_events[key] == mine[key]

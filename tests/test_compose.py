@@ -146,7 +146,7 @@ class TestFromLogToWait:
         )
         assert "labels: spliced" in said.out
         result = self.ttft(capsys, out)
-        assert result["labels"] == ["synthetic", "spliced"]
+        assert result["caveats"] == ["synthetic", "spliced"]
         assert result["decode_tokens"] == 2 + 4
         shown = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", out)
         assert "spliced" in shown.out

@@ -178,7 +178,7 @@ def test_an_accuracy_is_meant_also_where_the_trace_has_predictions():
     run = {"policy": "mixtral_offloading", "hw": "rtx3090", "requests": 1}
     told = {share: result_of(**run, predictor=share)[1] for share in ("surrogate:0", "surrogate:1")}
     assert told["surrogate:1"].tpot_s.mean < told["surrogate:0"].tpot_s.mean
-    assert "drawn: next_scores_1" in told["surrogate:1"].labels
+    assert "drawn: next_scores_1" in told["surrogate:1"].caveats
 
 
 def test_who_reads_nothing_of_it_runs_as_without_and_says_so(log):

@@ -85,7 +85,7 @@ class TestData:
             built[name] = [f"engine.resident.kernels.{part}={n}" for part, n in kernels.items()]
         for one in MINE.values():
             for system, text in EXPERIMENTS[one.experiment].systems.items() if one.experiment else ():
-                changed = [word for word in text.split() if word.startswith("stack.")]
+                changed = [word for word in text.split() if word.startswith("engine.")]
                 assert changed == built.get(one.experiment, []) + named.get(system, []), (one.id, system)
 
     def test_kernels_of_the_build_of_may_add_up_to_what_the_docs_count(self) -> None:
@@ -122,7 +122,7 @@ class TestData:
 
     def test_a_system_may_say_how_much_it_holds(self) -> None:
         spec = work.spec_of(EXPERIMENTS["imp-slots"], 0, "24 of 128", Path("t"), {})
-        assert (spec.policy, spec.experts, spec.stack) == ("lru", 24 * 48, "imp")
+        assert (spec.policy, spec.cache, spec.engine) == ("lru", f"{24 * 48}experts", "imp")
         assert spec.set == {"scope": "layer"}
 
 

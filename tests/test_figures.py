@@ -52,7 +52,6 @@ def test_a_row_more_is_a_figure_everywhere(tmp_path: Path) -> None:
     assert columns_of("runs")["fan_j"] == "float"
     assert dict(zip(columns_of("runs"), run_row(result), strict=True))["fan_j"] == 2.5
     expected = expectations.parsed(("fan_j <= 3",))
-    expectations.of_results(expected)
     assert [one.held for one in expectations.judged(expected, told)] == [True]
     assert verdict_of("fan_j", 3.0, 2.5, Tolerance(0.0, False, "0")) == BETTER
     assert [one.met for one in readings(goals_of(["fan_j <= 3"]), result)] == [True]

@@ -118,7 +118,7 @@ def test_shares_that_are_none(said, why):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_layer_on_the_first_and_two_on_the_second(tmp_path, engine):
-    seen = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], engine, parallel="layers:1/3")
+    seen = by_hand(tmp_path, [(0, 0), (1, 1), (2, 2)], engine, dense="layers:1/3")
     assert [step for step in seen.lane("gpu") if step[0].startswith("hand_over")] == [("hand_over 1", 3, 5)]
 
 
@@ -306,7 +306,7 @@ def test_llama_cpp_with_room_for_all_is_gpu_only():
         return one
 
     kept = result("gpu_only")
-    for settings in ({}, {"gpus_map": "n_cpu_moe"}, {"gpus_map": "ngl"}, {"placement": "ngl", "n_gpu_layers": 99}):
+    for settings in ({}, {"placement": "n_cpu_moe"}, {"placement": "ngl"}, {"placement": "ngl", "n_gpu_layers": 99}):
         fit = result("llama_cpp", **settings)
         assert fit.tpot_s.mean == kept.tpot_s.mean
         assert fit.ram_peak_bytes == kept.ram_peak_bytes == 0
@@ -327,7 +327,7 @@ def test_a_gpu_keeps_what_its_layers_have_room_for():
     """Each had half of it while a layer's experts were taken to lie on every GPU."""
     every = held("moe_lightning", precision="int4")
     assert every.hit_rate == 1.0
-    assert every.tpot_s.mean < 1.3 * held("moe_lightning", precision="int4", parallel="gpu0").tpot_s.mean
+    assert every.tpot_s.mean < 1.3 * held("moe_lightning", precision="int4", dense="gpu0").tpot_s.mean
     static = {"selection": "static", "scope": "layer"}
     assert held("random", cache="40%", settings=static).hit_rate > 0.38
     assert sum(held("moe_cache", settings={"pool": 256, "hw.vram_bytes": 1e12}).cache_capacity_bytes) > 0
@@ -344,8 +344,8 @@ def test_slots_asked_for_are_those_of_each_layer(tmp_path):
         rows = [f"  {layer}: [1, 1, 1, 1, 1, 1, 1, 1]" for layer in range(16, 31)]
         text = "\n".join(["experts: [0, 0, 0, 0, 0, 0, 0, 0]", "layers:", *rows, f"  31: {last}"])
         (tmp_path / "p.yaml").write_text(text)
-        given = {"precision": "int8", "cache": "75%", "placement": str(tmp_path / "p.yaml")}
-        rates.append(held("static_cache", parallel="gpu0", settings={"slots": 4}, **given).hit_rate)
+        given = {"precision": "int8", "cache": "75%", "gpus_map": str(tmp_path / "p.yaml")}
+        rates.append(held("static_cache", dense="gpu0", settings={"slots": 4}, **given).hit_rate)
     assert rates[1] == pytest.approx(rates[0], abs=0.02)
 
 

@@ -390,8 +390,8 @@ def test_a_pool_for_all_changes_nothing(tiny: Path, preempt: str) -> None:
     with_pool = result_of(ample)
     without = result_of(spec_of(tiny, kv_memory=None, kv_page=16, cache="60experts"))
     assert with_pool["kv"]["peak_pages"] < 100
-    assert [with_pool[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "bound")] == [
-        without[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "bound")
+    assert [with_pool[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "lower_bound")] == [
+        without[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "lower_bound")
     ]
 
 

@@ -171,21 +171,20 @@ def test_few_that_wait_make_no_queue_unstable(tmp_path: Path, batch: int) -> Non
             assert (found.capacity_per_s is None) == stable
 
 
-def test_overload_is_refused_by_name(tmp_path: Path) -> None:
+def test_overload_is_told_by_name(tmp_path: Path) -> None:
     server = Server(tmp_path, [(1, 3)])
     (took_s,) = server.service_s()
     over = server.run(f"poisson:{1.5 / took_s!r}", 200)
     found, result = over.result.load, over.result
     assert not found.stable
     assert found.capacity_per_s == pytest.approx(1 / took_s)
-    assert result.ttft_s.p50 is result.queue_s.p95 is result.e2e_s.p50 is None
-    assert result.ttft_s.mean is not None
+    assert 0 < result.queue_s.p50 < result.ttft_s.p50 < result.e2e_s.p50 < result.e2e_s.p95
     assert result.service_s.p50 == pytest.approx(result.service_s.mean)
     said = f"unstable queue: arrives {found.arrivals_per_s:.3g}/s, serves {found.capacity_per_s:.3g}/s"
     assert [label for label in result.caveats if label.startswith(said)]
-    shown = server.run(f"poisson:{1.5 / took_s!r}", 200).result
-    assert shown.ttft_s.p50 > 0
-    assert server.run(f"poisson:{0.7 / took_s!r}", 200).result.load.stable
+    below = server.run(f"poisson:{0.7 / took_s!r}", 200).result
+    assert below.load.stable
+    assert not [label for label in below.caveats if label.startswith("unstable queue")]
 
 
 def test_capacity_by_hand() -> None:

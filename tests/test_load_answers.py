@@ -38,7 +38,7 @@ def test_a_sweep_has_the_figures_of_its_runs(
         assert 0 < one["slo"]["met"] < one["slo"]["requests"]
         assert row["run_id"] == one["run_id"]
         assert row["slo.attained_frac"] == one["slo"]["attained_frac"]
-        assert row["slo.goodput_requests_per_s"] == one["slo"]["slo.goodput_requests_per_s"]
+        assert row["slo.goodput_requests_per_s"] == one["slo"]["goodput_requests_per_s"]
         assert row["queue_s.mean"] == one["queue_s"]["mean"] > 0
     for group in swept["groups"]:
         best = max((row for row in found.values() if row["scheduler"] == group["settings"]["scheduler"]), key=_kept)
@@ -91,7 +91,7 @@ def test_compare_ranks_policies_under_several_schedulers(
     assert set(runs) == {"lru, fcfs", "lru, sjf", "lfu, fcfs", "lfu, sjf"}
     assert runs["lru, sjf"]["lower_bound"] is None  # who is next depends on time, so there is no future to bound it by
     assert runs["lru, fcfs"]["lower_bound"] is not None
-    best = max(runs.values(), key=lambda run: (run["slo"]["attained_frac"], run["slo"]["slo.goodput_requests_per_s"]))
+    best = max(runs.values(), key=lambda run: (run["slo"]["attained_frac"], run["slo"]["goodput_requests_per_s"]))
     assert f"most keep their SLO under {best['applied_as']}: " in found["answer"]
     assert f"{100 * best['slo']['attained_frac']:.1f} %" in found["answer"]
     refused = moesim(capsys, "compare", "--policy", "lru", "--scheduler", "fcfs,", *load)
@@ -105,7 +105,7 @@ def test_check_holds_runs_to_what_was_promised(
     kept, p50 = one["slo"]["attained_frac"], one["queue_s"]["p50"]
     path = tmp_path / "baseline.yaml"
     figures = "{slo.attained_frac: %r, queue_s.p50: %r, slo.goodput_requests_per_s: %r, slo.violations.queue: %r}"
-    good = one["slo"]["slo.goodput_requests_per_s"]
+    good = one["slo"]["goodput_requests_per_s"]
     text = (
         f"schema: 2\nruns:\n- policy: lru\n  hw: rtx3090\n  trace: {load[3]}\n  arrivals: poisson:{RATE}\n"
         f"  requests: 10\n  slo: '{SLO}'\n  figures: {figures}\n"
@@ -170,7 +170,7 @@ def test_a_timeline_counts_who_is_there(
     """The counter along time gives the run's own averages: who is there, and who of them waits."""
     path = tmp_path / "t.json"
     args = ("--hw", "rtx3090", "--trace", load[3], "--arrivals", how, "--requests", 9, "--batch", 2)
-    drawn = ("--timeline", path, "--set", "timeline.iterations=10_000", "--json")
+    drawn = ("--timeline", path, "--set", "timeline.iterations=10000", "--json")
     told = simulated(capsys, "--policy", "lru", *args, *drawn).json["load"]
     events = json.loads(path.read_text())["traceEvents"]
     come = [(event["ts"] / 1e6, event["args"]) for event in events if event["name"] == "requests"]

@@ -484,7 +484,7 @@ def results(**fields: Any) -> list[dict[str, Any]]:
     """Of both engines, without contention: the same but for what names an engine and the last digits of waits."""
     found, own = [], ("by_layer", "simulator", "wall_s", "run_id")
     for engine in ("core", "simpy"):
-        made = prepare(RunSpec(**ASKED | {"sim_contention": False, "engine": engine} | fields))
+        made = prepare(RunSpec(**ASKED | {"sim_contention": False, "sim_simulator": engine} | fields))
         try:
             told = execute(made, bounds=False, by_layer=False).result.to_dict()
         finally:

@@ -170,7 +170,7 @@ def test_dynamic_shares_are_never_more_than_all(
     tiny: Path, policy: str, world: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools = watch_pools(monkeypatch)
-    run(tiny, policy, engine="simpy", **world)
+    run(tiny, policy, sim_simulator="simpy", **world)
     assert pools
 
 
@@ -211,7 +211,7 @@ def test_where_there_is_plenty_nothing_is_shared(tiny: Path, policy: str) -> Non
 
 @pytest.mark.parametrize("policy", ["lru", "ktransformers"])
 def test_where_there_is_plenty_nothing_is_shared_on_events_either(tiny: Path, policy: str) -> None:
-    assert told(tiny, policy, engine="simpy") == told(tiny, policy, sim_contention=False, engine="simpy")
+    assert told(tiny, policy, sim_simulator="simpy") == told(tiny, policy, sim_contention=False, sim_simulator="simpy")
 
 
 @pytest.mark.parametrize("engine", ["core", "simpy"])

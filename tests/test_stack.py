@@ -163,5 +163,5 @@ def test_malformed_files_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(data | {"per_copy_s": 1e-3}))
     with pytest.raises(BadInput, match=r"per_copy_s: Expected `object`, got `float`; write \{value: NUMBER, source:"):
         load_stack(path)
-    with pytest.raises(BadInput, match=r"stack, got 'bar': unknown; did you mean 'bare'\?"):
+    with pytest.raises(BadInput, match=r"engine, got 'bar': unknown; did you mean 'bare'\?"):
         load_stack("bar")

@@ -166,7 +166,7 @@ def test_engines_agree_with_a_stack_that_has_all(
         for engine in ENGINES
     )
     for result in (one, other):
-        for key in ("engine", "wall_s", "by_layer"):
+        for key in ("simulator", "wall_s", "by_layer"):
             result.pop(key, None)
     assert one == other
 

@@ -15,6 +15,7 @@ from sim.base.units import GIB, parse_bytes, show_bytes
 
 LEAST_MEANT = 1000  # bytes without a unit: fewer hold no expert of any model
 LARGEST = Decimal("1e300")
+LONGEST = 40  # characters of a whole number: Python itself refuses some thousands
 MOST_COUNTED = 1_000_000  # experts of any model: a larger number without a unit is bytes
 
 
@@ -71,8 +72,10 @@ class Whole(Kind):
     column, ranged, example = int, True, "4"
 
     def read(self, text: str, what: str) -> int:
-        if not re.fullmatch(r"\s*[-+]?[0-9]{1,30}\s*", text):
+        if not re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
             raise BadInput(f"{what}, got {text!r}: not a whole number; write e.g. {what} {self.example}")
+        if len(text.strip()) > LONGEST:
+            raise BadInput(f"{what}, got {text!r}: beyond any figure of a run; correct it")
         return int(text)
 
     def take(self, data: Any, what: str) -> int:

@@ -52,6 +52,7 @@ FLAGS = {
 
 VALUES = {
     ("engine", "simpy"): "a serving engine is meant here; the event-by-event simulator is --simpy",
+    ("engine", "core"): "a serving engine is meant here; core is what runs without --simpy; leave it out",
     ("engine", "arithmetic"): "a serving engine is meant here; arithmetic is what runs without --simpy; leave it out",
     ("sim_simulator", "arithmetic"): "it is called core now; leave it out, or write core",
     ("split", "store"): "it is called train now; write --split train",

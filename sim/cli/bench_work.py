@@ -108,12 +108,13 @@ def bound(folder: str, n_tokens: int, requests: int) -> Facts:
 
 def both(folder: str, policy: str, n_store: int = 100, n_test: int = 60, **rest: Any) -> Facts:
     """Tokens per second of a run replayed by arithmetic, beside SimPy's; wrong where a figure of the two differs."""
+    from sim.options import CORE, SIMPY
     from sim.results.by_layer import WAITS_S
     from sim.run import execute
 
     results, per_s = [], []
-    for engine in ("arithmetic", "simpy"):
-        with prepared(folder, policy, n_store, n_test, engine=engine, contention="off", **rest) as setup:
+    for simulator in (CORE, SIMPY):
+        with prepared(folder, policy, n_store, n_test, sim_simulator=simulator, sim_contention=False, **rest) as setup:
             began_s = time.process_time()
             result = execute(setup, bounds=False).result.to_dict()
             per_s.append(n_test / (time.process_time() - began_s))

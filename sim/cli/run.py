@@ -16,7 +16,7 @@ from sim.cli.say import say
 from sim.cli.spec_options import run_options, specify, tell_drawing, warn_if_changed
 from sim.cli.unique_options import Grouped, UniqueOptions
 from sim.options import OUTPUT, OUTPUTS
-from sim.results.expectations import judged, of_results, parsed
+from sim.results.expectations import judged, parsed
 
 if TYPE_CHECKING:
     from sim.results.expectations import Judged
@@ -75,7 +75,6 @@ REAL = "Real runs"
 def command(**options: Any) -> int:
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""
     expectations = parsed(options["expected"])
-    of_results(expectations)
     request = RunRequest.of(options)
     try:
         if request.real:

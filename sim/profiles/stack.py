@@ -193,7 +193,7 @@ def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, obj
     Raises:
         BadInput: unknown name, unreadable or malformed file, an implausible figure.
     """
-    path = profiles.find(PACKAGE, "stack", str(name_or_path))
+    path = profiles.find(PACKAGE, "engine", str(name_or_path))
     where = profiles.where(path, overrides)
     data = sets.apply(profiles.read(path, "stack"), overrides or {}, Stack, "engine")
     stack = profiles.convert(data, Stack, where)

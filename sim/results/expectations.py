@@ -41,7 +41,7 @@ class Expectation(NamedTuple):
 
 
 def parsed(texts: tuple[str, ...], what: str = "--expect") -> list[Expectation]:
-    """What an option was given. Raises BadInput for what is no comparison with a finite number."""
+    """What an option was given. Raises BadInput for what is no comparison of a figure of results with a finite number."""
     return [_parsed(text, what) for text in texts]
 
 
@@ -50,14 +50,9 @@ def _parsed(text: str, what: str) -> Expectation:
     if match is None:
         raise BadInput(f"{what}, got {text!r}: not KEY >= NUMBER; {_WAY_OUT}")
     key, sign, bound = ALIASES.get(match["key"], match["key"]), match["sign"], match["bound"].strip()
+    if why := misspelt(key):
+        raise BadInput(f"{what}, got {key!r}: {why}")
     return Expectation(key, sign, parse_figure(key, bound, what), bound)
-
-
-def of_results(expectations: list[Expectation]) -> None:
-    """Before a run: raises BadInput for a key that no result has."""
-    for expected in expectations:
-        if why := misspelt(expected.key):
-            raise BadInput(f"--expect, got {expected.key!r}: {why}")
 
 
 class Judged(NamedTuple):

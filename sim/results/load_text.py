@@ -18,7 +18,7 @@ PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
 def under_load(result: Result) -> Table:
-    """TTFT, its queue, and end to end; no row where requests come back to back, or percentiles are refused."""
+    """TTFT, its queue, and end to end; no row where requests come back to back."""
     named = ((label_of(f"{key}.mean"), getattr(result, key)) for key in ("ttft_s", "queue_s", "e2e_s"))
     known = [(title, stat, stat.sampling) for title, stat in named if isinstance(stat.sampling, Errors)]
     rows = plain("under load", "mean", *PERCENTILES) if known else plain("")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sim.base.errors import BadInput
 from sim.figures import numbers
-from sim.results.expectations import Expectation, holds, misspelt, parsed
+from sim.results.expectations import Expectation, holds, parsed
 from sim.results.figure import show_figure, unit_of
 from sim.results.record import Result
 
@@ -104,8 +104,6 @@ def goals_of(texts: Sequence[str], what: str = "--goal") -> list[Goal]:
     for goal in found:
         if goal.expected.sign == "==":
             raise BadInput(f"{what}, got {goal.key!r} with ==: a goal is reached from one side; write <= or >=")
-        if why := misspelt(goal.key):
-            raise BadInput(f"{what}, got {goal.key!r}: {why}")
     return found
 
 
