@@ -563,6 +563,7 @@ class Bench:
 
         runs = Runs(folder)
         self.sound, self.work, self.traces, self.data = runs.sound, runs.work, runs.traces, runs.data
+        self.untouched = folder / "untouched"
         self.files, self.policies = runs.files, runs.policies
         trace = str(runs.traces[0][0])
         self.line = ["--policy", "lru", "--hw", str(self.files["hw"]), "--model", str(self.files["model"])]
@@ -1103,9 +1104,16 @@ def judge(said: Said) -> None:
 
 
 def case(bench: Bench, name: str, seed: str) -> Said:
-    """One case of a class, in a new folder of broken files; repeats exactly."""
+    """One case of a class, in a new folder of broken files; repeats exactly.
+
+    Sound inputs are a copy of its own, since a command may be told to write over any of them.
+    """
     shutil.rmtree(bench.work, ignore_errors=True)
     bench.work.mkdir()
+    if not bench.untouched.exists():
+        shutil.copytree(bench.sound, bench.untouched)
+    shutil.rmtree(bench.sound)
+    shutil.copytree(bench.untouched, bench.sound)
     made = CLASSES[name](bench, random.Random(f"{name} {seed}"))
     bench.made = made
     alarmed = hasattr(signal, "SIGALRM")

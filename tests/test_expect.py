@@ -91,7 +91,7 @@ def test_what_is_no_comparison_is_refused(text: str) -> None:
     ("key", "way_out"),
     [
         ("hitrate", "'hit_rate'"),
-        ("tpot_s", "one of tpot_s.mean, tpot_s.p95"),
+        ("tpot_s", "one of tpot_s.mean, tpot_s.n, tpot_s.p50, tpot_s.p90, tpot_s.p95"),
         ("caveats", "known: "),
         ("policy", "known: "),
         ("real", "known: "),

@@ -82,7 +82,7 @@ def test_an_error_quotes_the_ends_of_what_it_was_given(capsys: pytest.CaptureFix
     said = simulated(capsys, "--hw", "rtx3090", *(word.format("y\x1b[31m" * 5_000) for word in words)).error
     assert len(said) < 2_000
     assert said.rstrip("\n").isprintable()
-    assert said.endswith(("--help\n", "known: all, store, test\n"))
+    assert said.endswith(("--help\n", "known: all, test, train\n", "write e.g. --batch 4\n"))
 
 
 def test_titles_do_not_reach_the_terminal_as_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -115,4 +115,4 @@ def test_without_drafts_they_are_lru(kind: Any) -> None:
     published = {"sp_moe": 0.885, "moe_speq": 0.909}[kind.name]
     # Binomial over two experts; the surest of them is right more often than either.
     assert drafted.policy_stats["predicted_right_frac"] > published - 0.02
-    assert "surrogate" in drafted.labels
+    assert "surrogate" in drafted.caveats

@@ -445,7 +445,7 @@ def test_shipped_predictor_says_what_it_measured():
     made.close()
     assert seen.policy_stats["top_k_frac"] == got["top_k_frac"]
     assert seen.policy_stats["at_least_one_frac"] == got["any_frac"]
-    assert "surrogate" not in seen.labels
+    assert "surrogate" not in seen.caveats
 
 
 def test_no_predictor_for_a_trace_is_one_clear_line(tmp_path):

@@ -106,7 +106,7 @@ def test_what_a_framework_costs_rests_on_its_stack(tmp_path, name):
         result = execute(made).result
     assert result.ttft_s.mean == 8
     assert {f.figure: f.share for f in result.provenance.figures} == pytest.approx(
-        {"gpu.kernel_floor_s": 4 / 8, "host.copy_launch_s": 1 / 8, f"stack.{name}": 3 / 8}
+        {"gpu.kernel_floor_s": 4 / 8, "host.copy_launch_s": 1 / 8, f"engine.{name}": 3 / 8}
     )
 
 

@@ -57,7 +57,7 @@ def test_a_class_and_what_cannot_run(trace: Path, tmp_path: Path) -> None:
         ({"policy": "lru", "set": {"scope": "layer"}}, "which policy's? write it behind the name"),
         ({"policy": "lru", "hw": "no-such-card"}, "no-such-card"),
         ({"policy": "lru", "card": 1}, "card"),
-        ({"policy": ["lru", "on_demand x"]}, "not key=value"),
+        ({"policy": ["lru", "on_demand x"]}, "got 'x': not NAME=VALUE"),
     ],
 )
 def test_bad_input(trace: Path, kwargs: dict[str, Any], words: str) -> None:

@@ -73,7 +73,7 @@ def test_own_checkpoint_from_text_to_simulation(tmp_path, capsys):
     assert facts["text_licence"] == "CC0-1.0"
     assert "prompts.jsonl (sha256 " in facts["text_source"]
     assert facts["splits"] == {"store": 2, "test": 2}
-    assert facts["caveats"] == []
+    assert facts["labels"] == []
     accuracy = facts["prediction_accuracy"]["1"]["recorded"]
     assert np.mean(accuracy) > 0.6  # a trained model: its gates do foresee the next ones
     with Trace(out) as trace:

@@ -203,7 +203,7 @@ def test_little(tmp_path: Path, router: str, source: str) -> None:
     """Of each replica and of all: requests there are their rate times what each takes; rows add up to the whole."""
     server = Server(tmp_path, [(1, 4), (2, 9)])
     rate_per_s = 4 / float(np.mean(server.service_s()))
-    outcome = server.run(source.format(rate_per_s), 200, batch=2, replicas=3, router=router, unstable=True)
+    outcome = server.run(source.format(rate_per_s), 200, batch=2, replicas=3, router=router)
     result, served = outcome.result, outcome.report.requests
     span_s = max(t.last_token_s for t in served) - min(t.start_s for t in served)
     assert sum(row.requests for row in result.replicas) == 200 == len(served)
@@ -459,7 +459,7 @@ def test_a_queue_that_grows_at_one_replica_is_told() -> None:
     row = Replica(
         0, 10, 10, 1.0, None, 1.0, 1.0, 1.0, 1.0, alone.arrivals_per_s, alone.capacity_per_s, False, 0, {}, {}
     )
-    assert unstable(found, False, [row]).startswith("unstable queue at replica 0: arrives 2/s, serves 1/s: percentiles")
+    assert unstable(found, [row]).startswith("unstable queue at replica 0: arrives 2/s, serves 1/s: percentiles")
     assert found.busy_frac == pytest.approx((10 + 0.2) / 2 / 30.1)
 
 
@@ -503,7 +503,7 @@ def test_a_router_in_a_file_of_ones_own(tmp_path: Path) -> None:
     found = run(requests=3, replicas=2, router=str(path)).result
     assert [row.requests for row in found.replicas] == [0, 3]
     assert found.router == "last"
-    assert "2 replicas by last of mine.py" in found.name
+    assert "2 replicas, router last of mine.py" in found.name
     path.write_text(OWN + "# another")
     assert run(requests=3, replicas=2, router=str(path)).result.run_id != found.run_id
     with pytest.raises(BadInput, match="a router is a class derived from"):

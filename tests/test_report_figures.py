@@ -27,7 +27,7 @@ def rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 def test_rates_of_several_policies_are_one_picture(rates: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told, page = json.loads(rates.read_text()), data_of(capsys, rates)
     assert (page["kind"], page["verdict"]) == ("saturation", told["answer"])
-    for name, key in (("ttft", "ttft_s.mean"), ("goodput", "slo.goodput_tokens_per_s"), ("kept", "attained_frac")):
+    for name, key in (("ttft", "ttft_s.mean"), ("goodput", "slo.goodput_tokens_per_s"), ("kept", "slo.attained_frac")):
         traces = plot(page, name)["traces"]
         assert [trace["name"] for trace in traces] == [one["name"] for one in told["policies"]]
         for trace, one in zip(traces, told["policies"], strict=True):
@@ -44,7 +44,7 @@ def test_rates_without_a_promise_have_no_goodput(rates: Path, capsys: pytest.Cap
     for one in told["policies"]:
         one["kept_per_s"] = None
         for at in one["curve"]:
-            at["attained_frac"] = at["slo.goodput_tokens_per_s"] = None
+            at["slo.attained_frac"] = at["slo.goodput_tokens_per_s"] = None
     rates.write_text(json.dumps(told | {"slo": {}}))
     names = [
         block["name"] for part in data_of(capsys, rates)["sections"] for block in part["blocks"] if "name" in block

@@ -188,9 +188,14 @@ class TestFinishedWork:
         assert json.loads((tmp_path / "a" / "result.json").read_text())["run_id"]
 
 
+PLACES = ("out", "timeline")
+"""Fields of `sim.options.Output` that name a place."""
+
+
 def outputs() -> list[tuple[list[str], click.Parameter]]:
     """Every command with each place that it writes to by name."""
     from sim.cli.output_place import outputs_of
+    from sim.cli.spec_options import RowOption
     from sim.cli.verbs import moesim
 
     found: list[tuple[list[str], click.Parameter]] = []
@@ -203,6 +208,8 @@ def outputs() -> list[tuple[list[str], click.Parameter]]:
                 assert one is not None
                 walk(one, [*words, name])
         found.extend((words, param) for param in outputs_of(command))
+        rows = [param for param in command.params if isinstance(param, RowOption) and param.row.field in PLACES]
+        found.extend((words, param) for param in rows)
 
     walk(moesim, [])
     return found
@@ -241,7 +248,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     (tmp_path / "file").write_text("precious")
     (tmp_path / "folder").mkdir()
     for words, param in outputs():
-        folder = isinstance(param.type, OutputFolder)
+        folder = isinstance(param.type, OutputFolder) or param.metavar == "DIR"
         wrong = "file" if folder else "folder"
         path = tmp_path / {"file/x": "file/x", "folder or file": wrong}.get(place, "x" * 300)
         given = [param.opts[0], str(path)] if isinstance(param, click.Option) else ["trace", str(path)]

@@ -99,8 +99,8 @@ def test_the_engine_serves_sets(kind: type, trace: str) -> None:
     # r_bar: the union over the slots, from the sets themselves
     found = result.distinct_experts
     assert found.slots == SLOTS
-    assert found.experts == pytest.approx(decode / (result.phases.decode.iterations * N_LAYERS), rel=1e-12)
-    assert found.per_slot == pytest.approx(found.experts / SLOTS)
+    assert found.per_layer == pytest.approx(decode / (result.phases.decode.iterations * N_LAYERS), rel=1e-12)
+    assert found.per_slot == pytest.approx(found.per_layer / SLOTS)
     assert prefill == 8 * N_LAYERS * TOP_K
 
 

@@ -144,7 +144,7 @@ def test_overrides() -> None:
         ({"per_layer_s": 2}, r"per_layer_s, got 2: from 0 to 1; did you write ms or us\? the unit is seconds"),
         ({"copy_efficiency_frac": 80}, r"got 80: above 0 and at most 1; it is a share, not a percentage"),
         ({"copy_efficiency_frac": 0}, r"got 0: above 0 and at most 1"),
-        ({"per_layer": 1e-3}, r"--set stack\.per_layer, got 0\.001: no field .*; did you mean 'per_layer_s'\?"),
+        ({"per_layer": 1e-3}, r"--set engine\.per_layer, got 0\.001: no field .*; did you mean 'per_layer_s'\?"),
         ({"kernels.experts": 3}, r"no field 'experts'; did you mean 'expert'\?"),
         ({"kernels.expert": -1}, r"kernels\.expert: Expected `int` >= 0"),
         ({"pinned": "yes"}, r"pinned: Expected `bool`, got `str`"),

@@ -346,17 +346,15 @@ def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
         "lru",
         "--hw",
         "rtx3090",
-        "--real",
+        "--real=cpu",
         "--model",
         world / "wide.yaml",
         "--trace",
         world / "tiny.safetensors",
         "--precision",
         "fp32",
-        "--device",
-        "cpu",
-        "--experts",
-        4,
+        "--cache",
+        "4experts",
     )
     result = simulated(capsys, *args, "--json").json
     assert result["real"] is True
@@ -370,7 +368,7 @@ def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
     assert said.out.startswith("real run on the CPU backend")
     assert "predicted for rtx3090" in said.out
     assert "rests on" not in said.out  # but on the clock
-    assert "add --real" in simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--device", "cpu").error
+    assert "write --real=DEVICE" in simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--device", "cpu").error
     refused = simulated(
         capsys,
         "--policy",

@@ -133,7 +133,7 @@ def test_of_several_runs_the_one_that_decides_otherwise_is_told():
             uncertainty=SimpleNamespace(plus_minus_frac=0.1),
             h2d_bytes=n_bytes,
             d2h_bytes=0,
-            labels=[],
+            caveats=[],
             demand_copies=Copies(1, n_bytes),
             prefetch=SimpleNamespace(issued=Copies(0, 0)),
             lane_utilisation={},

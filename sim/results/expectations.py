@@ -41,7 +41,7 @@ class Expectation(NamedTuple):
 
 
 def parsed(texts: tuple[str, ...], what: str = "--expect") -> list[Expectation]:
-    """What an option was given. Raises BadInput for what is no comparison of a figure of results with a finite number."""
+    """What an option was given. Raises BadInput for a key that no result has, or no comparison with a finite number."""
     return [_parsed(text, what) for text in texts]
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.base.errors import BadInput
-from sim.base.files import replacing
 from traces.format.blocks import Column, Judge
 from traces.format.layout import TENSORS, Array
 
@@ -91,6 +90,7 @@ class Growing:
             return
         mark = marks(self._path) / f"{request}.sha256"
         if not self._is_there(mark, request):
+            from sim.base.files import replacing
             from traces.synth.drawn import rows_of
 
             self._put(request, rows_of(self._path, request))
