@@ -1,7 +1,7 @@
 """The figures of a result, each said once: its key, type, unit, which way is better, label, meaning and where it shows.
 
 A row is a field of one of the records below. `Result` (`sim.results.record`), its JSON, the columns of all tables, the
-labels of text and pages, `--expect`, `check`, goals and the reference (docs/output.md) are read from here.
+labels of text and pages, `--expect`, `check`, goals and the reference (docs/figures.md) are read from here.
 """
 
 import types

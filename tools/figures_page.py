@@ -1,4 +1,4 @@
-"""Write the keys of a result into docs/output.md, from the table of figures: `python tools/figures_page.py [--check]`.
+"""Write the keys of a result into docs/figures.md, from the table of figures: `python tools/figures_page.py [--check]`.
 
 A test holds the page current.
 """
@@ -16,7 +16,7 @@ import msgspec
 from sim import figures
 from sim.figures import Figure
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "output.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "figures.md"
 BEGIN = "<!-- figures: python tools/figures_page.py -->\n"
 END = "<!-- end of figures -->\n"
 UNITS = {"s": "s", "bytes": "bytes", "j": "J", "w": "W", "frac": "ratio", "share": "share", "per_s": "per s"}
@@ -81,21 +81,22 @@ def _rows(kind: type[msgspec.Struct], above: str, shared: list[type[msgspec.Stru
             row = every.get(key) or own[name]
             what = UNITS.get(row.unit, "") if row.number else KINDS.get(row.kind, "")
             first = " ●" if row.shown == "first" else ""
-            yield f"| `{key}`{first} | {what} | {_better(row.better)} | {figure.about} |\n"
+            yield _cells(f"`{key}`{first}", what, row.better, figure.about)
         elif part in shared:
             unit = f"{UNITS[figure.unit]}, " if figure.unit in UNITS else ""
             also = f"; {' and '.join(f'`{one}` ●' for one in figure.first)}" if figure.first else ""
             link = f"{how}{unit}[{part.__name__}](#{part.__name__.lower()})"
-            yield f"| `{key}` | {link} | {_better(figure.better)} | {figure.about}{also} |\n"
+            yield _cells(f"`{key}`", link, figure.better, f"{figure.about}{also}")
         else:
             said = " ".join((part.__doc__ or "").split())
-            yield f"| `{key}` | {how}object | {_better(figure.better)} | {figure.about}: {said} |\n"
+            yield _cells(f"`{key}`", f"{how}object", figure.better, f"{figure.about}: {said}")
             mark = {"each: ": "[].", "by name: ": ".*."}.get(how, ".")
             yield from _rows(part, f"{key}{mark}", shared)
 
 
-def _better(way: int) -> str:
-    return {1: "more", -1: "less"}.get(way, "")
+def _cells(key: str, what: str, way: int, about: str) -> str:
+    better = {1: "more", -1: "less"}.get(way, "")
+    return f"|{'|'.join(cell and f' {cell} ' for cell in (key, what, better, about))}|\n"
 
 
 def written(text: str) -> str:

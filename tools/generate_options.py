@@ -90,7 +90,8 @@ def page_text(tables: tuple[Table, ...] = (OPTIONS, OUTPUTS)) -> str:
         "sweep; in Python a name's dots are underscores (`gpus_map=...`). An option `x.y` may also be a term of the "
         "value of an option `x` that is text: `--drive gen4x4:depth=8`.\n",
         "In `--set`, a bare name is a parameter of the policy (`moesim policies NAME`), and `hw.*`, `model.*` and "
-        "`engine.*` are fields of profiles ([profiles.md](profiles.md)).\n",
+        "`engine.*` are fields of profiles ([profiles.md](profiles.md)). Names that are no more are in "
+        "[renamed.md](renamed.md).\n",
         "This page is written by `python -m tools.generate_options` from `sim/options.py`.\n",
     ]
     for group in groups:

@@ -24,5 +24,5 @@ for row in table.to_dict("records"):
 budgets = moesim.sweep(["lru", "lfu"], cache=[0.05, 0.1, 0.2], **HERE)
 for figure in ("tpot_s.mean", "hit_rate"):
     print(f"\n{figure}")
-    pivot = budgets.pivot_table(figure, "cache_frac", "label").rename_axis(columns=None).reset_index()
+    pivot = budgets.pivot_table(figure, "cache", "label", sort=False).rename_axis(columns=None).reset_index()
     print(pivot.to_string(index=False, float_format="{:.3f}".format))
