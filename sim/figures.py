@@ -5,9 +5,10 @@ labels of text and pages, `--expect`, `check`, goals and the reference (docs/fig
 """
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+from inspect import get_annotations
+from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 import msgspec
 
@@ -39,7 +40,8 @@ class Figure(NamedTuple):
         shown: `json` only there; `tables` also a column of tables; `first` also among the columns that a sweep shows
             unless it is asked for others.
         first: of a record, which of its fields are `first`.
-        line: whether the text of a run has a line for it, `label  value`; others stand in sentences, or nowhere.
+        line: of a result's own: whether the text of a run has a line for it, `label  value`; others stand in sentences,
+            or nowhere.
     """
 
     about: str
@@ -781,20 +783,45 @@ _ENDINGS: tuple[tuple[str, Unit], ...] = (
 )
 
 
+_ABOVE = Row("", (), "open", Figure(""), "", 0, "", "tables", False)
+
+
 @cache
 def rows_of(kind: type[msgspec.Struct]) -> dict[str, Row]:
     """Every row of a record and of those within it, by key, in their order."""
-    return {row.key: row for row in _walk(kind, Row("", (), "open", Figure(""), "", 0, "", "tables", False))}
+    return {row.key: row for row in _walk(kind, _ABOVE)}
 
 
-def _walk(kind: type[msgspec.Struct], above: Row) -> Iterator[Row]:
-    hints = get_type_hints(kind, include_extras=True)
+@cache
+def _row_at(kind: type[msgspec.Struct], key: str) -> Row | None:
+    """One of them, without a look at records that it does not lie in: most runs need the labels of a few."""
+    return next((row for row in _walk(kind, _ABOVE, key.split(".")) if row.key == key), None)
+
+
+def with_lines() -> list[Row]:
+    """Rows of a result's own that have a line in the text of a run."""
+    named = [name for name, (_, figure) in _fields(RECORD).items() if figure.line]
+    return [row for name in named if (row := _row_at(RECORD, name)) is not None]
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, Figure]]:
+    """Type and figure of each field of a record, by its key."""
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        hints |= get_annotations(base, eval_str=True)
+    names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+    return {key: get_args(hints[name]) for name, key in names if not name.startswith("_")}
+
+
+def _walk(kind: type[msgspec.Struct], above: Row, wanted: Sequence[str] | None = None) -> Iterator[Row]:
+    fields = _fields(kind)
     for field in msgspec.structs.fields(kind):
-        if field.name.startswith("_"):
-            continue
-        hint, figure = get_args(hints[field.name])
-        options = [one for one in _options(hint) if one not in (type(None), msgspec.UnsetType)]
         name = field.encode_name
+        if name not in fields or (wanted is not None and wanted[:1] != [name]):
+            continue
+        hint, figure = fields[name]
+        options = [one for one in _options(hint) if one not in (type(None), msgspec.UnsetType)]
         unit = figure.unit or next((unit for end, unit in _ENDINGS if f"_{name}".endswith(end)), above.unit)
         first = figure.shown == "first" or name in above.figure.first
         row = Row(
@@ -808,18 +835,18 @@ def _walk(kind: type[msgspec.Struct], above: Row) -> Iterator[Row]:
             "json" if "json" in (figure.shown, above.shown) else "first" if first else "tables",
             above.part or field.default in (None, msgspec.UNSET),
         )
-        yield from _of_type(options, row, type(None) in _options(hint))
+        yield from _of_type(options, row, type(None) in _options(hint), None if wanted is None else wanted[1:])
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _of_type(options: list[Any], row: Row, may_lack: bool) -> Iterator[Row]:
+def _of_type(options: list[Any], row: Row, may_lack: bool, wanted: Sequence[str] | None = None) -> Iterator[Row]:
     """A row, or those of the record or object that it holds."""
     of, origin = options[0], get_origin(options[0])
     if isinstance(of, type) and issubclass(of, msgspec.Struct):
-        yield from _walk(of, row._replace(part=row.part or may_lack))
+        yield from _walk(of, row._replace(part=row.part or may_lack), wanted)
     elif origin is dict:
         yield row
         inside = row._replace(key=f"{row.key}.*", path=(*row.path, "*"), shown="json")
@@ -846,11 +873,10 @@ def figures() -> dict[str, Row]:
 
 def row_of(key: str) -> Row | None:
     """The row of a figure, also of one whose names the run gives itself; None where no result has such a key."""
-    known = figures()
-    if (row := known.get(key)) is not None:
+    if (row := _row_at(RECORD, key)) is not None:
         return row
     parts = key.split(".")
-    for row in known.values():
+    for row in figures().values():
         own = row.key.split(".")
         if "*" in own and len(own) <= len(parts):
             at = own.index("*")

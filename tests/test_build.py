@@ -139,6 +139,10 @@ def test_what_was_compiled_runs_while_the_sources_are_what_it_was_compiled_from(
         assert (plain, found == (compiled / "plain.txt").read_text()) == ("True", False)
     source.write_text(text)
     assert shown()[0] == "False", "the same text is the same source"
+    assert (folder / "sim" / "compiled.seen").exists(), "and is not read again"
+    source.write_text(text.replace("1", "2", 1))
+    assert shown()[0] == "True", "of the same size, it is another text"
+    source.write_text(text)
     (shared,) = (folder / "sim" / "base").glob("_shared.*")
     shared.rename(folder / shared.name)
     assert shown()[0] == "True", "what all of them import is gone"

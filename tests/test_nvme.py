@@ -430,7 +430,7 @@ def test_buffered_reads_are_slower_and_pageable():
     ("settings", "drive", "reads", "start", "since"),
     [
         ({"engine": "llama_cpp"}, "gen4x4", "buffered", "warm", "since stack llama_cpp maps its file"),
-        ({"engine": "bare"}, "gen4x4", "direct", "cold", "since stack bare maps no file"),
+        ({"engine": "bare"}, "gen4x4", "direct", "cold", "since engine bare maps no file"),
         ({"engine": "ktransformers"}, "gen4x4:start=warm", "direct", "warm", "reads=direct by default, since stack"),
         ({"engine": "llama_cpp"}, "gen4x4:reads=direct", "direct", "cold", "start=cold by default"),
         ({"engine": "llama_cpp"}, "gen4x4:reads=direct:start=cold", "direct", "cold", ""),

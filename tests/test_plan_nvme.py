@@ -81,7 +81,7 @@ def test_what_a_faster_drive_or_more_host_memory_would_do(capsys: Any, fixed: di
     status, out, _ = moesim(capsys, "plan", *words, fixed["trace"], "--model", "mixtral-8x7b", *goal)
     assert status == 1
     assert "rtx3090 and 40.0 GiB of host memory above gen4x4" in " ".join(out.split())
-    assert "drives: reads=direct and start=cold by default, since stack bare maps no file" in " ".join(out.split())
+    assert "drives: reads=direct and start=cold by default, since engine bare maps no file" in " ".join(out.split())
     assert any(line.split()[:2] == ["drive", "bandwidth"] for line in out.splitlines())
     assert any(line.split()[:2] == ["host", "memory"] for line in out.splitlines())
 

@@ -166,7 +166,7 @@ def test_what_was_set_stands_in_the_first_line_and_the_header(run: Any) -> None:
     lines = run(*OVERRIDES).out.splitlines()
     machine = "rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, engine.per_layer_s=0.0001"
     assert lines[0].startswith(f"lru scope=layer on {machine} (mixtral-8x7b bf16 with norm_bias=true): ")
-    assert f"hardware       {machine}, stack bare" in lines
+    assert f"hardware       {machine}, engine bare" in lines
 
 
 def test_names_differ_where_figures_do(run: Any) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -22,6 +23,7 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT / "base" / "_shared.c"  # compiled with the others, which import it; no source of it is kept
 STAMP = ROOT / "compiled.sha256"  # the `digest` of what lies compiled in a checkout; `hatch_build.py` puts it there
+SEEN = STAMP.with_suffix(".seen")  # sizes and times of the sources that had that digest: unchanged, they are not read
 DIGITS = 16  # of a source's SHA-256, in the name of what was compiled from it (`hatch_build.py`)
 
 outdated = False
@@ -94,14 +96,20 @@ def binary_of(source: Path) -> Path | None:
     return None
 
 
-def digest() -> str:
-    """SHA-256 of all that decides what typed modules are compiled to: the builder, their layouts, their sources."""
-    found = hashlib.sha256()
+def _decide() -> Iterator[Path]:
+    """All that decides what typed modules are compiled to: the builder, their layouts, their sources."""
     layouts = sorted(ROOT.glob("*/*.pxd"))
     for path in (ROOT.parent / "hatch_build.py", *(each for one in layouts for each in (one, one.with_suffix(".py")))):
         if path.exists():  # a .pxd alone holds C for others
-            text = path.read_bytes()
-            found.update(f"{path.relative_to(ROOT.parent).as_posix()} {len(text)}\n".encode() + text)
+            yield path
+
+
+def digest() -> str:
+    """SHA-256 of all that decides what typed modules are compiled to."""
+    found = hashlib.sha256()
+    for path in _decide():
+        text = path.read_bytes()
+        found.update(f"{path.relative_to(ROOT.parent).as_posix()} {len(text)}\n".encode() + text)
     return found.hexdigest()
 
 
@@ -114,7 +122,18 @@ def stale(of: dict[str, Path]) -> bool:
         return True
     if not (ROOT.parent / "pyproject.toml").exists():
         return False  # installed: all of it is from one build
-    return not STAMP.exists() or STAMP.read_text(encoding="ascii") != digest()
+    if not STAMP.exists():
+        return True
+    stamp = STAMP.read_text(encoding="ascii")
+    stats = ((path, path.stat()) for path in _decide())
+    now = "".join([stamp, *(f"\n{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)])
+    if SEEN.exists() and SEEN.read_text(encoding="utf-8", errors="replace") == now:
+        return False
+    if stamp != digest():
+        return True
+    with suppress(OSError):  # a checkout that may not be written to is read each time
+        SEEN.write_text(now, encoding="utf-8")
+    return False
 
 
 def choose() -> None:

@@ -6,6 +6,7 @@ meanwhile ends in one line.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 TOO_LITTLE = ("cannot allocate memory", "failed to map segment", "cannot apply additional memory protection")
 """How an import fails where there is no room for a library."""
+NEW_OBJECTS = 20_000
+"""Before a process looks for cycles: imports make many objects and none of them."""
 LEAST_BYTES = 120e6
 """NumPy alone takes about as much; with less, its OpenBLAS ends the process as it likes."""
 
@@ -62,6 +65,7 @@ def _command(call: Callable[[], None], process: bool) -> None:
 
     def whole() -> None:
         if process:
+            gc.set_threshold(NEW_OBJECTS)
             _open_streams()
             if _limit_bytes() < LEAST_BYTES:
                 _out_of_memory()
@@ -78,6 +82,9 @@ def _command(call: Callable[[], None], process: bool) -> None:
         ):
             raise
         _out_of_memory()
+    finally:
+        if process:
+            gc.freeze()  # what is left goes with the process; nobody looks through it once more
 
 
 def _say_outdated() -> None:

@@ -12,7 +12,7 @@ from sim.base.tables import pairs, plain
 from sim.base.tables import render as laid_out
 from sim.base.units import RAM, show_bytes, show_count, show_frac, show_fracs, show_number, show_ram, show_seconds
 from sim.engine.counts import CLASSES
-from sim.figures import Copies, figures
+from sim.figures import Copies, with_lines
 from sim.results.by_layer_text import lines
 from sim.results.energy_text import at_once, joules
 from sim.results.figure import label_of, show_figure
@@ -153,7 +153,7 @@ def _facts(result: Result) -> Table:
     routing = f"{shape.layers} layers x {shape.experts} experts, k = {shape.top_k}"
     own = words(result.overrides, "model")
     by = f", requests sent by {result.router}" if result.router is not None else ""
-    rows.add_row("hardware", f"{_machines(result)}{gpus}, stack {result.engine}{by}")
+    rows.add_row("hardware", f"{_machines(result)}{gpus}, engine {result.engine}{by}")
     rows.add_row("model", f"{result.model}{f' with {own}' if own else ''} in {result.precision}, {routing}")
     batch = f", batch {result.batch}" if result.batch > 1 else ""
     batch += f", batching {result.batching}" if result.batching is not None else ""
@@ -483,8 +483,8 @@ def _energy(result: Result) -> Table:
 def _lines(result: Result) -> Table:
     """Figures whose row says that they have a line of their own."""
     rows = pairs(LABEL)
-    for row in figures().values():
-        if row.figure.line and (value := row.read(result)) is not None:
+    for row in with_lines():
+        if (value := row.read(result)) is not None:
             rows.add_row(row.label or row.key, show_figure(row.key, value) if row.number else str(value))
     return rows
 

@@ -200,7 +200,7 @@ def _as_its_engine(spec: RunSpec, stack: Stack) -> RunSpec:
         way = GPU0 if chosen or stack.splits_by is None else stack.splits_by
         if way != GPU0 and spec.kv_memory is not None:
             raise BadInput(
-                f"--kv-memory with --gpus {spec.gpus} and stack {stack.id}, which splits a model by {way}: pages are "
+                f"--kv-memory with --gpus {spec.gpus} and engine {stack.id}, which splits a model by {way}: pages are "
                 "of one GPU's memory; leave it out, or add --parallel gpu0"
             )
     return msgspec.structs.replace(spec, parallel=way_of(way).said)

@@ -112,10 +112,10 @@ def third_tier(spec: RunSpec, stack: Stack, asked: Mapping[str, object]) -> Thir
 def _since(stack: str, maps: bool, may_map: bool) -> str:
     """Why a default is what it is."""
     if maps:
-        return f", since stack {stack} maps its file"
+        return f", since engine {stack} maps its file"
     if may_map:
-        return f", since stack {stack} maps no file with engine.pinned=true"
-    return f", since stack {stack} maps no file (llama.cpp does, and reads more slowly: --engine llama_cpp)"
+        return f", since engine {stack} maps no file with engine.pinned=true"
+    return f", since engine {stack} maps no file (llama.cpp does, and reads more slowly: --engine llama_cpp)"
 
 
 def check_together(setup: Setup) -> None:
