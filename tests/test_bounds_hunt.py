@@ -296,7 +296,7 @@ def test_nobody_who_sees_all_beats_the_bound(data, tmp_path_factory):
             )
             more = rng.choice((0, 0, EXPERT_BYTES // 3 + 1, EXPERT_BYTES // 2))
             budgets = tuple(b + more for b in made.memory.expert_bytes)
-            made = replace(made, memory=replace(made.memory, expert_bytes=budgets))
+            made = replace(made, memory=msgspec.structs.replace(made.memory, expert_bytes=budgets))
             result, bound = execute(made, bounds=False).result, lower_bound(made)
             assert bound.tpot_s <= result.tpot_s.mean
             assert bound.ttft_s <= result.ttft_s.mean

@@ -71,12 +71,14 @@ class HalfKept(Policy):
 def test_room_for_half_an_expert_counts(tmp_path):
     with Trace(from_rows(tmp_path / "t", [[[i % 2]] for i in range(9)], 2)) as trace:
         made = setup(HalfKept(), trace, 1)
-        made = replace(made, memory=replace(made.memory, expert_bytes=(EXPERT_BYTES + EXPERT_BYTES // 2,)))
+        made = replace(
+            made, memory=msgspec.structs.replace(made.memory, expert_bytes=(EXPERT_BYTES + EXPERT_BYTES // 2,))
+        )
         result = execute_easy(made).result
         # Half a copy of 5 s for each token, once the expert before has left, then 2 s; head and attention meanwhile.
         assert result.tpot_s.mean == 7
         assert lower_bound(made).tpot_s <= 7  # two whole ones fit, in favour of whoever holds parts
-        made = replace(made, memory=replace(made.memory, expert_bytes=(EXPERT_BYTES,)))
+        made = replace(made, memory=msgspec.structs.replace(made.memory, expert_bytes=(EXPERT_BYTES,)))
         assert lower_bound(made).tpot_s > 7  # with room for one, 7 copies of 10 s in 8 tokens
 
 

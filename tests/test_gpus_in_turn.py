@@ -291,7 +291,7 @@ def test_a_stack_says_how_its_engine_uses_several_gpus(tiny_path):
     assert told(engine="llama_cpp")[0] == "layers"
     assert told(engine="llama_cpp", gpus_dispatch="all-to-all")[0] == "gpu0"
     assert told(engine="llama_cpp", gpus=1)[0] == "gpu0"
-    with pytest.raises(BadInput, match=r"with --gpus 2 and stack llama_cpp, which splits a model by layers: pages"):
+    with pytest.raises(BadInput, match=r"with --gpus 2 and engine llama_cpp, which splits a model by layers: pages"):
         told(engine="llama_cpp", kv_memory=10**9)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -245,7 +246,7 @@ def test_nobody_is_lost_or_served_twice(asked: list[tuple[int, int, str]], batch
         arrival_s = float(at) if not clients else 0.0 if i < clients else None
         come.append(RequestInfo(i, row, 2, outputs, task, arrival_s))
         row += 1 + outputs
-    profiled = replace(Profiled.of(come, Slos({"a": {"ttft_s": 3.0}})), paths=Foretold())
+    profiled = msgspec.structs.replace(Profiled.of(come, Slos({"a": {"ttft_s": 3.0}})), paths=Foretold())
     made = Batching(schedulers.find(name)(come, True, clients, profiled), batch)
     now_s, seen, left = 0.0, dict[int, list[int]](), {r.index: r.outputs for r in come}
     for _ in range(10_000):

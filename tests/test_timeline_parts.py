@@ -146,7 +146,7 @@ def test_rooms_of_equal_pieces_are_slots_whatever_the_budget_leaves_over(tmp_pat
     """0 is read until 3 s and 1 until 5 s: 2 waits for the one freed first, 3 for the other alone."""
     with Trace(from_rows(tmp_path / "t", [[[0, 1, 2, 3]]], 4)) as trace:
         made = setup(OutOfTurn(), trace, room=2, copy_s=1.0)
-        made = replace(made, memory=replace(made.memory, expert_bytes=(2 * EXPERT_BYTES + more_bytes,)))
+        made = replace(made, memory=msgspec.structs.replace(made.memory, expert_bytes=(2 * EXPERT_BYTES + more_bytes,)))
         assert execute_easy(made).lane("h2d") == [("demand 0.3", 3, 4), ("demand 0.2", 5, 6)]
 
 

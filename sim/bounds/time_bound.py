@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,8 +45,7 @@ class LeastTimes(NamedTuple):
     outputs: int
 
 
-@dataclass
-class Pass:
+class Pass(msgspec.Struct):
     """Iterations in turn: their path, and the experts they use, by GPU and all together."""
 
     index: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
+
+import msgspec
 
 from sim.base.errors import BadInput
 from sim.cli.output_place import OutputFile, OutputFolder
@@ -15,8 +16,7 @@ ANYWHERE = "where it is quickest"
 """What `--real` stands for without a device."""
 
 
-@dataclass(frozen=True)
-class RunRequest:
+class RunRequest(msgspec.Struct, frozen=True):
     """One call of `simulate`.
 
     Attributes:
@@ -28,7 +28,7 @@ class RunRequest:
     given: dict[str, Any]
     settings: tuple[str, ...] = ()
     config: Path | None = None
-    keep: Keep = field(default_factory=Keep)
+    keep: Keep = msgspec.field(default_factory=Keep)
     as_json: bool = False
     expected: tuple[str, ...] = ()
     real: bool = False
@@ -95,4 +95,4 @@ class RunRequest:
                 f"--model, got {self.given['model']!r} beside --checkpoint: a checkpoint is its own model; leave one "
                 "out"
             )
-        return replace(self, given={**self.given, "model": str(folder)})
+        return msgspec.structs.replace(self, given={**self.given, "model": str(folder)})

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from sim.base.lanes import RESOURCES
 from sim.engine.counts import Tally
@@ -247,8 +248,7 @@ class KvReport(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """A finished machine.
 
     Attributes:
@@ -268,7 +268,7 @@ class Report:
     beyond: Collection[str]
     wall_s: float
     replicas: tuple[Report, ...] = ()
-    replica_of: dict[int, int] = field(default_factory=dict)
+    replica_of: dict[int, int] = {}
 
     @classmethod
     def of(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import gcd, lcm
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from sim.base.errors import BadInput
 
@@ -82,8 +83,7 @@ def homes_by_layer(model: Model, of_layer: Sequence[int]) -> tuple[int, ...]:
     return tuple(of_layer[layer] for layer in model.moe_layer_ids for _ in range(model.n_experts))
 
 
-@dataclass(frozen=True)
-class Several:
+class Several(msgspec.Struct, frozen=True):
     """The choices of one run. `n_gpus`: with one, none of the others has a meaning."""
 
     n_gpus: int = 1

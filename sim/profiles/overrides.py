@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
@@ -18,15 +17,14 @@ GROUPS = ("hw", "model", "engine")
 """What keys begin with that name fields of profiles."""
 
 
-@dataclass(frozen=True)
-class Overrides:
+class Overrides(msgspec.Struct, frozen=True):
     """What the user set: dotted paths without the group. `policy` holds bare keys, `policies` prefixed ones."""
 
-    hw: dict[str, object] = field(default_factory=dict)
-    model: dict[str, object] = field(default_factory=dict)
-    engine: dict[str, object] = field(default_factory=dict)
-    policy: dict[str, object] = field(default_factory=dict)
-    policies: dict[str, dict[str, object]] = field(default_factory=dict)
+    hw: dict[str, object] = {}
+    model: dict[str, object] = {}
+    engine: dict[str, object] = {}
+    policy: dict[str, object] = {}
+    policies: dict[str, dict[str, object]] = {}
 
     def for_policy(self, name: str, others: Iterable[str] = ()) -> dict[str, object]:
         """Parameters meant for the policy `name`: bare keys, then `name.key`, which wins.

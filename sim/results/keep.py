@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.units import parse_seconds
@@ -36,8 +37,7 @@ def timeline_start(text: str, what: str = "timeline.from") -> TimelineStart:
     return TimelineStart(f"{what}, got {text}", 0, time_s)
 
 
-@dataclass(frozen=True)
-class Keep:
+class Keep(msgspec.Struct, frozen=True):
     """Tables go to the folder `out`, trace events of some iterations to the file `timeline`; None: to neither.
 
     Spans, which take far more room than all other tables, are kept `with_spans` only. `overwrite` replaces

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from sim.engine.report import Report
@@ -15,8 +16,7 @@ Progress = Callable[[int, int], None]
 """Told of the tokens that have been put out, and of all."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """A finished run: its record, and the report that this was folded from."""
 
     result: Result

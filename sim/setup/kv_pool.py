@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sim.base.errors import BadInput, DoesNotFit
 from sim.base.units import show_bytes

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 from sim.base.errors import BadInput, DoesNotFit
 from sim.base.kinds import EXPERTS, SHARE, Capacity
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
 RESERVE_BYTES = GIB  # assumed: CUDA context, library workspaces, fragmentation
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True):
     """What the workload asks of memory: the longest contexts alive together, and the widest iteration."""
 
     contexts: tuple[int, ...]  # tokens of each; of a pool those that it has pages for, as one
@@ -42,8 +43,7 @@ class Demand:
         return model.kv_bytes(self.contexts, _kept_in(precision), layers)
 
 
-@dataclass(frozen=True)
-class BudgetRule:
+class BudgetRule(msgspec.Struct, frozen=True):
     """How GPU memory and the expert part are capped; None: not at all."""
 
     vram_bytes: int | None = None
@@ -56,8 +56,7 @@ class BudgetRule:
         return "all VRAM left" if self.vram_bytes is None else f"--vram {show_bytes(self.vram_bytes)}"
 
 
-@dataclass(frozen=True)
-class DenseParts:
+class DenseParts(msgspec.Struct, frozen=True):
     """What GPU 0 holds besides experts, and how many tokens two of the items are for."""
 
     dense_bytes: int
@@ -82,8 +81,7 @@ class DenseParts:
         return {name: value for name, value in asdict(self).items() if value or name != "draft_bytes"}
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(msgspec.Struct, frozen=True):
     """The division of GPU 0's memory, and the expert budget of each GPU (predictors still to be taken off)."""
 
     parts: DenseParts

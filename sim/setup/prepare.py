@@ -189,7 +189,7 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
             )
     if spec.gpus_map is not None:
         homes = read_placement(Path(spec.gpus_map), model.n_moe_layers, model.n_experts, spec.gpus)
-    return replace(several, homes=homes)
+    return msgspec.structs.replace(several, homes=homes)
 
 
 def _as_its_engine(spec: RunSpec, stack: Stack) -> RunSpec:

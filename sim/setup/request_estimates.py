@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from sim.workload.iterations import PREFILL, Iteration, Range
 from sim.workload.known_requests import Profiled, by_task

@@ -96,7 +96,7 @@ class Setup:
     @cached_property
     def several(self) -> Several:
         """How its GPUs work together."""
-        return replace(self.spec.several, homes=self.homes)
+        return msgspec.structs.replace(self.spec.several, homes=self.homes)
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import csv
 import math
 import os
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import product
 from pathlib import Path
+
+import msgspec
 
 from sim.base.errors import BadInput, did_you_mean
 
@@ -33,8 +34,7 @@ MOST_DRAFT_S = 3600.0
 EXAMPLE = "--draft k=4,acceptance=0.7"
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """What `--draft` asks for.
 
     Attributes:
@@ -67,7 +67,7 @@ class Draft:
     def title(self) -> str:
         """The same, with files by their names alone."""
         accepted, model = (None if name is None else Path(name).name for name in (self.accepted, self.model))
-        return replace(self, accepted=accepted, model=model).text
+        return msgspec.structs.replace(self, accepted=accepted, model=model).text
 
     def chance(self, position: int) -> float:
         """That the draft at a position, from 0, is taken where all before it are."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from sim.workload.slo import Slos
 
@@ -23,8 +24,7 @@ NEEDS = {
 """What a scheduler may declare that it cannot do without, and what that takes."""
 
 
-@dataclass(frozen=True)
-class Profiled:
+class Profiled(msgspec.Struct, frozen=True):
     """Of the tasks, from requests that were served before (the store split), and of what is promised (SLOs).
 
     outputs: task -> mean output tokens. any_outputs: over all tasks, for those that nobody has seen.
@@ -33,11 +33,11 @@ class Profiled:
     memory for. These are worked out from this run's prices where its scheduler needs them. paths: where tokens go.
     """
 
-    outputs: Mapping[str, float] = field(default_factory=dict)
+    outputs: Mapping[str, float] = {}
     any_outputs: float | None = None
-    slos: Slos = field(default_factory=Slos)
+    slos: Slos = msgspec.field(default_factory=Slos)
     token_s: float = 0.0
-    loading_s: Mapping[str, float] = field(default_factory=dict)
+    loading_s: Mapping[str, float] = {}
     any_loading_s: float = 0.0
     max_tokens: float = math.inf
     paths: TokenPaths | None = None

@@ -9,8 +9,9 @@ needs it, and where none is left whoever came last makes room.
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes, show_count
@@ -33,8 +34,7 @@ WATERMARK_FRAC = 0.01
 pages have none."""
 
 
-@dataclass(frozen=True)
-class KvPool:
+class KvPool(msgspec.Struct, frozen=True):
     """A GPU's memory for keys and values.
 
     Attributes:

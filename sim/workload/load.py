@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from sim.base.errors import BadInput
@@ -20,8 +20,7 @@ _CLOSED = re.compile(r"closed:(.*)")
 _STREAM = 1  # of random numbers, beside that of the arrivals
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """Requests in order of arrival.
 
     clients: of a closed loop, in which each asks again when it has been answered; 0: they come by themselves.
