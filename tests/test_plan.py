@@ -22,7 +22,6 @@ from sim.studies.explain import time_of
 from sim.studies.plan import ways
 from sim.studies.plan.candidate import machine_of, nominal_gib
 from sim.studies.plan.goal import Reading, goals_of
-from sim.studies.plan.text import reading_text
 from sim.studies.sweep import shared_recording
 from sim.studies.sweep.work import carried_out
 
@@ -264,7 +263,7 @@ def test_what_would_have_to_be_true_is(trace: Path) -> None:
     goal_s = 0.45
     frame = face.plan(f"tpot_s.mean <= {goal_s}", "lcp", "rtx3090", trace=trace, workers=1)
     assert frame.attrs["answer"].startswith("rtx3090 does not reach tpot_s.mean <= 450 ms; nearest: lcp on rtx3090")
-    told = {one["what"]: one for one in frame.attrs["plan"]["remedies"]["rtx3090"]}
+    told = {one["what"]: one for one in frame.attrs["plan"]["suggestions"]["rtx3090"]}
     assert set(told) == {"bandwidth", "vram", "hit_rate", "precision"}
     run = {"policy": "lcp", "hw": "rtx3090", "trace": trace}
     for share, meets in ((1.0, True), (0.95, False)):
@@ -281,9 +280,9 @@ def test_what_the_bound_says_is_needed_holds_for_the_bound(trace: Path) -> None:
     """A card that the bound rules out: what the bound needs, and nothing replayed."""
     goal_s = 0.25
     frame = face.plan(f"tpot_s.mean <= {goal_s}", "lru", "rtx3090", trace=trace, workers=1)
-    told = {one["what"]: one for one in frame.attrs["plan"]["remedies"]["rtx3090"]}
+    told = {one["what"]: one for one in frame.attrs["plan"]["suggestions"]["rtx3090"]}
     assert {one["how"] for one in told.values()} == {"bound"}
-    assert frame.attrs["plan"]["work"]["replays"] == frame.attrs["plan"]["work"]["replays_for_remedies"] == 0
+    assert frame.attrs["plan"]["work"]["replays"] == frame.attrs["plan"]["work"]["replays_for_suggestions"] == 0
     for share, meets in ((1.0, True), (0.95, False)):
         link = {"hw.h2d.bandwidth_bytes_per_s": share * told["bandwidth"]["need"]}
         bound = face.simulate(policy="lru", hw="rtx3090", trace=trace, set=link).lower_bound
@@ -327,15 +326,15 @@ def test_no_memory_is_enough_so_it_says_what_would_be(capsys: Any, trace: Path) 
     least = moesim(capsys, *words, *goal, "--least-memory")
     assert least.code == 1
     said = json.loads(least.out)
-    told = {one["what"]: one for one in said["remedies"]["rtx3090"]}
-    assert list(told.values()) == json.loads(moesim(capsys, *words, *goal).out)["remedies"]["rtx3090"]
+    told = {one["what"]: one for one in said["suggestions"]["rtx3090"]}
+    assert list(told.values()) == json.loads(moesim(capsys, *words, *goal).out)["suggestions"]["rtx3090"]
     answer = said["answer"]
     assert answer.startswith("rtx3090 does not reach tpot_s.mean <= 450 ms with all its memory; alone it would take: ")
     assert f"room for experts {told['vram']['need']:.0f} experts (" in answer
     assert f"precision {told['precision']['need']}: tpot_s.mean " in answer
     hopeless = ("--goal", "tpot_s.mean <= 1us", "--least-memory")
     assert json.loads(moesim(capsys, *words, *hopeless).out)["answer"].endswith("with all its memory")
-    assert json.loads(moesim(capsys, *words, *goal, "--least-memory", "--no-suggestions").out)["remedies"] == {}
+    assert json.loads(moesim(capsys, *words, *goal, "--least-memory", "--no-suggestions").out)["suggestions"] == {}
 
 
 class TestMeasured:
@@ -535,8 +534,8 @@ class TestTheFolder:
         whole = moesim(capsys, *self.asked(trace)).json
         n_whole, out = len(ran), tmp_path / "out"
         assert moesim(capsys, *self.asked(trace, "--out", out)).json == whole
-        kept = sorted(path for kind in ("points", "limits", "remedies") for path in (out / kind).iterdir())
-        assert {path.parent.name for path in kept} == {"points", "limits", "remedies"}
+        kept = sorted(path for kind in ("points", "limits", "suggestions") for path in (out / kind).iterdir())
+        assert {path.parent.name for path in kept} == {"points", "limits", "suggestions"}
         for path in kept[::2]:
             path.unlink()
         ran.clear()
@@ -561,7 +560,8 @@ class TestTheFolder:
         )
         words = (*words, "--hw", "rtx3090,a6000", "--trace", trace, "--workers", 1, "--json", "--out", out)
         whole = moesim(capsys, *words).json
-        kept = {path: path.read_text() for kind in ("points", "limits", "remedies") for path in (out / kind).iterdir()}
+        kinds = ("points", "limits", "suggestions")
+        kept = {path: path.read_text() for kind in kinds for path in (out / kind).iterdir()}
         n_whole = len(ran)
         assert len(kept) > 3
         ways = (
@@ -612,7 +612,7 @@ def test_links_share_a_recording(trace: Path, ran: list[RunSpec], monkeypatch: p
         monkeypatch.setattr(shared_recording, name, counted)
     monkeypatch.setattr(shared_recording, "_KEPT", {})
     frame = face.plan("tpot_s.mean <= 700ms", "lru", "rtx3090", trace=trace, cache="40experts", workers=1)
-    assert frame.attrs["plan"]["remedies"]["rtx3090"][0]["what"] == "bandwidth"
+    assert frame.attrs["plan"]["suggestions"]["rtx3090"][0]["what"] == "bandwidth"
     assert calls["timed"] >= 5
 
 
@@ -624,7 +624,7 @@ def test_where_no_way_can_be_replayed_the_reason_is_said(tmp_path: Path, capsys:
 @pytest.mark.parametrize(("value_s", "said"), [(0.0205, "2.5 %"), (0.0416, "108 %"), (30.0, "149,900 %")])
 def test_how_much_is_too_much_is_said_in_plain_digits(value_s: float, said: str) -> None:
     (goal,) = goals_of(["tpot_s.mean <= 20ms"])
-    assert reading_text(Reading(goal, value_s, None)).endswith(f", {said} too much")
+    assert Reading(goal, value_s).said.endswith(f", {said} too much")
 
 
 @pytest.mark.parametrize(

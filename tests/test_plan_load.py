@@ -11,10 +11,10 @@ from cli_help import mixtral_shaped, moesim
 import moesim as face
 from sim.base.errors import BadInput
 from sim.bounds.time_bound import LeastTimes
+from sim.studies.plan.bounds import Limit
 from sim.studies.plan.goal import goals_of
-from sim.studies.plan.limits import Limit
-from sim.studies.plan.plan import MOST_REPLICAS
 from sim.studies.plan.replays import Replays
+from sim.studies.plan.request import MOST_REPLICAS
 from sim.workload.slo import Slo
 
 SLO = "ttft_s <= 4500ms, tpot_s <= 10s"

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sim.base.errors import BadInput
 from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
-from sim.cli.say import Tabled, note, say, say_answer
+from sim.cli.say import note, say_answer
 from sim.cli.sweep import axes, pool_of
 from sim.cli.unique_options import UniqueOptions
-
-if TYPE_CHECKING:
-    from sim.studies.plan.plan import Planned
 
 
 @click.command(
@@ -91,66 +87,24 @@ def command(
     Without a goal, and with one --hw: compare streaming, caching and the CPU there.
     """
     from sim.studies.plan.goal import goals_of
-    from sim.studies.plan.plan import Asked, Planned, plan
+    from sim.studies.plan.plan import ask
+    from sim.studies.plan.request import PlanRequest
     from sim.studies.sweep.grid import given
     from sim.studies.sweep.point_store import Records
     from sim.studies.sweep.work import closing_ready
 
-    if not goals and (least or len(options["hw"]) != 1 or "," in options["hw"][0]):
-        raise BadInput(
-            "--goal, got none: say what is to be reached, e.g. --goal 'tpot_s.mean <= 100ms'; or name one --hw, to "
-            "compare what streaming, caching and its CPU give there"
-        )
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
-    asked = Asked(goals_of(goals), given(policies, options, settings), prices, every, not quick, workers)
-    asked = replace(asked, pool=pool_of(workers, cluster), records=Records(out))
-    asked.records.begin_plan(resume)
-    found: Tabled | Planned
+    block, pool, records = given(policies, options, settings), pool_of(workers, cluster), Records(out)
+    records.begin_plan(resume)
     with Bar("planning") as bar, closing_ready():
-        if not goals:
-            from sim.studies.plan.ways import compare_ways
-
-            found = compare_ways(asked, bar.update, note)
-        elif least:
-            from sim.studies.plan.memory import least_memory
-
-            found = least_memory(asked, bar.update, note)
-        else:
-            found = plan(asked, bar.update, note)
+        request = PlanRequest(
+            goals_of(goals), block, prices, every, not quick, workers, pool, records, bar.update, note
+        )
+        found = ask(request, least)
     if out is not None:
         from sim.studies.answer_file import keep
 
         keep(out, found.to_dict())
-    if isinstance(found, Planned) and not as_json:
-        _print(found)
-    else:
-        say_answer(found, as_json)
+    say_answer(found, as_json)
     return 0 if found.reached else 1
-
-
-def _print(found: Planned) -> None:
-    from sim.studies.plan.text import (
-        answer,
-        counts_line,
-        dearer_line,
-        drive_lines,
-        machines_table,
-        not_run,
-        order_line,
-        remedy_table,
-    )
-
-    say(answer(found), bold=True)
-    rate = [*([] if found.headroom is None else [found.headroom.text]), *([found.hosts] if found.hosts else [])]
-    for line in (*rate, order_line(found), counts_line(found), *drive_lines(found.candidates), found.trace):
-        say(line)
-    say()
-    say(machines_table(found), nl=False)
-    if text := remedy_table(found.remedies):
-        say()
-        say(text, nl=False)
-    if lines := [line for line in (dearer_line(found), *not_run(found)) if line]:
-        say()
-    for line in lines:
-        say(line)

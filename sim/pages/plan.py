@@ -76,7 +76,7 @@ class Plan(msgspec.Struct):
     work: dict[str, float]
     hosts: str | None = None
     prices: Prices | None = None
-    remedies: dict[str, list[dict[str, Any]]] = {}
+    suggestions: dict[str, list[dict[str, Any]]] = {}
     best: Candidate | None = None
     up_to_rate: UpTo | None = None
 
@@ -117,7 +117,7 @@ def of_plan(data: dict[str, Any]) -> Page:
         n = len(plan.candidates)
         raise BadInput(f"plan, got {n} candidates: 1 to {MOST_CANDIDATES} and a goal make a page; plan for fewer cards")
     goals = [_goal(plan, goal, at) for at, goal in enumerate(plan.goals)]
-    sections = [*_best(plan), *goals, *_remedies(plan), _all(plan), _work(plan)]
+    sections = [*_best(plan), *goals, *_suggestions(plan), _all(plan), _work(plan)]
     return Page("plan", "A plan", plan.answer, [*([plan.hosts] if plan.hosts else []), plan.trace], sections)
 
 
@@ -248,10 +248,10 @@ def _all(plan: Plan) -> Section:
     return Section("candidates", "What became of each", sentence, [Table(caption, columns, rows)])
 
 
-def _remedies(plan: Plan) -> list[Section]:
+def _suggestions(plan: Plan) -> list[Section]:
     rows = [
         {"machine": name, **one, "now": _needed(one, "now"), "need": _needed(one, "need")}
-        for name, some in plan.remedies.items()
+        for name, some in plan.suggestions.items()
         for one in some
     ]
     if not rows:
@@ -259,7 +259,7 @@ def _remedies(plan: Plan) -> list[Section]:
     sentence = "What a machine that fails would need, one figure at a time."
     return [
         Section(
-            "remedies",
+            "suggestions",
             "What would have to be true",
             sentence,
             [_flat("What there is now, and what it would take.", rows)],
@@ -267,9 +267,9 @@ def _remedies(plan: Plan) -> list[Section]:
     ]
 
 
-def _needed(remedy: dict[str, Any], which: str) -> Any:
-    """A figure of a remedy in its unit."""
-    value, what = remedy.get(which), remedy.get("what")
+def _needed(suggestion: dict[str, Any], which: str) -> Any:
+    """A figure of a suggestion in its unit."""
+    value, what = suggestion.get(which), suggestion.get("what")
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value
     if what == "bandwidth":

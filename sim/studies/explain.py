@@ -7,24 +7,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from sim.base.errors import BadInput
-from sim.base.units import parse_seconds, show_bytes, show_count, show_frac, show_seconds
+from sim.base.units import parse_seconds, show_frac, show_seconds
 from sim.figures import SCHEMA
 from sim.options import LOAD, OPTIONS, SIMULATION, RunSpec
-from sim.results.expectations import Expectation
 from sim.results.routing_words import of_results
+from sim.studies.plan.axes import (
+    CACHE,
+    CPU,
+    DRIVE,
+    HOST,
+    LINK,
+    Axis,
+    axes_of,
+    by_replay,
+    precision_axis,
+    rate_axis,
+    search,
+)
 from sim.studies.plan.candidate import Candidate
 from sim.studies.plan.goal import Goal, Reading, readings
-from sim.studies.plan.ladder import few_of
-from sim.studies.plan.lever import CPU, DRIVE, HOST, LINK, ROOM, ByReplay, Lever, levers_of, rate_lever, search
-from sim.studies.plan.limits import rule_out
-from sim.studies.plan.plan import Asked, candidates_of, facts_of
-from sim.studies.plan.remedy import link_word, lower_precisions
 from sim.studies.plan.replays import Replays
-from sim.studies.plan.text import drive_lines
-from sim.studies.pool import n_cores
+from sim.studies.plan.request import PlanRequest, candidates_of, drive_lines
 
 if TYPE_CHECKING:
     from sim.results.record import Result
@@ -54,7 +58,7 @@ CAUSES = {
         "another process that computes or reads memory",
     ),
     GPU: (SPILT, "another process on the GPU", "a power or temperature limit"),
-    ROOM: ("another process or a desktop that holds VRAM", "a longer context than the trace has"),
+    CACHE: ("another process or a desktop that holds VRAM", "a longer context than the trace has"),
     HOST: ("another process that holds RAM",),
     DRIVE: ("another process that reads the drive", "a drive that is hot or nearly full"),
     LINK: (
@@ -167,10 +171,7 @@ class Explained:
         if slowed:
             found.append("what may slow a machine, by the one input of its profile that it would have to move:")
             found += [f"- {one.line()}" for one in slowed]
-        found.append(
-            f"{show_count(self.replays.n_runs, 'replay')}, as much as {self.replays.share:.3g} of all requests"
-        )
-        return [*found, *drive_lines([self.candidate]), self.trace]
+        return [*found, self.replays.said, *drive_lines([self.candidate]), self.trace]
 
     def table(self) -> str:
         """What, changed alone, would explain the difference."""
@@ -226,19 +227,13 @@ def explain(
     for name in block.axes:
         if name not in AXES:
             raise BadInput(f"explain, got {OPTIONS.by_field[name].said}: {NO_SAY}")
-    goal = Goal(Expectation(KEY, "<=", measured_s, text))
-    asked = Asked([goal], block, invert=False, workers=workers)
-    candidates = candidates_of(asked, None, progress)
-    if len(candidates) != 1:
+    goal = Goal(KEY, "<=", measured_s, text)
+    asked = candidates_of(PlanRequest([goal], block, workers=workers, progress=progress, note=note))
+    if len(asked.every) != 1:
         raise BadInput("explain: a measurement is held to one budget; give one")
-    (one,) = candidates
-    if not one.ready:
-        raise BadInput(one.reason)
-    for line in one.asked.notes:
-        note(line)
-    n_requests, trace, loaded = facts_of(one)
-    rule_out([goal], candidates, workers or n_cores(), progress, asked.pool, asked.records)
-    replays = asked.replays(n_requests, progress, loaded)
+    (one,) = asked.every
+    asked.rule_out()
+    replays = asked.replays()
     (result,) = replays.of([one.spec], "prediction")
     if isinstance(result, str):
         raise BadInput(result)
@@ -250,52 +245,50 @@ def explain(
     found = [told for told in found if _nearer(told.tpot_s, measured_s, now_s)]
     order = list(CAUSES)
     found.sort(key=lambda told: order.index(told.what) if told.what in order else len(order))
-    return Explained(measured_s, one, result, predicted, bound_s, trace, found, replays)
+    return Explained(measured_s, one, result, predicted, bound_s, asked.trace, found, replays)
 
 
 def _levers(one: Candidate, goal: Goal, replays: Replays, slower: bool) -> Iterator[Explanation]:
     """How little, or how much, of what the profile promises gives the time that was measured."""
     from sim.run import prepare
 
-    probe = ByReplay([goal], replays, few_of([goal], replays))
+    probe = by_replay([goal], replays)
     setup = prepare(one.spec)
     try:
-        levers = levers_of(setup, one.spec, one.asked.cpu)
+        axes = axes_of(setup, one.spec, one.asked.cpu)
         if slower:
-            levers.append(_gpu_lever(setup, one.spec))
+            axes.append(_gpu_axis(setup, one.spec))
     finally:
         setup.close()
-    for lever in levers:
-        low, high = (max(1.0, lever.least), lever.now) if slower else (lever.now, lever.most)
-        if low >= high or (slower and probe.few(lever, low).met):
+    for axis in axes:
+        low, high = (max(1.0, axis.least), axis.now) if slower else (axis.now, axis.most)
+        if low >= high or (slower and probe(axis, low, False).met):
             continue
-        value, told, result = search(lever, probe, low, high).tried
+        tried = search(axis, probe, low, high)
+        value, told, result = tried
         if not told or result is None:
             continue
-        said = lever.show(value)
-        if lever.key == ROOM:
-            said += f" ({show_bytes(result.memory.needed_bytes)} of VRAM), {show_frac(result.hit_rate)} hits"
-        elif lever.key == LINK and (word := link_word(value)):
-            said += f" (as {word})"
-        causes = CAUSES[lever.key] if slower else ()
-        if slower and lever.key == CPU and (half := probe.whole(lever, lever.now / 2)).readings:
-            filled = f" (half of them filled: {lever.show(lever.now / 2)}, {show_seconds(half.readings[0].value)})"
+        said = axis.told(tried) + (f", {show_frac(result.hit_rate)} hits" if axis.key == CACHE else "")
+        causes = CAUSES[axis.key] if slower else ()
+        if slower and axis.key == CPU and (half := probe(axis, axis.now / 2, True)).readings:
+            filled = f" (half of them filled: {axis.show(axis.now / 2)}, {show_seconds(half.readings[0].value)})"
             causes = (causes[0] + filled, *causes[1:])
-        yield Explanation(lever.key, lever.now, value, told[0].value, (lever.name, lever.show(lever.now), said), causes)
+        yield Explanation(axis.key, axis.now, value, told[0].value, (axis.name, axis.show(axis.now), said), causes)
 
 
-def _gpu_lever(setup: Setup, spec: RunSpec) -> Lever:
+def _gpu_axis(setup: Setup, spec: RunSpec) -> Axis:
     """The memory of the GPU, down to what it would read across the link."""
     now, link = setup.hw.gpu.memory_bandwidth_bytes_per_s.value, setup.hw.h2d.bandwidth_bytes_per_s.value
-    lever = rate_lever("GPU memory bandwidth", spec, GPU, now, now)
-    return lever._replace(least=min(now, max(lever.least, link)))
+    axis = rate_axis("GPU memory bandwidth", spec, GPU, now, now)
+    return axis._replace(least=min(now, max(axis.least, link)))
 
 
 def _precision(one: Candidate, measured_s: float, replays: Replays) -> Iterator[Explanation]:
     """That of fewer bits which is predicted nearest to what was measured."""
     tried: list[tuple[float, str]] = []
-    for name in lower_precisions(one.spec):
-        at_s = _time_s(one, replays, precision=name)
+    lower, axis = precision_axis(one.spec)
+    for place, name in enumerate(lower):
+        at_s = _time_s(axis.at(place), replays)
         if at_s is None:
             continue
         tried.append((at_s, name))
@@ -306,9 +299,9 @@ def _precision(one: Candidate, measured_s: float, replays: Replays) -> Iterator[
         yield Explanation("precision", one.spec.precision, name, at_s, ("precision", one.spec.precision, name))
 
 
-def _time_s(one: Candidate, replays: Replays, **changed: Any) -> float | None:
-    """What is predicted with that changed alone; None where it does not run."""
-    (answer,) = replays.of([msgspec.structs.replace(one.spec, **changed)], "what would explain it")
+def _time_s(spec: RunSpec, replays: Replays) -> float | None:
+    """What is predicted; None where it does not run."""
+    (answer,) = replays.of([spec], "what would explain it")
     return None if isinstance(answer, str) else answer.tpot_s.mean
 
 

@@ -1,47 +1,92 @@
-"""A candidate: a machine, a budget and a policy; what is known of it, and how that was found out."""
+"""A candidate: a policy on a machine, with a capacity; what is known of it, and how that was found out."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import msgspec
+
+from sim.base.errors import BadInput
+from sim.base.files import read_yaml, to_struct
+from sim.base.units import show_bytes, show_ram
 from sim.options import OPTIONS, RunSpec
 from sim.profiles.drives import DRIVES
 from sim.profiles.hardware import Hardware, load_hardware
-from sim.profiles.models import load_model
-from sim.profiles.power import lacking
 from sim.profiles.precisions import BITS_PER_PARAM
-from sim.results.routing_words import labels_of, routing_words
-from sim.studies.plan.goal import Reading, worst
+from sim.studies.plan.goal import Reading
 from sim.studies.sweep.work import OK, Resolved
 
 if TYPE_CHECKING:
     from sim.results.record import Result
-    from sim.studies.plan.limits import Limit
-    from sim.studies.plan.prices import Prices
+    from sim.studies.plan.bounds import Limit
     from sim.studies.sweep.grid import Point
 
 OPEN, REACHES, MISSES, EXCLUDED, SCREENED, DEARER, NOT_RUN = (
     *("open", "reaches", "misses", "excluded_by_bound"),
     *("screened_out", "dearer", "not_run"),
 )
+"""States: not settled yet; replayed on all requests, it reaches every goal, or misses one; its lower bound misses one;
+replayed on the first few requests, it is too far from the goal or from the best policy of its setting; not replayed,
+since a cheaper setting reaches the goals; it cannot run, the reason says why."""
 SOLD_GIB = (
     *(2, 3, 4, 5, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80),
     *(94, 96, 120, 128, 141, 144, 180, 192, 256, 288, 384, 512),
 )
 """Sizes of memory that cards and machines of one memory are sold with."""
 TIER = ("ram", "drive", "drive_evict")
-"""Of a run's configuration, what says how a model that does not fit host memory is served."""
+"""Options that say how a model that does not fit host memory is served."""
 _PRECISIONS = tuple(BITS_PER_PARAM)
-STATES = {
-    REACHES: "replayed on all requests: it reaches every goal",
-    MISSES: "replayed on all requests: it misses a goal",
-    EXCLUDED: "the lower bound misses a goal, so no lossless policy reaches it there; not replayed",
-    SCREENED: "replayed on the first few requests: too far from the goal, or from the best policy of its setting",
-    DEARER: "not replayed: a cheaper setting reaches the goal",
-    NOT_RUN: "it does not fit, or cannot run; the reason says why",
-}
+Amount = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`{price: 700, note: "used, November 2026"}`."""
+
+    price: Amount
+    note: str = ""
+
+
+class PriceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of one GPU of a profile each, in the unit that the file names."""
+
+    schema: Literal[1]
+    unit: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+    prices: Annotated[dict[str, Amount | Price], msgspec.Meta(min_length=1)]
+
+
+class Prices(NamedTuple):
+    """What machines cost, by the id of their profile: no price is known here, and none is made up."""
+
+    path: Path
+    unit: str
+    by_id: dict[str, float]
+
+    def show(self, price: float) -> str:
+        """`700 EUR`."""
+        return f"{price:,.10g} {self.unit}"
+
+
+def read_prices(path: Path) -> Prices:
+    """Read and check a file.
+
+    Raises:
+        BadInput: naming file and field; also for a name that no profile has, or two names of one profile.
+    """
+    found = to_struct(read_yaml(path), PriceFile, str(path))
+    by_id: dict[str, float] = {}
+    for name, price in found.prices.items():
+        try:
+            own = load_hardware(name).id
+        except BadInput as error:
+            raise BadInput(f"{path}: prices.{name}: {error}") from None
+        if own in by_id:
+            raise BadInput(f"{path}: prices.{name}: {own} has a price already; keep one of them")
+        by_id[own] = price.price if isinstance(price, Price) else float(price)
+    return Prices(path, found.unit, by_id)
 
 
 class Machine(NamedTuple):
@@ -81,9 +126,14 @@ def nominal_gib(vram_bytes: float) -> float:
     return SOLD_GIB[at] if at < len(SOLD_GIB) else seen
 
 
+def hardware_of(spec: RunSpec) -> Hardware:
+    """The profile of a run, with all that was set of it."""
+    return load_hardware(spec.hw, spec.overrides.hw, spec.pcie, spec.drive)
+
+
 def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
     """The machine of a run. Raises BadInput."""
-    hw = _hardware(spec)
+    hw = hardware_of(spec)
     price = None if prices is None else prices.by_id.get(hw.id)
     return Machine(
         hw.id,
@@ -92,38 +142,12 @@ def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
         0.0 if hw.one_memory else hw.h2d.bandwidth_bytes_per_s.value,
         hw.gpu.memory_bandwidth_bytes_per_s.value,
         hw.cpu.id,
-        None if price is None else price.price * spec.gpus * spec.replicas,
+        None if price is None else price * spec.gpus * spec.replicas,
         spec.replicas,
     )
 
 
-def _hardware(spec: RunSpec) -> Hardware:
-    return load_hardware(spec.hw, spec.overrides.hw, spec.pcie, spec.drive)
-
-
-def routing_of(spec: RunSpec) -> str:
-    """What stands behind an answer where routing rests on little; of a run with no default left."""
-    from traces.format.catalogue import open_trace
-
-    assert spec.trace is not None
-    assert spec.model is not None
-    with open_trace(spec.trace) as trace:
-        words = routing_words(labels_of(trace), load_model(spec.model).id)
-    return f"; {words}" if words else ""
-
-
-def without_watts(spec: RunSpec) -> str:
-    """Why nobody knows the joules that a run is to count, in a line; empty where its profile has watts."""
-    if spec.sim_energy is None:
-        return ""
-    missing = " and ".join(f"hw.{block}" for block in lacking(_hardware(spec), spec.sim_energy))
-    way_out = "give its watts in a profile of yours (docs/energy.md)"
-    return (
-        f"--set sim.energy, got {spec.sim_energy}: the machine's profile has no {missing}; {way_out}" if missing else ""
-    )
-
-
-def budget_of(spec: RunSpec) -> tuple[float, ...]:
+def capacity_of(spec: RunSpec) -> tuple[float, ...]:
     """By which settings of one machine are ordered: the finest precision first; host memory for experts and the drive's
     bandwidth (that of its own, which is paid for, comes first), the cap, in the unit of the one that there is, and that
     on the card's memory; infinity where there is none."""
@@ -134,14 +158,24 @@ def budget_of(spec: RunSpec) -> tuple[float, ...]:
     return -BITS_PER_PARAM[spec.precision], float(_PRECISIONS.index(spec.precision)), host, by_drive, cap, vram
 
 
+def capacity_text(spec: RunSpec) -> str:
+    """Host memory, drive and cap as people write them; nothing where all that is left may be used."""
+    host = "" if spec.ram is None else f"{show_ram(spec.ram)} of host memory"
+    if spec.drive is not None:
+        host = f"{host or 'host memory'} above {spec.drive}"
+    cap = "" if spec.vram is None else f"{show_bytes(spec.vram)} of VRAM"
+    if spec.capacity is not None:
+        cap = f"room for {spec.capacity.words}"
+    return ", ".join(text for text in (host, cap) if text)
+
+
 @dataclass
 class Candidate:
     """One of them.
 
     Attributes:
         asked: what its names mean. lossy: it changes what the model computes, so that no bound holds for it.
-        state: one of `STATES`. limit: what no lossless policy beats there. few: figures over the first few requests.
-        found: figures over all of them.
+        limit: what no lossless policy beats there. few: figures over the first few requests. found: over all of them.
     """
 
     point: Point
@@ -172,6 +206,11 @@ class Candidate:
         return self.asked.status == OK
 
     @property
+    def known(self) -> list[Reading]:
+        """The best figures that there are."""
+        return self.found or self.few
+
+    @property
     def bottleneck(self) -> str | None:
         """What takes most of its time: of prefill where all goals are of the TTFT, else as in its result."""
         if self.result is None:
@@ -182,40 +221,71 @@ class Candidate:
 
     @property
     def margin_frac(self) -> float:
-        """The least margin over the goals, of the best figures that there are."""
-        known = self.found or self.few
-        return worst(known) if known else float("-inf")
+        """The least margin over the goals, by which candidates are compared."""
+        return min((one.margin_frac for one in self.known), default=float("-inf"))
 
-    def failed(self, reason: str) -> None:
-        """It cannot run."""
-        self.state, self.reason = NOT_RUN, reason
+    def settle(self, state: str, reason: str = "") -> None:
+        """It is in that state now."""
+        self.state, self.reason = state, reason
 
     def to_dict(self) -> dict[str, Any]:
         """Its entry in `--json`."""
-        result = self.result
+        result, machine, spec = self.result, self.machine, self.spec
+        values = ((OPTIONS.by_field[name].columned, getattr(spec, name)) for name in TIER)
         return {
             "policy": self.label,
-            "hw": self.machine.id,
-            "gpus": self.machine.n_gpus,
-            **({"replicas": self.machine.n_replicas} if self.machine.n_replicas > 1 else {}),
-            "host_cpu": self.machine.cpu,
-            "price": self.machine.price,
-            "precision": self.spec.precision,
-            "vram_bytes": self.spec.vram,
-            "cache": self.spec.cache,
-            **{
-                OPTIONS.by_field[name].columned: value
-                for name in TIER
-                if (value := getattr(self.spec, name)) is not None
-            },
+            "hw": machine.id,
+            "gpus": machine.n_gpus,
+            **({"replicas": machine.n_replicas} if machine.n_replicas > 1 else {}),
+            "host_cpu": machine.cpu,
+            "price": machine.price,
+            "precision": spec.precision,
+            "vram_bytes": spec.vram,
+            "cache": spec.cache,
+            **{name: value for name, value in values if value is not None},
             "state": self.state,
             "reason": self.reason or None,
             "figures": [one.to_dict() for one in self.found],
             "figures_of_few_requests": [one.to_dict() for one in self.few],
             "bounds": [{"key": one.goal.key, "value": one.value, "met": one.met} for one in self.bounds],
-            "run_id": None if result is None else result.run_id,
-            "hit_rate": None if result is None else result.hit_rate,
-            "peak_vram_bytes": None if result is None else result.peak_vram_bytes,
+            **{name: getattr(result, name, None) for name in ("run_id", "hit_rate", "peak_vram_bytes")},
             "bottleneck": self.bottleneck,
             "caveats": None if result is None else result.caveats,
         }
+
+
+def live(some: Iterable[Candidate]) -> list[Candidate]:
+    """Those that are not settled, the largest margin first."""
+    return sorted((one for one in some if one.state == OPEN), key=lambda one: (-one.margin_frac, one.label))
+
+
+def closest(some: Sequence[Candidate]) -> Candidate | None:
+    """The one that is nearest to the goals: by a replay, else by its bound."""
+    replayed = [one for one in some if one.found] or [one for one in some if one.few]
+    if replayed:
+        return max(replayed, key=lambda one: one.margin_frac)
+    bounded = [one for one in some if one.bounds]
+    return max(bounded, key=lambda one: min(told.margin_frac for told in one.bounds), default=None)
+
+
+class Setting(NamedTuple):
+    """Candidates with one machine and one capacity."""
+
+    machine: Machine
+    capacity: tuple[float, ...]
+    candidates: list[Candidate]
+
+    @property
+    def reaching(self) -> list[Candidate]:
+        """Those that reach the goals, the largest margin first."""
+        found = [one for one in self.candidates if one.state == REACHES]
+        return sorted(found, key=lambda one: (-one.margin_frac, one.label))
+
+
+def settings_of(candidates: Sequence[Candidate]) -> list[Setting]:
+    """The cheapest machine first, and on it the smallest capacity."""
+    found: dict[tuple[Machine, tuple[float, ...]], Setting] = {}
+    for one in candidates:
+        at = one.machine, capacity_of(one.spec)
+        found.setdefault(at, Setting(*at, [])).candidates.append(one)
+    return sorted(found.values(), key=lambda setting: (setting.machine.cost, setting.machine.id, setting.capacity))

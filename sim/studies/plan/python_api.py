@@ -5,15 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from sim.base.errors import BadInput
 from sim.base.extras import need
 from sim.studies.cluster import answers_of
 from sim.studies.keywords import with_options
 from sim.studies.plan.goal import goals_of
-from sim.studies.plan.plan import Asked
-from sim.studies.plan.plan import plan as make
+from sim.studies.plan.plan import ask
+from sim.studies.plan.request import PlanRequest
 from sim.studies.pool import answers
 from sim.studies.sweep.point_store import Records
 from sim.studies.sweep.python_api import Who, block_of
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from sim.studies.option_types import Axes, Name
-    from sim.studies.plan.candidate import Candidate
-    from sim.studies.plan.goal import Goal
 
 
 @with_options
@@ -67,11 +64,8 @@ def plan(
     need("plan()", "pandas")
     import pandas as pd
 
-    texts = [goal] if isinstance(goal, str) else list(goal)
-    if not texts and (least_memory or not hw):
-        raise BadInput("plan(): goal, got none: say what is to be reached, e.g. 'tpot_s.mean <= 100ms'")
-    asked = Asked(
-        goals_of(texts, "goal"),
+    request = PlanRequest(
+        goals_of([goal] if isinstance(goal, str) else list(goal), "goal"),
         block_of(policy, hw, axes, "plan"),
         None if prices is None else Path(prices),
         all_machines,
@@ -79,16 +73,12 @@ def plan(
         workers,
         answers if cluster is None else answers_of(cluster),
         Records(None if out is None else Path(out)),
+        note=_warn,
     )
-    asked.records.begin_plan(resume)
-    if texts and not least_memory:
-        found = make(asked, lambda *_: None, _warn)
-        rows, told = [_row(one, asked.goals) for one in found.candidates], found.to_dict()
-    else:
-        told, which = _other(asked, least_memory)
-        rows = told[which]
-    frame = pd.DataFrame(rows)
-    frame.attrs["answer"], frame.attrs["plan"] = told["answer"], told
+    request.records.begin_plan(resume)
+    found = ask(request, least_memory)
+    frame = pd.DataFrame(found.rows())
+    frame.attrs["answer"], frame.attrs["plan"] = found.answer(), found.to_dict()
     return frame
 
 
@@ -123,29 +113,6 @@ def explain(
     frame = pd.DataFrame(told["explanations"])
     frame.attrs["answer"], frame.attrs["explanation"] = told["answer"], told
     return frame
-
-
-def _other(asked: Asked, least: bool) -> tuple[dict[str, Any], str]:
-    """What `--json` prints for the other questions, and which of its lists has the rows."""
-    if least:
-        from sim.studies.plan.memory import least_memory
-
-        return least_memory(asked, lambda *_: None, _warn).to_dict(), "machines"
-    from sim.studies.plan.ways import compare_ways
-
-    return compare_ways(asked, lambda *_: None, _warn).to_dict(), "ways"
-
-
-def _row(one: Candidate, goals: list[Goal]) -> dict[str, Any]:
-    plain = {name: value for name, value in one.to_dict().items() if not isinstance(value, list)}
-    for goal in goals:
-        told = next((told for told in one.found if told.goal == goal), None)
-        least = next((told for told in one.bounds if told.goal == goal), None)
-        low, high = (None, None) if told is None or told.band is None else told.band
-        plain |= {goal.key: None if told is None else told.value, f"{goal.key}.low": low, f"{goal.key}.high": high}
-        plain |= {f"{goal.key}.margin_frac": None if told is None else told.margin_frac}
-        plain |= {f"{goal.key}.bound": None if least is None else least.value}
-    return plain
 
 
 def _warn(text: str) -> None:

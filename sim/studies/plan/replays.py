@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sim.base.units import show_count
 from sim.results.record import Result
 from sim.results.sampling import Sample
 from sim.studies.pool import answers
@@ -60,6 +61,11 @@ class Replays:
     def share(self) -> float:
         """Whole runs that took as many requests."""
         return self.n_replayed / self.n_requests
+
+    @property
+    def said(self) -> str:
+        """In a sentence."""
+        return f"{show_count(self.n_runs, 'replay')}, as much as {self.share:.3g} of all requests"
 
     def of(self, specs: Sequence[RunSpec], title: str, n: int | None = None) -> list[Result | str]:
         """The results of these runs, over the first n requests or all; of one that cannot be carried out, why."""

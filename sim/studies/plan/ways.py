@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.errors import BadInput
-from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.base.units import show_bytes, show_frac, show_seconds
 from sim.figures import SCHEMA
 from sim.results.routing_words import of_results
-from sim.studies.plan.candidate import Candidate, budget_of
-from sim.studies.plan.ladder import few_of
-from sim.studies.plan.lever import NEAR_FRAC, Lever, levers_of
-from sim.studies.plan.plan import Asked, candidates_of, facts_of
-from sim.studies.plan.replays import Replays
-from sim.studies.plan.text import drive_lines
+from sim.studies.plan.axes import Axis, axes_of, few_of, narrowed
+from sim.studies.plan.candidate import Candidate, capacity_of
+from sim.studies.plan.request import Candidates, PlanRequest, candidates_of, drive_lines
 from sim.workload.iterations import DECODE, MIXED
 
 if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.results.sampling import Sample
-    from sim.studies.runner import Progress
+    from sim.studies.plan.replays import Replays
 
 STREAM, CACHE, CPU, BOTH = "stream", "cache", "cpu", "both"
 WAYS = {
@@ -52,9 +49,21 @@ class Way(NamedTuple):
     sample: Sample
 
     @property
+    def label(self) -> str:
+        """Its policy."""
+        return self.candidate.label
+
+    @property
     def tpot_s(self) -> float:
         """Its mean time per token."""
         return self.result.tpot_s.mean or 0.0
+
+    @property
+    def name(self) -> str:
+        """What it does, in words; where it holds every expert on the GPU, that."""
+        copies = ("demand_copies_bytes", "prefetch_issued_bytes")
+        nothing = self.result.hit_rate == 1.0 and not any(row[key] for row in self.result.by_layer for key in copies)
+        return "every expert on the GPU" if self.way == CACHE and nothing else NAMES[self.way]
 
 
 class Crossover(NamedTuple):
@@ -62,7 +71,7 @@ class Crossover(NamedTuple):
     tried: on either side the farthest at which both run, and some between.
     """
 
-    lever: Lever
+    axis: Axis
     first: str
     second: str
     value: float | None
@@ -70,10 +79,9 @@ class Crossover(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Its entry in `--json`."""
-        key, now = self.lever.key, self.lever.now
         return {
-            "figure": key,
-            "now": now,
+            "figure": self.axis.key,
+            "now": self.axis.now,
             "faster_now": self.first,
             "against": self.second,
             "equal_at": self.value,
@@ -83,29 +91,29 @@ class Crossover(NamedTuple):
     @property
     def at(self) -> str:
         """Where the order changes, in words."""
+        show = self.axis.show
         if self.value is not None:
-            return self.lever.show(self.value)
+            return show(self.value)
         if len(self.ends) < 2:
-            return f"not at {self.lever.show(self.ends[0])}"
-        low, high = (self.lever.show(end) for end in (min(self.ends), max(self.ends)))
-        return f"at none of {len(self.ends)} values from {low} to {high}"
+            return f"not at {show(self.ends[0])}"
+        return f"at none of {len(self.ends)} values from {show(min(self.ends))} to {show(max(self.ends))}"
 
 
 @dataclass
-class Compared:
+class ComparedWays:
     """The ways of one machine, fastest first."""
 
+    asked: Candidates
+    replays: Replays
     ways: list[Way]
     crossovers: list[Crossover]
-    replays: Replays
-    trace: str
     reached: bool = True
 
     def answer(self) -> str:
         """The first line."""
         first, *others = self.ways
-        one = first.candidate
-        text = f"{self._name(first)} on {one.machine.name} with its {one.machine.cpu}: {one.label}"
+        machine = first.candidate.machine
+        text = f"{first.name} on {machine.name} with its {machine.cpu}: {first.label}"
         text += f" takes {show_seconds(first.tpot_s)} per token"
         if others:
             text += f"; others take longer: {', '.join(self._beside_first(way) for way in others)}"
@@ -113,23 +121,17 @@ class Compared:
                 text += "; of n = 1 no sampling error can be given, so this is no ranking"
         return text + of_results([first.result])
 
-    def _name(self, way: Way) -> str:
-        """What it does, in words; where it holds every expert on the GPU, that."""
-        copies = ("demand_copies_bytes", "prefetch_issued_bytes")
-        nothing = way.result.hit_rate == 1.0 and not any(row[key] for row in way.result.by_layer for key in copies)
-        return "every expert on the GPU" if way.way == CACHE and nothing else NAMES[way.way]
-
     def _beside_first(self, way: Way) -> str:
         first = self.ways[0]
         tied = first.sample.n > 1 and not first.sample.significant(way.sample)
-        label = way.candidate.label + (", not told apart" if tied else "")
-        return f"{self._name(way)} {way.tpot_s / first.tpot_s:.2f} times ({label})"
+        label = way.label + (", not told apart" if tied else "")
+        return f"{way.name} {way.tpot_s / first.tpot_s:.2f} times ({label})"
 
     def lines(self) -> list[str]:
         """How it was found."""
-        text = f"{show_count(self.replays.n_runs, 'replay')}, as much as {self.replays.share:.3g} of all requests"
         drives = drive_lines([way.candidate for way in self.ways])
-        return [f"each way by its fastest policy over the first few requests: {text}", *drives, self.trace]
+        text = f"each way by its fastest policy over the first few requests: {self.replays.said}"
+        return [text, *drives, self.asked.trace]
 
     def table(self) -> str:
         """The ways, and where the order changes."""
@@ -141,7 +143,7 @@ class Compared:
             result, ends = way.result, way.result.uncertainty.tpot_s
             shown.add_row(
                 WAYS[way.way],
-                way.candidate.label,
+                way.label,
                 show_seconds(way.tpot_s),
                 "-" if ends is None or way.sample.n < FEWEST_TOLD else " to ".join(map(show_seconds, ends)),
                 show_frac(result.hit_rate),
@@ -149,33 +151,37 @@ class Compared:
                 show_bytes(result.peak_vram_bytes),
                 result.bottleneck.resource or "-",
             )
-        text = render(shown)
-        if self.crossovers:
-            lines = table("changed alone", "is", "order changes at", "what is faster now", "against")
-            prose(lines, 2, 3, 4)
-            for one in self.crossovers:
-                lines.add_row(one.lever.name, one.lever.show(one.lever.now), one.at, one.first, one.second)
-            text += f"\n{render(lines)}"
-        return text
+        lines = table("changed alone", "is", "order changes at", "what is faster now", "against")
+        prose(lines, 2, 3, 4)
+        for one in self.crossovers:
+            lines.add_row(one.axis.name, one.axis.show(one.axis.now), one.at, one.first, one.second)
+        return "\n".join(render(some) for some in (shown, lines) if some.row_count)
 
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        ways = [
+    def rows(self) -> list[dict[str, Any]]:
+        """One per way, for a frame."""
+        first = self.ways[0]
+        return [
             {
                 "way": way.way,
-                "policy": way.candidate.label,
+                "policy": way.label,
                 "tpot_s": way.tpot_s,
-                "significant": None if way is self.ways[0] else self.ways[0].sample.significant(way.sample),
+                "significant": None if way is first else first.sample.significant(way.sample),
                 "band_s": way.result.uncertainty.tpot_s,
-                "hit_rate": way.result.hit_rate,
-                "cpu_rate": way.result.cpu_rate,
-                "peak_vram_bytes": way.result.peak_vram_bytes,
-                "run_id": way.result.run_id,
+                **{name: getattr(way.result, name) for name in ("hit_rate", "cpu_rate", "peak_vram_bytes", "run_id")},
             }
             for way in self.ways
         ]
-        found = [one.to_dict() for one in self.crossovers]
-        return {"schema": SCHEMA, "answer": self.answer(), "ways": ways, "crossovers": found, "trace": self.trace}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        crossovers = [one.to_dict() for one in self.crossovers]
+        return {
+            "schema": SCHEMA,
+            "answer": self.answer(),
+            "ways": self.rows(),
+            "crossovers": crossovers,
+            "trace": self.asked.trace,
+        }
 
 
 def way_of(result: Result) -> str:
@@ -191,30 +197,22 @@ def way_of(result: Result) -> str:
     return STREAM if copied >= (1 - NOTHING_FRAC) * used else CACHE
 
 
-def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] = lambda _: None) -> Compared:
+def compare_ways(request: PlanRequest) -> ComparedWays:
     """Compare them.
 
     Raises:
         BadInput: whatever has to be changed, in one line; also another number than one of machines.
     """
-    candidates = candidates_of(asked, None, progress)
-    ready = [one for one in candidates if one.ready]
-    if not ready:
-        raise BadInput(candidates[0].reason)
-    if len({(one.machine, budget_of(one.spec)) for one in ready}) > 1:
+    asked = candidates_of(request)
+    if len({(one.machine, capacity_of(one.spec)) for one in asked.ready}) > 1:
         raise BadInput(
-            "plan without --goal: it compares ways on one machine, precision and budget; give one of each, or a goal"
+            "plan without --goal: it compares ways on one machine, precision and capacity; give one of each, or a goal"
         )
-    for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
-        note(text)
-    n_requests, trace, loaded = facts_of(ready[0])
-    replays = asked.replays(n_requests, progress, loaded, by_layer=True)
-    n = few_of([], replays)
-    few = replays.of([one.spec for one in ready], "few requests", n)
+    replays = asked.replays(by_layer=True)
+    few = few_of([], replays)
     by_way: dict[str, list[tuple[float, Candidate]]] = {}
-    for one, answer in zip(ready, few, strict=True):
-        if isinstance(answer, str):
-            continue
+    reasons: list[str] = []
+    for one, answer in _replayed(asked.ready, replays, "few requests", few, reasons):
         if answer.tpot_s.mean is None:
             raise BadInput(
                 "plan without --goal, got requests of one output token: ways are compared by the time of further ones; "
@@ -222,19 +220,27 @@ def compare_ways(asked: Asked, progress: Progress, note: Callable[[str], None] =
             )
         by_way.setdefault(way_of(answer), []).append((answer.tpot_s.mean, one))
     best = [one for some in by_way.values() for _, one in sorted(some, key=lambda told: told[0])[:BEST]]
-    answers = replays.of([one.spec for one in best], "all requests")
     ways: dict[str, Way] = {}
-    for one, answer in zip(best, answers, strict=True):
-        if isinstance(answer, str):
-            continue
+    for one, answer in _replayed(best, replays, "all requests", None, reasons):
         way = Way(way_of(answer), one, answer, replays.sample(one.spec))
         if way.way not in ways or way.tpot_s < ways[way.way].tpot_s:
             ways[way.way] = way
     found = sorted(ways.values(), key=lambda way: way.tpot_s)
     if not found:
-        reasons = list(dict.fromkeys(answer for answer in (*few, *answers) if isinstance(answer, str)))
-        raise BadInput(reasons[0] + (f" (and {len(reasons) - 1} reasons more)" if len(reasons) > 1 else ""))
-    return Compared(found, list(_crossovers(found, replays, n)), replays, trace)
+        more = len(set(reasons)) - 1
+        raise BadInput(reasons[0] + (f" (and {more} reasons more)" if more else ""))
+    return ComparedWays(asked, replays, found, list(_crossovers(found, replays, few)))
+
+
+def _replayed(
+    some: list[Candidate], replays: Replays, title: str, n: int | None, reasons: list[str]
+) -> Iterator[tuple[Candidate, Result]]:
+    """Those that can be carried out, with their results; of others the reasons are added."""
+    for one, answer in zip(some, replays.of([one.spec for one in some], title, n), strict=True):
+        if isinstance(answer, str):
+            reasons.append(answer)
+        else:
+            yield one, answer
 
 
 def _crossovers(ways: list[Way], replays: Replays, n: int | None) -> Iterator[Crossover]:
@@ -246,31 +252,23 @@ def _crossovers(ways: list[Way], replays: Replays, n: int | None) -> Iterator[Cr
     if with_cpu is None or without is None:
         return
     first, second = sorted((with_cpu, without), key=lambda way: way.tpot_s)
-    setup = prepare(first.candidate.spec)
-    other = prepare(second.candidate.spec)
-    try:
-        pairs = zip(
-            levers_of(setup, first.candidate.spec, True), levers_of(other, second.candidate.spec, True), strict=True
-        )
-        for one, two in pairs:
-            ends = [end for end in (one.most, max(1.0, one.least)) if end != one.now]
-            yield _between(first, second, (one, two), ends, replays, n)
-    finally:
-        setup.close()
-        other.close()
-
-
-def _on_the_way(lever: Lever, end: float, shares: Iterable[float]) -> Iterator[float]:
-    """Values at these shares of the way from what there is now to an end, by equal factors."""
-    for share in shares:
-        value = lever.now * (end / lever.now) ** share
-        yield float(round(value)) if lever.whole else value
+    axes: list[list[Axis]] = []
+    for way in (first, second):
+        setup = prepare(way.candidate.spec)
+        try:
+            axes.append(axes_of(setup, way.candidate.spec, True))
+        finally:
+            setup.close()
+    for one, two in zip(*axes, strict=True):
+        ends = [end for end in (one.most, max(1.0, one.least)) if end != one.now]
+        yield _between(first, second, (one, two), ends, replays, n)
 
 
 def _between(
-    first: Way, second: Way, levers: tuple[Lever, Lever], ends: list[float], replays: Replays, n: int | None
+    first: Way, second: Way, axes: tuple[Axis, Axis], ends: list[float], replays: Replays, n: int | None
 ) -> Crossover:
-    one, two = levers
+    one, two = axes
+    looked: list[float] = []
 
     def swapped(value: float) -> bool | None:
         """Whether the one that is faster now is the slower one there; None where one of them does not run."""
@@ -278,33 +276,30 @@ def _between(
         times = [None if isinstance(result, str) else result.tpot_s.mean for result in told]
         return None if times[0] is None or times[1] is None else times[0] > times[1]
 
-    looked = []
+    def looked_at(values: Iterable[float]) -> Iterator[tuple[float, bool]]:
+        """Those at which both run."""
+        for value in values:
+            if (there := swapped(value)) is not None:
+                looked.append(value)
+                yield value, there
+
+    def on_the_way(end: float, shares: Iterable[float]) -> list[float]:
+        """Values at these shares of the way from what there is now to an end, by equal factors."""
+        values = (one.now * (end / one.now) ** share for share in shares)
+        return [float(round(value)) if one.whole else value for value in values]
+
+    value = None
     for end in ends:
-        back = (1 - step / STEPS_BACK for step in range(1, STEPS_BACK))
-        for far in (end, *_on_the_way(one, end, back)):  # as far as both run
-            if (found := swapped(far)) is not None:
-                break
-        else:
-            continue
-        looked.append(far)
-        near = one.now
-        if not found:  # there and back again, perhaps
-            between = _on_the_way(one, far, (step / BETWEEN for step in range(1, BETWEEN)))
-            for tried in dict.fromkeys(value for value in between if value not in (one.now, far)):
-                if (there := swapped(tried)) is None:
-                    continue
-                looked.append(tried)
+        back = on_the_way(end, (1 - step / STEPS_BACK for step in range(1, STEPS_BACK)))
+        far, there = next(looked_at((end, *back)), (one.now, False))  # as far as both run
+        near, between = one.now, dict.fromkeys(on_the_way(far, (step / BETWEEN for step in range(1, BETWEEN))))
+        if not there:  # there and back again, perhaps
+            for tried, there in looked_at(tried for tried in between if tried not in (one.now, far)):
                 if there:
-                    far, found = tried, True
+                    far = tried
                     break
                 near = tried
-        if not found:
-            continue
-        while abs(far - near) > 1 if one.whole else max(far, near) / min(far, near) > 1 + NEAR_FRAC:
-            middle = float((near + far) // 2) if one.whole else (near * far) ** 0.5
-            if swapped(middle):
-                far = middle
-            else:
-                near = middle
-        return Crossover(one, first.candidate.label, second.candidate.label, far, tuple(looked))
-    return Crossover(one, first.candidate.label, second.candidate.label, None, tuple(looked) or (one.now,))
+        if there:
+            value = narrowed(swapped, near, far, one.whole)[1]
+            break
+    return Crossover(one, first.candidate.label, second.candidate.label, value, tuple(looked) or (one.now,))

@@ -17,13 +17,9 @@ from sim.studies.answer_file import ANSWER
 
 MANIFEST, TABLE, PLAN = "sweep.json", "sweep.parquet", "plan.json"
 POINTS, BOUNDS = "points", "bounds"
-LAYERED, LIMITS, REMEDIES = (
-    "layered",
-    "limits",
-    "remedies",
-)  # of plans: points with their layers, and what else takes long
+LAYERED, LIMITS, SUGGESTIONS = "layered", "limits", "suggestions"  # of plans: points with layers, what else takes long
 FILES = frozenset({MANIFEST, TABLE, POINTS, BOUNDS})
-PLAN_FOLDERS = (POINTS, LAYERED, LIMITS, REMEDIES)
+PLAN_FOLDERS = (POINTS, LAYERED, LIMITS, SUGGESTIONS)
 PLAN_FILES = frozenset({PLAN, ANSWER, *PLAN_FOLDERS})
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 _VERSION_CHARACTERS = 40

@@ -1,0 +1,241 @@
+"""What a plan is asked for, and the candidates that come of it: the same for each of its questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sim.base.errors import BadInput
+from sim.base.units import show_count
+from sim.options import OPTIONS
+from sim.policy.registry import find, policies
+from sim.profiles.power import lacking
+from sim.results.routing_words import labels_of, routing_words
+from sim.studies.hosts import of_specs
+from sim.studies.plan.bounds import rule_out
+from sim.studies.plan.candidate import (
+    NOT_RUN,
+    Candidate,
+    Prices,
+    Setting,
+    hardware_of,
+    machine_of,
+    read_prices,
+    settings_of,
+)
+from sim.studies.plan.goal import Goal
+from sim.studies.plan.replays import Replays
+from sim.studies.pool import answers, n_cores
+from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
+from sim.studies.sweep.point_store import Records
+from sim.studies.sweep.run import resolved
+from sim.studies.sweep.work import OK, REFUSED, Resolved
+from sim.workload.load import NONE
+
+if TYPE_CHECKING:
+    from sim.options import RunSpec
+    from sim.studies.runner import Answers, Progress
+
+MOST_POINTS = 10_000
+MOST_REPLICAS = 8
+SEVERAL = ("hw", "precision", "gpus", "replicas", "ram", "drive", "vram", "cache")
+"""Axes of which a plan takes several values: what is bought, and how much of it is used."""
+NO_SYSTEM = frozenset({"bound", "oracle"})
+
+
+@dataclass
+class PlanRequest:
+    """What a plan is asked for.
+
+    Attributes:
+        goals: all of them have to be reached. block: policies, machines, capacities and what else makes a run.
+        prices: a file. every: settle dearer settings than the answer, too.
+        suggest: say of every machine that fails what would have to be true. records: what is known from before.
+        progress: told of (done, in all, what). note: told what was asked for and cannot be had in full.
+    """
+
+    goals: list[Goal]
+    block: Block
+    prices: Path | None = None
+    every: bool = False
+    suggest: bool = True
+    workers: int | None = None
+    pool: Answers = answers
+    records: Records = field(default_factory=Records)
+    progress: Progress = lambda *_: None
+    note: Callable[[str], None] = lambda _: None
+
+    @property
+    def said(self) -> str:
+        """The goals, in a sentence."""
+        return " and ".join(goal.said for goal in self.goals)
+
+    @property
+    def n_workers(self) -> int:
+        """Processes, where it pays."""
+        return self.workers or n_cores()
+
+
+@dataclass
+class Candidates:
+    """Everything that may be chosen.
+
+    Attributes:
+        every: set up or not. n_requests: of a run. trace: what figures rest on, in a line. loaded: whether requests
+            come at times of their own. n_bounds: lower bounds that were worked out.
+    """
+
+    request: PlanRequest
+    every: list[Candidate]
+    prices: Prices | None
+    n_requests: int = 0
+    trace: str = ""
+    loaded: bool = False
+    n_bounds: int = 0
+
+    @cached_property
+    def ready(self) -> list[Candidate]:
+        """Those that can be set up."""
+        return [one for one in self.every if one.ready]
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """The cheapest first."""
+        return settings_of(self.every)
+
+    @cached_property
+    def hosts(self) -> str:
+        """Where machines come with unlike hosts, a line that says so."""
+        return of_specs(one.spec for setting in self.settings for one in setting.candidates if one.ready)
+
+    @cached_property
+    def routing(self) -> str:
+        """What stands behind an answer where routing rests on little."""
+        from sim.profiles.models import load_model
+        from traces.format.catalogue import open_trace
+
+        spec = self.ready[0].spec
+        assert spec.trace is not None and spec.model is not None
+        with open_trace(spec.trace) as trace:
+            words = routing_words(labels_of(trace), load_model(spec.model).id)
+        return f"; {words}" if words else ""
+
+    def rule_out(self) -> None:
+        """By lower bounds, what no lossless policy can reach."""
+        one = self.request
+        self.n_bounds = rule_out(one.goals, self.every, one.n_workers, one.progress, one.pool, one.records)
+
+    def replays(self, by_layer: bool = False) -> Replays:
+        """Replays of them, none counted yet."""
+        one = self.request
+        return Replays(self.n_requests, one.workers, one.progress, one.pool, self.loaded, one.records, by_layer)
+
+
+def drive_lines(some: Sequence[Candidate]) -> list[str]:
+    """How drives are read where nobody said it, and why so."""
+    return [f"drives: {told}" for told in dict.fromkeys(one.asked.drive for one in some if one.asked.drive)]
+
+
+def candidates_of(request: PlanRequest) -> Candidates:
+    """Everything that may be chosen.
+
+    Raises:
+        BadInput: several values where a plan has one, a policy that is a bound, a name that is wrong everywhere, or
+            nothing that can be set up.
+    """
+    from sim.run import prepare
+    from traces.stats.realism import judge
+
+    prices = None if request.prices is None else read_prices(request.prices)
+    found = Candidates(request, _every(request, prices), prices)
+    if not found.ready:
+        reasons = list(dict.fromkeys(one.reason for one in found.every))
+        more = f" (and {show_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
+        raise BadInput(f"{reasons[0]}{more}")
+    for text in dict.fromkeys(text for one in found.ready for text in one.asked.notes):
+        request.note(text)
+    setup = prepare(found.ready[0].spec)
+    try:
+        found.n_requests, found.loaded = len(setup.requests), setup.open_loop
+        found.trace = judge(setup.trace, quick=True).line
+    finally:
+        setup.close()
+    return found
+
+
+def with_replicas(block: Block) -> Block:
+    """Under load, and where nobody says how many: one replica, two, and so on."""
+    loads = [source for source in block.axes.get("arrivals", []) if source not in (None, NONE)]
+    if not loads or "replicas" in block.axes:
+        return block
+    return replace(block, axes={**block.axes, "replicas": [*range(1, MOST_REPLICAS + 1)]})
+
+
+def default_policies() -> list[PolicyAxis]:
+    """Every installed system that leaves what the model computes as it is."""
+    kinds = policies().items()
+    return [PolicyAxis(name, named=False) for name, kind in kinds if not {"lossy", *NO_SYSTEM} & kind.traits]
+
+
+def default_machines() -> list[Any]:
+    """Every bundled GPU."""
+    from sim.base.files import bundled
+    from sim.profiles.hardware import GPUS
+
+    return sorted(bundled(GPUS, ".yaml"))
+
+
+def _every(request: PlanRequest, prices: Prices | None) -> list[Candidate]:
+    block = request.block
+    for name, values in block.axes.items():
+        if name not in SEVERAL and len(values) > 1:
+            raise BadInput(
+                f"{OPTIONS.by_field[name].said}, got {len(values)} values: a plan varies machines, precisions, "
+                "policies, drives and budgets; give one, or take moesim sweep"
+            )
+    for name, values in block.set.items():
+        if len(values) > 1:
+            raise BadInput(f"--set {name}, got {len(values)} values: a plan takes one; or take moesim sweep")
+    for axis in block.policies:
+        if axis.named and (traits := sorted(find(axis.name).traits & NO_SYSTEM)):
+            raise BadInput(f"--policy, got {axis.name!r}: a {traits[0]}, no system that can be run; leave it out")
+    named = "hw" in block.axes
+    axes = block.axes if named else {**block.axes, "hw": default_machines()}
+    full = Block(block.policies or default_policies(), axes, block.set, block.slo)
+    full.check("plan")
+    points, _ = points_of([full], MOST_POINTS)
+    tried = points if named else [point._replace(named=False) for point in points]
+    rows = resolved(tried, request.n_workers, request.progress, request.pool)
+    _refuse_policies(points, rows)
+    found: dict[str, Candidate] = {}
+    for point, row in zip(points, rows, strict=True):
+        one = Candidate(point, row, machine_of(row.spec, prices), "lossy" in find(row.spec.policy).traits)
+        if row.status == OK and any(goal.of_energy for goal in request.goals) and (why := _without_watts(row.spec)):
+            one.asked = msgspec.structs.replace(row, status=REFUSED, reason=why)
+        if not one.ready:
+            one.settle(NOT_RUN, one.asked.reason)
+        found.setdefault(row.id, one)
+    return list(found.values())
+
+
+def _without_watts(spec: RunSpec) -> str:
+    """Why nobody knows the joules that a run is to count, in a line; empty where its profile has watts."""
+    if spec.sim_energy is None or not (blocks := lacking(hardware_of(spec), spec.sim_energy)):
+        return ""
+    missing = " and ".join(f"hw.{block}" for block in blocks)
+    way_out = "give its watts in a profile of yours (docs/energy.md)"
+    return f"--set sim.energy, got {spec.sim_energy}: the machine's profile has no {missing}; {way_out}"
+
+
+def _refuse_policies(points: Sequence[Point], rows: Sequence[Resolved]) -> None:
+    """Raises BadInput where a policy that was named is refused on every machine."""
+    labels = dict.fromkeys(point.label for point in points if point.named)
+    for label in labels:
+        own = [row for point, row in zip(points, rows, strict=True) if point.label == label]
+        if all(row.status == REFUSED for row in own):
+            raise BadInput(own[0].reason)
