@@ -7,12 +7,10 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
-from importlib import resources
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -243,7 +241,7 @@ def bundled(package: str, suffix: str) -> dict[str, Path]:
 @cache
 def _folder(package: str) -> Path:
     top, *rest = package.split(".")
-    return Path(str(resources.files(top).joinpath(*rest)))
+    return Path(import_module(top).__path__[0], *rest)
 
 
 @lru_cache(maxsize=64)
@@ -257,14 +255,18 @@ def hidden_file(target: Path, folder: Path | None = None) -> Path:
 
     Its name says which process of which machine writes, so that others know what a killed one has left.
     """
-    handle, name = tempfile.mkstemp(prefix=owned_prefix(target), suffix=PART, dir=folder or target.parent)
+    from tempfile import mkstemp
+
+    handle, name = mkstemp(prefix=owned_prefix(target), suffix=PART, dir=folder or target.parent)
     os.close(handle)
     return Path(name)
 
 
 def hidden_folder(target: Path, suffix: str = PART) -> Path:
     """A new empty folder of that kind beside `target`, under such a name."""
-    return Path(tempfile.mkdtemp(prefix=owned_prefix(target), suffix=suffix, dir=target.absolute().parent))
+    from tempfile import mkdtemp
+
+    return Path(mkdtemp(prefix=owned_prefix(target), suffix=suffix, dir=target.absolute().parent))
 
 
 def owned_prefix(target: Path) -> str:
@@ -306,7 +308,9 @@ def sweep_out(folder: Path) -> None:
 def _remove(hidden: list[Path]) -> None:
     for left in hidden:
         if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
+            from shutil import rmtree
+
+            rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import accumulate
-from math import gcd, lcm
+from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -60,13 +59,11 @@ def way_of(said: str | None) -> Way:
             f"{got}: shares of the layers are numbers of at most nine digits, or six and three decimals, one for each "
             f"GPU; write e.g. {LAYERS}:3/1"
         )
-    exact = [Fraction(word) for word in words]
-    if min(exact) == 0:
+    thousandths = [round(1000 * float(word)) for word in words]
+    if not all(thousandths):
         raise BadInput(f"{got}: a GPU without layers has nothing to do; leave it out, and take fewer --gpus")
-    scale = lcm(*(share.denominator for share in exact))
-    whole = [int(share * scale) for share in exact]
-    common = gcd(*whole)
-    return Way(name, tuple(share // common for share in whole))
+    common = gcd(*thousandths)
+    return Way(name, tuple(share // common for share in thousandths))
 
 
 def stages(n_layers: int, shares: Sequence[int]) -> list[int]:
@@ -75,7 +72,8 @@ def stages(n_layers: int, shares: Sequence[int]) -> list[int]:
     llama.cpp's rule (`--split-mode layer`, `--tensor-split`): in order, the head counted as a layer.
     """
     *ends, whole = accumulate(shares)
-    return [bisect_right(ends, Fraction(layer * whole, n_layers + 1)) for layer in range(n_layers + 1)]
+    scaled = [end * (n_layers + 1) for end in ends]
+    return [bisect_right(scaled, layer * whole) for layer in range(n_layers + 1)]
 
 
 def homes_by_layer(model: Model, of_layer: Sequence[int]) -> tuple[int, ...]:

@@ -209,6 +209,7 @@ def read_accepted(path: Path) -> list[list[int]]:
     Raises:
         BadInput: naming file, row and what is wrong.
     """
+
     way_out = "name a CSV with a column accepted"
     try:
         if path.exists() and not path.is_file():  # a pipe would block, and is read more than once
