@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -25,7 +25,7 @@ from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
     from sim.base.tables import Table
-    from sim.figures import Lengths, Phased, SizesByLayer, Timed
+    from sim.figures import Contention, Drafting, HostMemory, KvUse, Lengths, Phased, Replica, SizesByLayer, Timed
     from sim.results.record import Result
 
 _LANE = {lane.resource: lane for _, lane in CHARGED.values()}
@@ -117,27 +117,27 @@ def decoding_per_s(result: Result) -> float | None:
 
 def render(result: Result, width: int | None = None) -> str:
     """Everything below the verdict, as wide as the terminal unless told."""
-    blocks = (
+    drawn = (
         _facts(result),
         _times(result),
         _rates(result),
-        under_load(result),
-        _load(result),
-        _drafts(result),
-        _host(result),
-        _kv(result),
+        *([] if result.load is None else [under_load(result)]),
+        *([] if (result.load, result.scheduling, result.slo) == (None, None, None) else [_load(result)]),
+        *([] if result.draft is None else [_drafts(result, result.draft)]),
+        *([] if result.host_memory is None else [_host(result, result.host_memory)]),
+        *([] if result.kv is None else [_kv(result.kv)]),
         _hits(result),
-        _replicas(result),
+        *([_replicas(result.replicas)] if result.replicas else []),
         _by_layer(result),
-        _union(result),
+        *([_union(result)] if result.batch > 1 or result.draft is not None else []),
         _copies(result),
-        _shared(result),
+        *([] if result.contention is None else [_shared(result, result.contention)]),
         _memory(result),
         _grounds(result),
-        _energy(result),
+        *([] if result.energy is None else [_energy(result)]),
         _lines(result),
     )
-    return "\n".join(laid_out(block, width) for block in blocks if block.row_count)
+    return "\n".join(laid_out(block, width) for block in drawn if block.row_count)
 
 
 def _facts(result: Result) -> Table:
@@ -213,10 +213,10 @@ def _rates(result: Result) -> Table:
     return rows
 
 
-def _drafts(result: Result) -> Table:
+def _drafts(result: Result, draft: Drafting) -> Table:
     """What decode steps verified, and what they took of it."""
-    rows, draft = pairs(LABEL), result.draft
-    if draft is None or draft.tokens_per_step is None:
+    rows = pairs(LABEL)
+    if draft.tokens_per_step is None:
         return rows
     by = ", ".join(show_frac(share) for share in draft.acceptance_by_position)
     each = f" (by position, of those before which all were: {by})" if len(draft.acceptance_by_position) > 1 else ""
@@ -268,11 +268,9 @@ def _load(result: Result) -> Table:
     return rows
 
 
-def _host(result: Result) -> Table:
+def _host(result: Result, host: HostMemory) -> Table:
     """Host memory above a drive: what it held, what it was asked for, and what was read."""
-    rows, host = pairs(LABEL), result.host_memory
-    if host is None:
-        return rows
+    rows = pairs(LABEL)
     rate = "no time at all" if host.bytes_per_s is None else f"{show_bytes(host.bytes_per_s)}/s in a row"
     reads = f"{show_bytes(host.read_bytes)} in {show_count(host.reads, 'read')}"
     rows.add_row("drive", f"{host.drive}, {host.reads_are} reads, {rate}: {reads}")
@@ -289,11 +287,9 @@ def _host(result: Result) -> Table:
     return rows
 
 
-def _kv(result: Result) -> Table:
+def _kv(kv: KvUse) -> Table:
     """Of a pool of pages: how full it was, and who had to make room."""
-    rows, kv = pairs(LABEL), result.kv
-    if kv is None:
-        return rows
+    rows = pairs(LABEL)
     pages = show_count(kv.pages, "page")
     mean = "" if kv.mean_pages is None else f", {kv.mean_pages:,.1f} on average"
     rows.add_row("KV memory", f"{pages} of {kv.page_tokens} tokens; {kv.peak_pages:,} held at most{mean}")
@@ -322,12 +318,12 @@ def _hits(result: Result) -> Table:
     return rows
 
 
-def _replicas(result: Result) -> Table:
+def _replicas(replicas: Sequence[Replica]) -> Table:
     """What each replica was sent and made of it."""
     rows = plain(
         "replica", "requests", "tokens", "throughput, tokens/s", "hit", "busy", "there", "waiting", "mean wait"
     )
-    for one in result.replicas or ():
+    for one in replicas:
         there = ("-" if n is None else show_number(n) for n in (one.requests_in_system, one.requests_waiting))
         per_s = "-" if one.throughput_tokens_per_s is None else _rate(one.throughput_tokens_per_s)
         counts = f"{one.requests:,}", f"{one.output_tokens:,}", per_s
@@ -353,7 +349,7 @@ def _by_layer(result: Result) -> Table:
 def _union(result: Result) -> Table:
     """Of batches and drafts: how many experts a layer of an iteration wants together, beside its share of the room."""
     rows, found = pairs(LABEL), result.distinct_experts
-    if (result.batch > 1 or result.draft is not None) and found.per_layer is not None and found.per_slot is not None:
+    if found.per_layer is not None and found.per_slot is not None:
         experts, slots, over = (show_number(value) for value in (found.per_layer, found.slots, found.per_slot))
         rows.add_row("wanted together", f"{experts} experts per layer and iteration, for {slots} slots: r_bar {over}")
     return rows
@@ -379,11 +375,9 @@ def _copies(result: Result) -> Table:
     return rows
 
 
-def _shared(result: Result) -> Table:
+def _shared(result: Result, found: Contention) -> Table:
     """What memory that is shared by what runs at once added to whose time."""
-    rows, found = pairs(LABEL), result.contention
-    if found is None:
-        return rows
+    rows = pairs(LABEL)
     parts = [
         f"{show_seconds(one.added_s)} to {_ACTIVITY[name]} ({show_frac(one.of_busy_frac)} of their time, "
         + one.by.replace("law", "by law, assumed")
