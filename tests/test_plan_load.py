@@ -54,7 +54,13 @@ def test_what_may_be_kept_by_hand() -> None:
 @pytest.mark.parametrize(("slo", "rate"), [(SLO, 0.06), ("e2e_s <= 14s", 0.1), ("ttft_s <= 2500ms", 0.04)])
 def test_no_policy_keeps_more_than_its_bound(slo: str, rate: float, trace: Path) -> None:
     """With goals that all reach, so that nothing is ruled out."""
-    options: dict[str, Any] = {"trace": trace, "requests": 30, "all_machines": True, "no_suggestions": True, "workers": 1}
+    options: dict[str, Any] = {
+        "trace": trace,
+        "requests": 30,
+        "all_machines": True,
+        "no_suggestions": True,
+        "workers": 1,
+    }
     for goal in (f"{KEPT} >= 0", f"{GOOD} >= 0", "throughput_tokens_per_s >= 0"):
         key = goal.split()[0]
         frame = face.plan(

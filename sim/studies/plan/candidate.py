@@ -32,6 +32,7 @@ OPEN, REACHES, MISSES, EXCLUDED, SCREENED, DEARER, NOT_RUN = (
 """States: not settled yet; replayed on all requests, it reaches every goal, or misses one; its lower bound misses one;
 replayed on the first few requests, it is too far from the goal or from the best policy of its setting; not replayed,
 since a cheaper setting reaches the goals; it cannot run, the reason says why."""
+VERDICTS = {EXCLUDED: "ruled out by the bound", NOT_RUN: "does not run"}
 SOLD_GIB = (
     *(2, 3, 4, 5, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80),
     *(94, 96, 120, 128, 141, 144, 180, 192, 256, 288, 384, 512),
@@ -55,7 +56,7 @@ class PriceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     schema: Literal[1]
     unit: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
-    prices: Annotated[dict[str, Amount | Price], msgspec.Meta(min_length=1)]
+    prices: dict[str, Amount | Price]
 
 
 class Prices(NamedTuple):
@@ -76,7 +77,13 @@ def read_prices(path: Path) -> Prices:
     Raises:
         BadInput: naming file and field; also for a name that no profile has, or two names of one profile.
     """
-    found = to_struct(read_yaml(path), PriceFile, str(path))
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        said = f"{path}, got {type(data).__name__}"
+        raise BadInput(f"{said}: prices are a mapping with schema, unit and prices; see docs/plan.md")
+    found = to_struct(data, PriceFile, str(path))
+    if not found.prices:
+        raise BadInput(f"{path}: prices: there are none; list at least one, e.g. rtx3090: 700")
     by_id: dict[str, float] = {}
     for name, price in found.prices.items():
         try:
@@ -224,6 +231,19 @@ class Candidate:
         """The least margin over the goals, by which candidates are compared."""
         return min((one.margin_frac for one in self.known), default=float("-inf"))
 
+    @property
+    def verdict(self) -> str:
+        """In a few words."""
+        if self.state in VERDICTS:
+            return VERDICTS[self.state]
+        if self.state == MISSES and self.reason:
+            return "misses: the queue grows"
+        if self.state == REACHES:
+            return "reaches" if all(told.sure for told in self.found) else "reaches, inside the band"
+        if not self.found:
+            return "misses on few requests"
+        return "misses" if any(told.sure and not told.met for told in self.found) else "misses, inside the band"
+
     def settle(self, state: str, reason: str = "") -> None:
         """It is in that state now."""
         self.state, self.reason = state, reason
@@ -289,3 +309,19 @@ def settings_of(candidates: Sequence[Candidate]) -> list[Setting]:
         at = one.machine, capacity_of(one.spec)
         found.setdefault(at, Setting(*at, [])).candidates.append(one)
     return sorted(found.values(), key=lambda setting: (setting.machine.cost, setting.machine.id, setting.capacity))
+
+
+def by_machine(some: Sequence[Candidate]) -> list[tuple[Machine, list[Candidate]]]:
+    """Candidates by machine, in order."""
+    found: dict[Machine, list[Candidate]] = {}
+    for one in some:
+        found.setdefault(one.machine, []).append(one)
+    return list(found.items())
+
+
+def spokesman(own: Sequence[Candidate]) -> Candidate:
+    """The candidate that tells most of a machine: the first setting's best that reaches, else the nearest."""
+    if reaching := [one for one in own if one.state == REACHES]:
+        same = [one for one in reaching if capacity_of(one.spec) == capacity_of(reaching[0].spec)]
+        return min(same, key=lambda one: (-one.margin_frac, one.label))
+    return closest(own) or next((one for one in own if one.ready), own[0])

@@ -114,11 +114,10 @@ class LeastMemory:
 
     def table(self) -> str:
         """One row per machine."""
-        from sim.base.tables import prose, render, table
+        from sim.base.tables import tabled
 
         keys = [title for goal in self.asked.request.goals for title in (goal.key, "one expert less")]
-        shown = table("machine", "policy", "VRAM", "experts", "by the bound", *keys, "hit")
-        prose(shown, 1)
+        rows = []
         for one in self.found:
             cells = []
             below = [] if one.below is None else one.below.readings
@@ -127,8 +126,9 @@ class LeastMemory:
                 cells.append("-" if less is None else show_figure(told.goal.key, less.value))
             floor = "-" if one.floor is None else f"{one.floor:,}"
             vram, experts = show_bytes(one.result.memory.needed_bytes), f"{one.tried.value:,.0f}"
-            shown.add_row(one.machine.name, one.policy, vram, experts, floor, *cells, show_frac(one.result.hit_rate))
-        parts = [render(shown)] if self.found else []
+            rows.append([one.machine.name, one.policy, vram, experts, floor, *cells, show_frac(one.result.hit_rate)])
+        titles = ("machine", "policy", "VRAM", "experts", "by the bound", *keys, "hit")
+        parts = [tabled(titles, rows, (1,))] if rows else []
         if parts and self.failing:
             parts[0] += f"not with all their memory: {', '.join(self.failing)}\n"
         return "\n".join([*parts, *([suggestions_table(self.suggestions)] if self.suggestions else [])])

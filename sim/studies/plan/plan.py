@@ -15,13 +15,13 @@ from sim.studies.plan.candidate import (
     EXCLUDED,
     MISSES,
     NOT_RUN,
-    REACHES,
     Candidate,
     Machine,
     Setting,
-    capacity_of,
+    by_machine,
     capacity_text,
     closest,
+    spokesman,
 )
 from sim.studies.plan.cheapest import UpToRate, cheapest, up_to_rate
 from sim.studies.plan.goal import Goal, Reading, shown
@@ -242,7 +242,7 @@ class PlanResult:
 
     def _machines(self) -> str:
         """One row per machine: the setting that reaches the goals, or the policy that comes nearest."""
-        from sim.base.tables import prose, render, table
+        from sim.base.tables import tabled
 
         priced, below = self.asked.prices is not None, False
         precisions = len({one.spec.precision for one in self.candidates}) > 1
@@ -250,8 +250,7 @@ class PlanResult:
         titles = ["machine", *(["price"] if priced else []), "VRAM", "link", "CPU", "verdict", "policy"]
         titles += [*(["precision"] if precisions else []), *(["budget"] if capacities else [])]
         titles += [title for goal in self.goals for title in (goal.key, "band", "bound")] + ["bound by"]
-        content = table(*titles)
-        prose(content, *(at for at, title in enumerate(titles) if title in WORDS))
+        rows = []
         for machine, own in by_machine(self.candidates):
             one = spokesman(own)
             if one.state == DEARER:
@@ -259,15 +258,16 @@ class PlanResult:
             cells = [machine.name, *([_price(machine)] if priced else [])]
             link = show_rate(machine.h2d_bytes_per_s) if machine.h2d_bytes_per_s else "-"  # one memory has none
             cells += [show_bytes(machine.n_cards * machine.vram_bytes), link, machine.cpu]
-            cells += [verdict(one), one.label if one.known else "-"]
+            cells += [one.verdict, one.label if one.known else "-"]
             cells += [one.spec.precision] if precisions else []
             cells += [capacity_text(one.spec) or "all"] if capacities else []
             for goal in self.goals:
                 least = _least(own, goal)
                 cells += _figures(one, goal, least)
                 below = below or _begins_below(_of(goal, one.found), least)
-            content.add_row(*cells, one.bottleneck or "-")
-        text = render(content, spare=("link", "VRAM", "band", "budget", "CPU", "bound by"))
+            rows.append([*cells, one.bottleneck or "-"])
+        words = [at for at, title in enumerate(titles) if title in WORDS]
+        text = tabled(titles, rows, words, ("link", "VRAM", "band", "budget", "CPU", "bound by"))
         return text + (f"a band that begins below the bound: that {BOUND_IS_OF}\n" if below else "")
 
     def _dearer(self) -> str:
@@ -348,34 +348,3 @@ def _figures(one: Candidate, goal: Goal, least: Reading | None) -> list[str]:
     ends = None if told is None or not one.found else told.band
     band = "-" if ends is None else " to ".join(shown(goal.key, end) for end in ends)
     return [value, band, "-" if least is None else shown(goal.key, least.value)]
-
-
-def by_machine(some: Sequence[Candidate]) -> list[tuple[Machine, list[Candidate]]]:
-    """Candidates by machine, in order."""
-    found: dict[Machine, list[Candidate]] = {}
-    for one in some:
-        found.setdefault(one.machine, []).append(one)
-    return list(found.items())
-
-
-def spokesman(own: Sequence[Candidate]) -> Candidate:
-    """The candidate that tells most of a machine: the first setting's best that reaches, else the nearest."""
-    if reaching := [one for one in own if one.state == REACHES]:
-        same = [one for one in reaching if capacity_of(one.spec) == capacity_of(reaching[0].spec)]
-        return min(same, key=lambda one: (-one.margin_frac, one.label))
-    return closest(own) or next((one for one in own if one.ready), own[0])
-
-
-def verdict(one: Candidate) -> str:
-    """In a few words."""
-    if one.state == EXCLUDED:
-        return "ruled out by the bound"
-    if one.state == NOT_RUN:
-        return "does not run"
-    if one.state == MISSES and one.reason:
-        return "misses: the queue grows"
-    if one.state == REACHES:
-        return "reaches" if all(told.sure for told in one.found) else "reaches, inside the band"
-    if not one.found:
-        return "misses on few requests"
-    return "misses" if any(told.sure and not told.met for told in one.found) else "misses, inside the band"

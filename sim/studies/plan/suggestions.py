@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from sim import __version__
 from sim.base.digests import of_text
 from sim.base.json import to_json
@@ -117,7 +119,7 @@ def suggestions(request: PlanRequest, candidates: Sequence[Candidate], replays: 
     with closing(request.pool(calls, request.n_workers if len(calls) > 2 else 1)) as stream:
         for done, (index, (told, *work)) in enumerate(stream):
             id_ = ids[missing[index]]
-            plain = {"suggestions": [one._asdict() for one in told], "work": work}
+            plain = {"suggestions": msgspec.to_builtins(told), "work": work}
             request.records.put(SUGGESTIONS, id_, {"schema": SCHEMA, "id": id_, **plain})
             request.progress(done + 1, len(calls), "what would have to be true")
     found: dict[str, list[Suggestion]] = {}
@@ -125,8 +127,7 @@ def suggestions(request: PlanRequest, candidates: Sequence[Candidate], replays: 
         record = request.records.get(SUGGESTIONS, id_)
         assert record is not None
         replays.add(*record["work"])
-        told = [Suggestion(**{**one, "said": tuple(one["said"])}) for one in record["suggestions"]]
-        found.setdefault(case.machine, []).extend(told)
+        found.setdefault(case.machine, []).extend(msgspec.convert(record["suggestions"], list[Suggestion]))
     return found
 
 
@@ -184,19 +185,14 @@ def _figures(tried: Tried) -> str:
 
 def suggestions_table(some: Mapping[str, Sequence[Suggestion]]) -> str:
     """What would have to be true of the machines that fail, by their names, one figure changed at a time."""
-    from sim.base.tables import prose, render, table
+    from sim.base.tables import tabled
 
-    shown = table("to reach it", "changed alone", "is", "would have to be", "found by")
-    prose(shown, 1, 2, 3, 4)
+    titles = ("to reach it", "changed alone", "is", "would have to be", "found by")
     lost = [name for name, found in some.items() if all(one.need is None for one in found)]
     told = {name: found for name, found in some.items() if name not in lost}
-    for name, found in told.items():
-        for at, one in enumerate(found):
-            shown.add_row("" if at else name, *one.said, one.found_by)
-    text, every = (
-        render(shown) if told else "",
-        [one for found in told.values() for one in found if one.need is not None],
-    )
+    rows = [("" if at else name, *one.said, one.found_by) for name, of in told.items() for at, one in enumerate(of)]
+    text = tabled(titles, rows, (1, 2, 3, 4)) if rows else ""
+    every = [one for found in told.values() for one in found if one.need is not None]
     if any(one.how == BOUND for one in every):
         text += "the bound: needed whatever the policy, and perhaps not enough for any\n"
     if any(one.what == "precision" for one in every):

@@ -88,6 +88,10 @@ class Crossover(NamedTuple):
             "looked_at": sorted(self.ends),
         }
 
+    def cells(self) -> tuple[str, ...]:
+        """Its row."""
+        return self.axis.name, self.axis.show(self.axis.now), self.at, self.first, self.second
+
     @property
     def at(self) -> str:
         """Where the order changes, in words."""
@@ -135,27 +139,28 @@ class ComparedWays:
 
     def table(self) -> str:
         """The ways, and where the order changes."""
-        from sim.base.tables import prose, render, table
+        from sim.base.tables import tabled
 
-        shown = table("way", "policy", "TPOT", "band", "hit", "CPU", "peak VRAM", "bound by")
-        prose(shown, 0, 1, 7)
+        rows = []
         for way in self.ways:
             result, ends = way.result, way.result.uncertainty.tpot_s
-            shown.add_row(
-                WAYS[way.way],
-                way.label,
-                show_seconds(way.tpot_s),
-                "-" if ends is None or way.sample.n < FEWEST_TOLD else " to ".join(map(show_seconds, ends)),
-                show_frac(result.hit_rate),
-                show_frac(result.cpu_rate),
-                show_bytes(result.peak_vram_bytes),
-                result.bottleneck.resource or "-",
+            rows.append(
+                [
+                    WAYS[way.way],
+                    way.label,
+                    show_seconds(way.tpot_s),
+                    "-" if ends is None or way.sample.n < FEWEST_TOLD else " to ".join(map(show_seconds, ends)),
+                    show_frac(result.hit_rate),
+                    show_frac(result.cpu_rate),
+                    show_bytes(result.peak_vram_bytes),
+                    result.bottleneck.resource or "-",
+                ]
             )
-        lines = table("changed alone", "is", "order changes at", "what is faster now", "against")
-        prose(lines, 2, 3, 4)
-        for one in self.crossovers:
-            lines.add_row(one.axis.name, one.axis.show(one.axis.now), one.at, one.first, one.second)
-        return "\n".join(render(some) for some in (shown, lines) if some.row_count)
+        text = tabled(("way", "policy", "TPOT", "band", "hit", "CPU", "peak VRAM", "bound by"), rows, (1, 7))
+        if not self.crossovers:
+            return text
+        titles = ("changed alone", "is", "order changes at", "what is faster now", "against")
+        return f"{text}\n{tabled(titles, (one.cells() for one in self.crossovers), (2, 3, 4))}"
 
     def rows(self) -> list[dict[str, Any]]:
         """One per way, for a frame."""
