@@ -119,9 +119,9 @@ class Bench:
         self.data: dict[str, dict[str, Any]] = {
             "hw": json.loads(msgspec.json.encode(load_hardware("rtx3090"))),
             "model": MODEL,
-            "stack": json.loads(msgspec.json.encode(load_stack("hf"))),
+            "engine": json.loads(msgspec.json.encode(load_stack("hf"))),
         }
-        for figures in (self.data["hw"], self.data["stack"]):
+        for figures in (self.data["hw"], self.data["engine"]):
             for text in figures["sources"]:
                 figures["sources"][text] = "a source"
         self.files = {}
@@ -142,12 +142,12 @@ def case(bench: Bench, number: int) -> tuple[dict[str, Any], tuple[str, ...], by
                 ("trace",),
                 ("hw",),
                 ("model",),
-                ("stack",),
+                ("engine",),
                 ("run",),
                 ("config",),
                 ("set",),
                 ("trace", "run"),
-                ("trace", "hw", "model", "stack", "run", "set"),
+                ("trace", "hw", "model", "engine", "run", "set"),
             ),
             (36, 6, 8, 6, 12, 6, 14, 6, 6),
         )[0]
@@ -180,7 +180,7 @@ def case(bench: Bench, number: int) -> tuple[dict[str, Any], tuple[str, ...], by
                     "model",
                     "trace",
                     "precision",
-                    "stack",
+                    "engine",
                     "gpus",
                     "batch",
                     "split",
@@ -205,7 +205,7 @@ def case(bench: Bench, number: int) -> tuple[dict[str, Any], tuple[str, ...], by
 def _setting(bench: Bench, policy: str, rng: random.Random) -> str:
     from fuzz_inputs import SCALARS, spots, typo
 
-    group = rng.choice(("policy", "policy", "policy", "hw", "model", "stack"))
+    group = rng.choice(("policy", "policy", "policy", "hw", "model", "engine"))
     if group == "policy":
         params = bench.policies[rng.choice((policy, policy, "fine_moe"))]
         key = rng.choice([param.name for param in params] or ["distance"])
@@ -274,7 +274,7 @@ def check_message(message: str, broken: frozenset[str]) -> None:
     assert len(message) < 2_000, message
     assert ":" in message, message
     assert "; " in message or "did you mean" in message or "write " in message, message
-    if broken in ({"hw"}, {"model"}, {"stack"}):
+    if broken in ({"hw"}, {"model"}, {"engine"}):
         (kind,) = broken
         # A file that reads well can still describe what does not fit the trace, the budget or the policy.
         about_the_run = ("--", "host memory", "budget", "dense parts", "policy ")

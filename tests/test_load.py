@@ -420,7 +420,7 @@ def test_requests_are_drawn_where_there_are_not_as_many() -> None:
     [
         (["--arrivals", "closed:0"], "--arrivals, got 'closed:0': a number of clients"),
         (["--arrivals", "closed:" + "9" * 5000], ": a number of clients, such as closed:8; correct it"),
-        (["--batch", str(10**30)], f"--batch, got {10**30}: at most 1000000000; lower it"),
+        (["--batch", str(10**30)], f"--batch, got {10**30}: at most 1,000,000,000; lower it"),
         (["--arrivals", "closed:2", "--set", "arrivals.scale=2"], "a closed loop has no rate"),
         (["--set", "arrivals.scale=2"], "--set arrivals.scale, got 2 without a rate"),
         (["--arrivals", "poisson:x"], "--arrivals, got rate 'x'"),
@@ -464,7 +464,7 @@ def test_points_of_a_sweep_have_the_bounds_of_their_own_loads() -> None:
 
     load: dict[str, Any] = {"arrivals": "poisson:0.02", "requests": 20}
     points = {"arrivals_scale": [0.2, 1.0], "seed": [0, 1]}
-    frame = moesim.sweep("lru", "rtx3090", **load, **points)
+    frame = moesim.sweep("lru", "rtx3090", **load, **points, columns="all")
     assert len(set(frame["lower_bound.ttft_s"])) == 4
     assert list(frame["rank_best"]) == [1] * 4  # other loads are other questions: nothing is ranked between them
     for row in frame.to_dict("records"):

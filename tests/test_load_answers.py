@@ -30,7 +30,7 @@ def test_a_sweep_has_the_figures_of_its_runs(
 ) -> None:
     """Policies by schedulers, under one SLO: attainment and goodput are those of single runs; text and Python agree."""
     args = ("--policy", "lru", "--policy", "lfu", "--scheduler", "fcfs,sjf", *load, "--workers", 1)
-    swept = moesim(capsys, "sweep", *args, "--json").json
+    swept = moesim(capsys, "sweep", *args, "--json", "--columns", "all").json
     found = {(row["policy"], row["scheduler"]): row for row in swept["rows"]}
     assert len(found) == 4
     for (policy, scheduler), row in found.items():
@@ -74,7 +74,7 @@ def test_a_grid_file_promises(tmp_path: Path) -> None:
 
     blocks = read_grid(path)
     assert [block.slo for block in blocks] == [{"*": {"ttft_s": 2.0}}, {"code": {"tpot_s": 0.05}}, {}]
-    over = given((), {}, (), "e2e_s <= 3s")
+    over = given((), {"slo": {"*": {"e2e_s": 3.0}}}, ())
     assert [point.spec.slo for block in blocks for point in block.over(over).points()] == [{"*": {"e2e_s": 3.0}}] * 3
     assert [point.spec.slo for block in blocks for point in block.over(Block()).points()] == [b.slo for b in blocks]
     path.write_text("grid: {policy: lru, hw: rtx3090, slo: 'ttfs_s <= 2s'}\n")

@@ -21,7 +21,7 @@ _PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 HIT_DEFINITIONS = {
     "gate": "usable on the GPU when the gate asks (FineMoE release 2; the default)",
-    "room": "has its room when the gate asks, in flight or not (cache look-up: HybriMoE figure 9, MoE-Infinity head)",
+    "slot": "has its room when the gate asks, in flight or not (cache look-up: HybriMoE figure 9, MoE-Infinity head)",
     "cached": "usable when the gate asks and not brought by an unused prefetch (MoEpic, AdapMoE code)",
     "token": "as gate, but every (token, expert) counts (MoEpic's tokens x K)",
 }
@@ -95,7 +95,7 @@ def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
     decode, prefill = tally.hits[DECODE], tally.hits[PREFILL]
     counts = list(decode.tokens if definition == "token" else decode.experts)
     total = sum(counts)
-    if definition == "room":
+    if definition == "slot":
         counts[0], counts[2] = counts[0] + counts[2], 0
     elif definition == "cached":
         counts[0], counts[3] = counts[0] - decode.prefetched, counts[3] + decode.prefetched
@@ -112,7 +112,7 @@ def hit_rates(tally: Tally, definition: str) -> dict[str, Any]:
     return rates
 
 
-def union(tally: Tally, n_layers: int, slots: float) -> dict[str, float | None]:
+def distinct(tally: Tally, n_layers: int, slots: float) -> dict[str, float | None]:
     """Different experts that one layer of a decode iteration executes, a layer's share of all room, and their ratio.
 
     A batch's hit rates say little without them: where the union comes near the slots, every policy keeps the same.
@@ -122,7 +122,7 @@ def union(tally: Tally, n_layers: int, slots: float) -> dict[str, float | None]:
     n_served = sum(counts.experts[kind] + counts.aside[kind] for kind in (HIT, PARTIAL, LATE, MISS))
     experts = n_served / n_steps if n_steps else None
     over = None if experts is None or not slots else experts / slots
-    return {"experts": experts, "slots": slots, "over_slots": over}
+    return {"per_layer": experts, "slots": slots, "per_slot": over}
 
 
 def prefetching(tally: Tally) -> dict[str, dict[str, int]]:
@@ -146,7 +146,7 @@ def composition(clockwork: Clockwork, phase: str) -> dict[str, float | None]:
 _BOUND = {"gpu": "gpu", "copy": "copy link", "host": "host", "cpu": "cpu", "predictor": "predictor"}
 
 
-def bound_by(clockwork: Clockwork) -> dict[str, Any]:
+def bottleneck(clockwork: Clockwork) -> dict[str, Any]:
     """What bounds decode (prefill when nothing decodes), and how each phase's time is composed."""
     shares = {phase: composition(clockwork, phase) for phase in (PREFILL, DECODE)}
     main = shares[DECODE] if clockwork.phases[DECODE].n_iterations else shares[PREFILL]
