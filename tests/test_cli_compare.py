@@ -454,7 +454,7 @@ def test_a_row_equals_the_run_alone(capsys, trace):
         (["--policy", "lrv"], "did you mean 'lru'?"),
         (["--policy", "lru", "--set", "scope=layer"], "which policy's?"),
         (["--policy", "lru scope=sideways"], "not a choice"),
-        (["--policy", "lru scope"], "not key=value"),
+        (["--policy", "lru scope"], "--policy lru, got 'scope': not NAME=VALUE; write e.g. distance=3"),
         (["--policy", " "], "got an empty name"),
         (["--policy", "lru", "--hw", "a6000"], "--hw, got it twice"),
         (["--policy", "lru", "--workers", "0"], "not in the range"),

@@ -64,7 +64,7 @@ WORKS = {
         "moesim traces synth qwen1.5-moe-a2.7b --requests 8 --levels experts -o drawn.safetensors",
     ],
     "reproduce": ["moesim reproduce --last", "moesim reproduce --rows geometry"],
-    "bench": ["moesim bench --only start --repeat 1"],
+    "bench": ["moesim bench --only imports --repeat 1"],
     "conformance": ["moesim conformance lru"],
 }
 """Verb -> commands that a plain install carries out."""

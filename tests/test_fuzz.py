@@ -188,7 +188,7 @@ def case(bench: Bench, number: int) -> tuple[dict[str, Any], tuple[str, ...], by
                     "seed",
                     "vram",
                     "cache",
-                    "sim.hit",
+                    "sim_hit",
                     "predictor",
                 )
             )

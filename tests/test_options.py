@@ -63,7 +63,7 @@ def test_a_new_row_is_an_option_a_setting_a_key_an_axis_a_keyword_and_a_column(
     assert table.spec({**asked, "batch_patience": 5}).batch_patience == 5  # a keyword
     assert "batch.patience" in [row.name for row in table.axes]
     assert "batch_patience" in signature_of(simulate, table).parameters
-    assert "batch_patience" in [name for name, *_ in asked_columns(table)]
+    assert "batch_patience" in [row.columned for row in asked_columns(table)]
     assert "| `batch.patience` | `--patience`, `--wait` | N | 3 |" in page_text((table,))
     assert "    batch_patience: int\n" in types_text(table)
     with pytest.raises(BadInput, match="--patience, got 0: at least 1; raise it, or leave it out for 3"):
@@ -113,6 +113,7 @@ def test_names_that_went_are_refused_with_those_of_today(old: str, capsys: Any) 
     ("words", "says"),
     [
         (("--engine", "simpy"), "--engine, got 'simpy': a serving engine is meant here; the event-by-event simulator"),
+        (("--engine", "core"), "--engine, got 'core': a serving engine is meant here"),
         (("--engine", "arithmetic"), "--engine, got 'arithmetic': a serving engine is meant here"),
         (("--split", "store"), "--split, got 'store': it is called train now"),
         (("--set", "sim.hit=room"), "write --set sim.hit=slot"),
@@ -201,7 +202,7 @@ def test_settings_are_axes(capsys: Any) -> None:
         "--json",
     )
     rows = moesim(capsys, *words, "--set", "sim.contention=on,off").json["rows"]
-    assert [row["sim_contention"] for row in rows] == [None, False]
+    assert [row["sim_contention"] for row in rows] == [True, False]
     assert {row["cache"] for row in rows} == {"20%"}
     assert all(abs(row["cache_frac"] - 0.2) < 0.01 for row in rows)
     assert msgspec.structs.fields(RunSpec)

@@ -53,11 +53,12 @@ def parse_set(items: Iterable[str], what: str = "--set") -> dict[str, Any]:
         BadInput: no `=`, an empty or odd key, a value that is not YAML, or a key given twice.
     """
     found: dict[str, Any] = {}
+    example = "--set hw.h2d.latency_s=1e-5" if what == "--set" else "distance=3"
     for item in items:
         key, equals, text = item.partition("=")
         key = key.strip()
         if not equals or not all(key.split(".")):
-            raise BadInput(f"{what}, got {item!r}: not NAME=VALUE; write e.g. --set hw.h2d.latency_s=1e-5")
+            raise BadInput(f"{what}, got {item!r}: not NAME=VALUE; write e.g. {example}")
         if any(character.isspace() for character in key):
             raise BadInput(f"{what}, got name {key!r}: a name has no spaces; write e.g. --set distance=3")
         if key in found:

@@ -58,8 +58,10 @@ def columns_of(rows: Sequence[PointRow], found: Summary) -> list[Column]:
         if one.key not in _LEFT_OUT
     ]
     columns += [(name, kind, [read(row) for row in rows]) for name, kind, read in CAPACITY]
-    asked = [(name, kind, [read(row) for row in rows]) for name, kind, read in asked_columns()]
-    columns += [one for one in asked if any(value is not None for value in one[2])]
+    for option in asked_columns():
+        cells = [getattr(row.asked.spec, option.field) for row in rows]
+        if any(value != option.default for value in cells):
+            columns.append((option.columned, _TYPES[option.kind.column], cells))
     columns += [(name, "text", [row.asked.meant.get(name) for row in rows]) for name in _DIGESTS]
     common = None if found.bound is None else found.bound[0]
     above = [None if row.result is None else above_frac(row.result, common) for row in rows]
@@ -105,24 +107,10 @@ ASKED = {row.field for row in OPTIONS.rows if row.columned == row.field and row.
 """Options that a result tells of under the same name."""
 
 
-def asked_columns(table: Table = OPTIONS) -> list[tuple[str, str, Cell]]:
-    """A column for each option that may vary; one that no point changes from what is usual is left out."""
+def asked_columns(table: Table = OPTIONS) -> list[Option]:
+    """Options that may vary and have a column of their own, where some point changes them from what is usual."""
     told = {"cache", *figures()}
-    return [
-        (row.columned, _TYPES[row.kind.column], _unless(row))
-        for row in table.axes
-        if row.columned not in told and row.field not in told
-    ]
-
-
-def _unless(option: Option) -> Cell:
-    """The value that was asked for; None where it is the usual one."""
-
-    def cell(row: PointRow) -> object:
-        value = getattr(row.asked.spec, option.field)
-        return None if value == option.default else value
-
-    return cell
+    return [row for row in table.axes if row.columned not in told and row.field not in told]
 
 
 def chosen(table: pa.Table, found: Summary, columns: str | Sequence[str] | None = None) -> pa.Table:
