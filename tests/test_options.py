@@ -20,6 +20,7 @@ from sim.cli.run import command as simulate_command
 from sim.cli.spec_options import run_options
 from sim.cli.unique_options import UniqueOptions
 from sim.options import LOAD, OPTIONS, OUTPUTS, Option, RunSpec, Table, spec_of
+from sim.run import prepare
 from sim.studies.keywords import signature_of
 from sim.studies.simulate import simulate
 from sim.studies.sweep.grid_file import gathered
@@ -130,6 +131,13 @@ def test_names_that_went_are_refused_with_those_of_today(old: str, capsys: Any) 
 )
 def test_values_and_terms_that_are_wrong_say_what_to_write(words: tuple[str, ...], says: str, capsys: Any) -> None:
     assert says in simulated(capsys, "--policy", "lru", "--hw", "rtx3090", *words).error
+
+
+@pytest.mark.parametrize("engine", ["simpy", "core", "arithmetic"])
+def test_a_simulator_is_no_serving_engine_from_python_either(engine: str) -> None:
+    for ask in (simulate, lambda **fields: prepare(RunSpec(**fields))):
+        with pytest.raises(BadInput, match=f"--engine, got '{engine}': a serving engine is meant here"):
+            ask(policy="lru", hw="rtx3090", engine=engine)
 
 
 def test_flags_of_verbs_that_went_name_one_that_is_there() -> None:
