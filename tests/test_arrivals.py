@@ -123,5 +123,5 @@ def test_a_broken_process(source):
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_broken_scale(scale):
-    with pytest.raises(BadInput, match="arrivals.scale"):
+    with pytest.raises(BadInput, match=r"--set arrivals\.scale"):
         arrivals("poisson:1", 3, rate_scale=scale)
