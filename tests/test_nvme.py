@@ -369,7 +369,7 @@ def refused(**fields: Any) -> str:
     ("fields", "told"),
     [
         ({"drive": "gen9x4"}, "--drive, got 'gen9x4': no such drive"),
-        ({"drive": f"gen4x4:depth={'9' * 5000}"}, "not a whole number"),
+        ({"drive": f"gen4x4:depth={'9' * 5000}"}, "beyond any figure of a run"),
         ({"drive": "gen4x4", "drive_evict": ""}, "--set drive.evict: policy, got ''"),
         ({"drive": "gen4x4", "drive_evict": "./nowhere.py"}, "--set drive.evict: policy, got './nowhere.py'"),
         ({"drive": "gen4"}, "no such drive; did you mean 'gen4x4'"),
@@ -429,9 +429,9 @@ def test_buffered_reads_are_slower_and_pageable():
 @pytest.mark.parametrize(
     ("settings", "drive", "reads", "start", "since"),
     [
-        ({"engine": "llama_cpp"}, "gen4x4", "buffered", "warm", "since stack llama_cpp maps its file"),
+        ({"engine": "llama_cpp"}, "gen4x4", "buffered", "warm", "since engine llama_cpp maps its file"),
         ({"engine": "bare"}, "gen4x4", "direct", "cold", "since engine bare maps no file"),
-        ({"engine": "ktransformers"}, "gen4x4:start=warm", "direct", "warm", "reads=direct by default, since stack"),
+        ({"engine": "ktransformers"}, "gen4x4:start=warm", "direct", "warm", "reads=direct by default, since engine"),
         ({"engine": "llama_cpp"}, "gen4x4:reads=direct", "direct", "cold", "start=cold by default"),
         ({"engine": "llama_cpp"}, "gen4x4:reads=direct:start=cold", "direct", "cold", ""),
         (
