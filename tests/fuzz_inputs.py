@@ -767,7 +767,7 @@ def of_axes(bench: Bench, rng: random.Random) -> list[str]:
             ("--hw", "rtx3090,a6000"),
         )
     )
-    line = bench.line if option not in ("--cache", "--vram", "--experts") else [*bench.line[:-4], *bench.line[-2:]]
+    line = bench.line if option not in ("--cache", "--vram") else [*bench.line[:-4], *bench.line[-2:]]
     line = [word for pair in zip(line[::2], line[1::2], strict=True) if pair[0] != option for word in pair]
     return ["sweep", *line, option, spoil_text(value, rng), "--workers", "1", "--max-points", "8"]
 

@@ -190,9 +190,9 @@ def test_a_missing_device_names_the_way_out():
         def is_available(self):
             return False
 
-    with pytest.raises(BadInput, match="torch sees no CUDA device; give --device cpu"):
+    with pytest.raises(BadInput, match="torch sees no CUDA device; name cpu"):
         CudaDevice("cuda:0", cuda=NoCuda(), place="cpu")
-    with pytest.raises(BadInput, match="1 are here; give --device cpu, or cuda:0"):
+    with pytest.raises(BadInput, match="1 are here; name cpu, or cuda:0"):
         CudaDevice("cuda:3", cuda=FakeCuda(), place="cpu")
 
 

@@ -71,7 +71,7 @@ WORKS = {
 LACKS = {
     "run": [(f"simulate {RUN} --out run", "tables"), (f"simulate {RUN} --real", "torch")],
     "calibrate": [("calibrate --device cpu --minutes 1", "fit")],
-    "validate": [("moesim validate --policy lru --hw rtx3090 --experts 64", "torch")],
+    "validate": [("moesim validate --policy lru --hw rtx3090 --cache 64experts", "torch")],
     "report": [
         ("moesim report kept -o kept.html", "tables"),
         ("moesim report result.json -o x.svg --plot time", "images"),

@@ -390,9 +390,9 @@ def test_the_arena_is_a_free_list_first_freed_first_used():
 
 def test_devices_are_named():
     assert usable_device("cpu") == "cpu"
-    with pytest.raises(BadInput, match="--device, got 'tpu'"):
+    with pytest.raises(BadInput, match="--real, got 'tpu'"):
         usable_device("tpu")
     if not torch.cuda.is_available():
         assert usable_device(None) == "cpu"
-        with pytest.raises(BadInput, match="torch sees no CUDA device here; give --device cpu"):
+        with pytest.raises(BadInput, match="torch sees no CUDA device here; write --real=cpu"):
             usable_device("cuda:0")

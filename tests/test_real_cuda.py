@@ -345,5 +345,5 @@ def test_a_refused_launch_is_a_fault():
 
 
 def test_a_missing_device_names_the_way_out():
-    with pytest.raises(BadInput, match="no such CUDA device, 1 are here; give --device cpu"):
+    with pytest.raises(BadInput, match="no such CUDA device, 1 are here; name cpu"):
         CudaDevice("cuda:3", cuda=FakeDevice(), place="cpu")

@@ -225,7 +225,7 @@ def test_two_gpus_compute_what_one_computes_and_decide_as_simulated(tmp_path, re
 
 
 def test_several_cuda_gpus_are_refused():
-    with pytest.raises(BadInput, match=r"got --gpus 2 on cuda:0: real runs use one CUDA GPU.*--device cpu"):
+    with pytest.raises(BadInput, match=r"got --gpus 2 on cuda:0: real runs use one CUDA GPU.*--real=cpu"):
         open_lanes("cuda:0", 2)
     lanes = open_lanes("cpu", 2)
     assert isinstance(lanes.device, CpuDevice)

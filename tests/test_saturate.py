@@ -108,7 +108,11 @@ def test_the_command(spec: RunSpec) -> None:
     [
         (["--set", "run.arrivals=poisson:1"], "the rate is what is looked for"),
         (["--set", "sim.energy=gpu"], "--set sim.energy, got 'gpu': rates are looked for"),
-        (["--attain", "2"], "--attain, got 2: a share"),
+        (["--slo", "ttft_s <= 60s:attain=2"], "--slo attain, got '2': slo.attained_frac is a share, 1 at most"),
+        (["--slo", "ttft_s <= 60s:attain=0%"], "--slo attain, got '0%': more than nobody, such as 95%; raise it"),
+        (["--slo", "ttft_s <= 60s:attend=9%"], "60s:attend=9%"),
+        (["--slo", ":attain=50%"], "--slo, got ':attain=50%': nothing is promised"),
+        (["--attain", "0.9"], "--attain: no such option any more; write --slo '...:attain=95%'"),
         (["--requests", "1"], "--requests, got 1: too few for most of them to wait; give 3 or more"),
         (["--requests", "0"], "--requests, got 0"),
         (["--policy", "nobody"], "nobody"),

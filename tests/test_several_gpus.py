@@ -368,7 +368,10 @@ def test_a_placement_by_the_rule_is_the_rule_but_says_so(tmp_path, tiny_path):
         result = execute(made).result.to_dict()
         results.append({key: value for key, value in result.items() if key not in ("run_id", "wall_s", "name")})
         made.close()
-    assert results[1].pop("caveats") == [*results[0].pop("caveats"), "several GPUs work together by --set gpus.map=FILE"]
+    assert results[1].pop("caveats") == [
+        *results[0].pop("caveats"),
+        "several GPUs work together by --set gpus.map=FILE",
+    ]
     assert results[0] == results[1]
 
 

@@ -25,7 +25,6 @@ def prompts_only(tmp_path: Path) -> Path:
     [
         ("run", ["--router", "least_loaded"], "--router, got 'least_loaded' with one replica"),
         ("run", ["--set", "timeline.from=3"], "--set timeline.*, got it without --timeline"),
-        ("saturate", ["--attain", "0.5"], "--attain, got 0.5 without --slo"),
         (
             "run",
             ["--set", "sim.contention=off", "--set", "hw.contention.gpu_slowdown_by_h2d=0.5"],

@@ -13,8 +13,9 @@ from sim.cli.output_place import OutputFile
 from sim.cli.progress import Bar
 from sim.cli.say import say
 from sim.cli.spec_options import run_options, tell_drawing
-from sim.cli.unique_options import UniqueOptions
+from sim.cli.unique_options import Grouped, UniqueOptions
 from sim.figures import SCHEMA
+from sim.options import LIMITS, LOAD, OPTIONS
 
 REQUESTS = 200
 ATTAIN = 0.95
@@ -32,13 +33,14 @@ ATTAIN = 0.95
     metavar="'NAME KEY=VALUE ...'",
     help="A policy, with parameters of its own after its name; repeat it.",
 )
-@run_options(without=("policy", "arrivals"))  # the rate is what is looked for
+@run_options(without=("policy", "arrivals", "slo"))  # the rate is what is looked for
 @click.option(
-    "--attain",
-    "kept_frac",
-    type=float,
-    metavar="F",
-    help=f"With --slo: the share of requests that has to keep to it; default: {ATTAIN:g}.",
+    "--slo",
+    "promised",
+    cls=Grouped,
+    group=LOAD,
+    metavar="LIMITS|FILE",
+    help=f"{OPTIONS.by_field['slo'].help}. 'ttft_s <= 2s:attain=99%': by so many of them; default: {ATTAIN:.0%}.",
 )
 @click.option(
     "--draws",
@@ -59,7 +61,7 @@ ATTAIN = 0.95
 def command(
     policies: tuple[str, ...],
     settings: tuple[str, ...],
-    kept_frac: float | None,
+    promised: str | None,
     draws: int,
     workers: int | None,
     out: Path | None,
@@ -81,13 +83,7 @@ def command(
     from sim.studies.saturate.text import answer, curve_table, rates_table
     from sim.workload.slo import slo_text
 
-    promised = slo_text(given.get("slo") or {})
-    if kept_frac is None:
-        kept_frac = ATTAIN
-    elif not 0 < kept_frac <= 1:
-        raise BadInput(f"--attain, got {kept_frac:g}: a share in (0, 1], such as 0.95; correct it")
-    elif not promised:
-        raise BadInput(f"--attain, got {kept_frac:g} without --slo: nothing is promised; add --slo 'ttft_s <= 60s'")
+    given["slo"], kept_frac = (None, ATTAIN) if promised is None else limits_of(promised)
     if given["requests"] is None:
         given["requests"] = REQUESTS
     candidates = [
@@ -103,8 +99,8 @@ def command(
     with nullcontext() if out is None else replacing(out) as part:
         with Bar("looking for rates") as bar:
             found = saturate([(one.label, one.spec) for one in candidates], draws, kept_frac, workers, bar.update)
-        said = answer(found, promised, kept_frac)
         spec = candidates[0].spec
+        said = answer(found, slo_text(spec.slo), kept_frac)
         asked = {"slo": spec.slo, "attain_frac": kept_frac, "draws": draws, "requests": given["requests"]}
         where = {"hw": spec.hw, "trace": spec.trace}
         rows = [msgspec.to_builtins(one) for one in found]
@@ -124,3 +120,16 @@ def command(
     if out is not None:
         say()
         say(f"written: {out}")
+
+
+def limits_of(text: str) -> tuple[dict[str, dict[str, float]], float]:
+    """`ttft_s <= 60s:attain=99%` as the limits and the share of requests that has to keep to them. Raises BadInput."""
+    from sim.results.figure import parse_figure
+
+    limits, attain, share = text.rpartition(":attain=")
+    if attain and not limits.strip():
+        raise BadInput(f"--slo, got {text!r}: nothing is promised; write e.g. 'ttft_s <= 60s:attain=95%'")
+    kept_frac = parse_figure("slo.attained_frac", share, "--slo attain") if attain else ATTAIN
+    if kept_frac <= 0:
+        raise BadInput(f"--slo attain, got {share!r}: more than nobody, such as {ATTAIN:.0%}; raise it")
+    return LIMITS.read(limits if attain else text, "--slo"), kept_frac

@@ -14,19 +14,22 @@ from sim.base.interrupts import answered
 from sim.base.tables import fold
 from sim.cli.output_place import OutputFile
 from sim.cli.say import say
+from sim.cli.spec_options import Value
 from sim.cli.unique_options import UniqueOptions
+from sim.options import OPTIONS
 from sim.real.validate_text import kept_text, read, read_report, report, talk_report
 
 if TYPE_CHECKING:
     from sim.real.comparison import Comparison, Report, Talk
 
 TALK_OUTPUTS = 32
+CACHES = OPTIONS.by_field["cache"]
 
 
 @click.command(
     cls=UniqueOptions,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: moesim validate --policy lru --policy fine_moe --experts 64 --experts 128 --hw my-cpu.yaml",
+    epilog="Example: moesim validate --policy lru --policy fine_moe --cache 25% --cache 50% --hw my-cpu.yaml",
 )
 @click.option(
     "--policy",
@@ -35,9 +38,16 @@ TALK_OUTPUTS = 32
     metavar="NAME|FILE.py",
     help="What decides; repeat it. With --checkpoint parameters may follow the name: 'emoe p=1'.",
 )
-@click.option("--experts", multiple=True, type=int, metavar="N", help="Budget in whole experts; repeat it.")
+@click.option(
+    "--cache", "caches", multiple=True, metavar=CACHES.metavar, type=Value(CACHES), help=f"{CACHES.help}; repeat it."
+)
 @click.option("--hw", metavar="NAME|FILE", help="Profile of this device: `calibrate` writes one.")
-@click.option("--device", metavar="cpu|cuda:N", help="Where to run; default: a GPU if there is one, else the CPU.")
+@click.option(
+    "--real",
+    "device",
+    metavar="DEVICE",
+    help="Where to run: --real=cpu, --real=cuda:1; default: a GPU if there is one, else the CPU.",
+)
 @click.option("--model", metavar="NAME|FILE", default="cpu-small", show_default=True, help="Geometry.")
 @click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: a bundled one of the model's shape.")
 @click.option("--precision", metavar="TYPE", help="Type of the weights; default: what the device computes in.")
@@ -98,7 +108,7 @@ TALK_OUTPUTS = 32
 )
 def command(
     policies: tuple[str, ...],
-    experts: tuple[int, ...],
+    caches: tuple[str, ...],
     hw: str | None,
     device: str | None,
     model: str,
@@ -126,12 +136,12 @@ def command(
     if not policies or hw is None:
         missing = "--policy" if not policies else "--hw"
         raise BadInput(
-            f"{missing}, got none: it is needed; e.g. moesim validate --policy lru --experts 64 --hw my-cpu.yaml, "
+            f"{missing}, got none: it is needed; e.g. moesim validate --policy lru --cache 64experts --hw my-cpu.yaml, "
             "whose profile `calibrate --device cpu --model cpu-small --name my-cpu` writes"
         )
     if checkpoint is not None:
         talked = _talk(
-            checkpoint, policies, experts or (None,), hw, device, trace, requests, settings, outputs or TALK_OUTPUTS
+            checkpoint, policies, caches or (None,), hw, device, trace, requests, settings, outputs or TALK_OUTPUTS
         )
         _keep(talked, out)
         click.echo(json.dumps(talked) if as_json else fold(talk_report(talked)), nl=as_json)
@@ -142,7 +152,7 @@ def command(
     try:
         data = _measure(
             policies,
-            experts or (None,),
+            caches or (None,),
             hw,
             device,
             model,
@@ -173,7 +183,7 @@ def command(
 
 def _measure(
     policies: tuple[str, ...],
-    experts: tuple[int | None, ...],
+    caches: tuple[str | None, ...],
     hw: str,
     device: str | None,
     model: str,
@@ -189,13 +199,13 @@ def _measure(
     kept: list[Comparison],
     out: Path | None,
 ) -> Report:
-    """Every policy at every budget, on lanes and weights that are opened once. `kept`: comparisons made earlier."""
+    """Every policy with every cache, on lanes and weights that are opened once. `kept`: comparisons made earlier."""
     import msgspec
 
     from sim.base.json import finite
     from sim.cli.run_real import prepare_real
     from sim.figures import SCHEMA
-    from sim.options import OPTIONS, spec_of
+    from sim.options import spec_of
     from sim.real.devices import environment
     from sim.real.devices.lanes import cores
     from sim.real.devices.open import usable_device
@@ -207,8 +217,8 @@ def _measure(
     asked: dict[str, Any] = {"hw": hw, "model": model, "trace": trace, "precision": precision or "bf16"}
     asked |= {"requests": requests, "batch": batch, "set": OPTIONS.settings(settings)}
     cases = [
-        spec_of({**asked, "policy": policy, "cache": None if n is None else f"{n}experts"}, "moesim validate")
-        for n in experts
+        spec_of({**asked, "policy": policy, "cache": cache}, "moesim validate")
+        for cache in caches
         for policy in policies
     ]
     largest: Any = None
@@ -233,7 +243,7 @@ def _measure(
             if earlier or run.reals
         ]
         wrong = [
-            f"{c['policy']}, {c['experts'] or 'default'} experts: {text}"
+            f"{c['policy']}, cache {c['case']['cache'] or 'default'}: {text}"
             for c in comparisons
             for text in judge(c, tolerance)
         ]
@@ -307,7 +317,7 @@ def _keep(data: Report | Talk, out: Path | None) -> None:
 def _talk(
     checkpoint: str,
     policies: tuple[str, ...],
-    experts: tuple[int | None, ...],
+    caches: tuple[str | None, ...],
     hw: str,
     device: str | None,
     trace: str | None,
@@ -319,14 +329,14 @@ def _talk(
     from sim.base.json import finite
     from sim.base.kinds import EXPERTS, amount_in
     from sim.cli.run_real import checkpoint_folder
-    from sim.options import OPTIONS, spec_of
+    from sim.options import spec_of
     from sim.policy.policy_file import split
     from sim.real.devices.open import usable_device
     from sim.real.generate import talk
 
     folder = checkpoint_folder(checkpoint)
     specs, named_so = [], []
-    for n in experts:
+    for cache in caches:
         for item in policies:
             policy, *own = split(item) or [""]
             asked: dict[str, Any] = {
@@ -337,7 +347,7 @@ def _talk(
                 "precision": "fp32",
             }
             asked |= {"requests": requests, "set": OPTIONS.settings((*settings, *own))}
-            specs.append(spec_of({**asked, "cache": None if n is None else f"{n}experts"}, "moesim validate"))
+            specs.append(spec_of({**asked, "cache": cache}, "moesim validate"))
             named_so.append(" ".join((policy, *own)))
     rows = talk(specs, folder, usable_device(device), outputs)
     for row, name, spec in zip(rows, named_so, specs, strict=True):

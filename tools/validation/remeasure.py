@@ -76,14 +76,13 @@ class Measurement:
     def validate(self, folder: Path, tolerance: float) -> list[str]:
         """Arguments of `moesim`; `--repeat` takes all cases in turn."""
         cases = [word for policy in self.policies for word in ("--policy", policy)]
-        cases += [word for n in self.experts for word in ("--experts", str(n))]
+        cases += [word for n in self.experts for word in ("--cache", f"{n}experts")]
         return [
             "validate",
             *cases,
             "--model",
             self.model,
-            "--device",
-            "cpu",
+            "--real=cpu",
             "--requests",
             str(self.requests),
             "--outputs",

@@ -74,12 +74,12 @@ class CudaDevice:
         self.torch: Any = torch
         self._cuda: Any = torch.cuda if cuda is None else cuda
         if not self._cuda.is_available():
-            raise BadInput(f"--device, got {device!r}: torch sees no CUDA device; give --device cpu, or another torch")
+            raise BadInput(f"device, got {device!r}: torch sees no CUDA device; name cpu, or install another torch")
         self._index, count = int(device.partition(":")[2] or 0), self._cuda.device_count()
         if self._index >= count:
             raise BadInput(
-                f"--device, got {device!r}: torch sees no such CUDA device, {count} are here; give --device "
-                f"cpu, or cuda:0 to cuda:{count - 1}"
+                f"device, got {device!r}: torch sees no such CUDA device, {count} are here; name cpu, or cuda:0 to "
+                f"cuda:{count - 1}"
             )
         self.bind_thread()
         # cuDNN's attention builds a plan for each length of context (pytorch #155958): 40 ms of the host on an H200.

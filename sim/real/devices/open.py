@@ -13,23 +13,24 @@ if TYPE_CHECKING:
 
 
 def usable_device(name: str | None, asking: str = "--real") -> str:
-    """The device of `--device`: the one named, else a CUDA GPU if there is one, else the CPU backend.
+    """The device of `--real`, or of `calibrate --device`: as named, else a CUDA GPU if there is one, else the CPU.
 
     Raises:
         BadInput: no torch, or no such device.
     """
     need(asking, "torch")
+    flag = asking if asking == "--real" else "--device"
     import torch
 
     if name is None:
         return "cuda:0" if torch.cuda.is_available() else "cpu"
     kind, colon, index = name.partition(":")
     if kind not in ("cpu", "cuda"):
-        raise BadInput(f"--device, got {name!r}: cpu, or cuda:0, cuda:1 ..; {did_you_mean(kind, ('cpu', 'cuda'))}")
+        raise BadInput(f"{flag}, got {name!r}: cpu, or cuda:0, cuda:1 ..; {did_you_mean(kind, ('cpu', 'cuda'))}")
     if colon and not index.isdigit():
-        raise BadInput(f"--device, got {name!r}: the number of a device follows the colon; write {kind}:0")
+        raise BadInput(f"{flag}, got {name!r}: the number of a device follows the colon; write {kind}:0")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"--device, got {name!r}: torch sees no CUDA device here; give --device cpu")
+        raise BadInput(f"{flag}, got {name!r}: torch sees no CUDA device here; write {flag}=cpu")
     return name if kind == "cpu" or index else "cuda:0"
 
 
@@ -42,7 +43,7 @@ def open_device(name: str, n_gpus: int = 1) -> Device:
     if n_gpus != 1:
         raise BadInput(
             f"--real, got --gpus {n_gpus} on {name}: real runs use one CUDA GPU; leave --gpus out, or "
-            "give --device cpu, where several are carried out"
+            "write --real=cpu, where several are carried out"
         )
     from sim.real.devices.cuda import CudaDevice
 
