@@ -63,7 +63,7 @@ def ran_on(case: dict[str, Any]) -> tuple[str | None, str | None]:
     return str(trace), str(predictor) if predictor.is_file() else None
 
 
-def again(case: dict[str, Any], contention: str = "on") -> Again:
+def again(case: dict[str, Any], contention: bool = True) -> Again:
     """Predict one case anew."""
     from sim.options import RunSpec
     from sim.real.validate import Case
@@ -113,7 +113,7 @@ def command(names: tuple[str, ...]) -> None:
     cases = [case for name in names or (NAME,) for case in kept_cases(name)]
     found: dict[str, tuple[float, float]] = {}
     for contention in ("on", "off"):
-        rows = [again(case, contention) for case in cases]
+        rows = [again(case, contention == "on") for case in cases]
         found[contention] = errors(rows)
         if contention == "on":
             click.echo(LINE.format("model", "policy", "experts", "measured ms", "then", "now", "TTFT ms", "now"))
