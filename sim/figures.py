@@ -78,7 +78,7 @@ class Statistic(msgspec.Struct, frozen=True):
         float | msgspec.UnsetType | None, Figure("90th percentile, of requests under load; from 10", -1, label="p90")
     ] = msgspec.UNSET
     sampling: Annotated[
-        Errors | msgspec.UnsetType | None, Figure("where these lie, of requests under load; null where the queue grows")
+        Errors | msgspec.UnsetType | None, Figure("where these lie, of requests under load")
     ] = msgspec.UNSET
 
 
