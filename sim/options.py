@@ -226,7 +226,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             flags=("--model",),
             metavar="NAME|FILE",
             help="Geometry: see `moesim models`; a file, or the folder or config.json of a checkpoint",
-            otherwise="a model of the trace's routing shape",
+            otherwise="the one that the trace names, or one of its routing shape",
             identity=MEANT,
         ),
     ] = None

@@ -566,6 +566,6 @@ def test_what_fits_no_request_is_refused_before_anything_is_drawn(tmp_path, monk
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "olmoe-1b-7b@24x32k4"])
 def test_a_drawn_traces_shape_is_known_by_its_name(name):
-    from sim.setup.pairing import model_of_shape
+    from sim.setup.pairing import model_named
 
-    assert model_of_shape(name, drawn.shape_named(name)) == {"qwen3-30b-a3b": "qwen3-30b-a3b"}.get(name, "gpt-oss-20b")
+    assert model_named(name, drawn.shape_named(name)) == {"qwen3-30b-a3b": "qwen3-30b-a3b"}.get(name, "gpt-oss-20b")

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from grids import few_each_time
+from tiny_traces import tiny_trace
 
+from sim.base.errors import BadInput
 from sim.cli import main
-from sim.profiles.models import load_model
+from sim.profiles.models import load_model, model_names
 from sim.setup.pairing import default_model, shape_of
 from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
 from traces.format.check import check_trace
@@ -139,7 +141,33 @@ def test_a_model_runs_on_the_traces_of_its_shape_and_back(model, names):
     assert traces_that_fit(*shape) == names
     for name in names:
         with Trace(bundled_traces()[name]) as trace:
-            assert default_model(trace) == model
+            assert trace.header.stands_for == default_model(trace) == model
+
+
+def test_a_bundled_trace_names_its_model_and_no_catalogue_is_searched(trace, monkeypatch):
+    monkeypatch.setattr("sim.base.index.facts", lambda file: pytest.fail(f"looked {file} up"))
+    assert default_model(trace) in model_names()
+
+
+@pytest.mark.parametrize(
+    "facts, model",
+    [
+        ({"model": "tiny"}, "gpt-oss-20b"),  # the first of its shape
+        ({"model": "Qwen/Qwen3-Coder-480B-A35B-Instruct"}, "qwen3-coder-480b-a35b"),
+        ({"model": "qwen3.5-122b-a10b"}, "qwen3.5-122b-a10b"),
+        ({"model": "qwen3-30b-a3b", "stands_for": "phi-3.5-moe"}, "phi-3.5-moe"),
+    ],
+)
+def test_a_model_is_found_by_the_headers_names_and_then_by_shape(tmp_path, facts, model):
+    with Trace(tiny_trace(tmp_path / "t.safetensors", 24, 32, 4, levels=(), **facts)) as trace:
+        assert default_model(trace) == model
+
+
+def test_a_header_that_names_an_unknown_model_is_refused(tmp_path):
+    path = tiny_trace(tmp_path / "t.safetensors", 24, 32, 4, levels=(), stands_for="gpt-oss-20")
+    wanted = r"metadata stands_for, got 'gpt-oss-20': .*--model NAME; did you mean 'gpt-oss-20b'"
+    with Trace(path) as trace, pytest.raises(BadInput, match=wanted):
+        default_model(trace)
 
 
 def test_the_list_shows_them_all(capsys, monkeypatch):

@@ -97,6 +97,7 @@ def test_header_comes_back_whole(tmp_path):
     header = Header(
         model="m",
         model_source="s",
+        stands_for="qwen1.5-moe-a2.7b",
         n_layers=2,
         n_experts=300,
         top_k=1,

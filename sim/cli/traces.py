@@ -195,6 +195,7 @@ def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
         "bytes": n_bytes,
         "model": header.model,
         "model_source": header.model_source,
+        "stands_for": header.stands_for or None,
         "n_layers": trace.n_layers,
         "n_experts": trace.n_experts,
         "top_k": trace.top_k,
@@ -244,6 +245,7 @@ def _show(facts: dict[str, Any]) -> None:
     click.echo(facts["path"])  # on a line of its own, in one piece, to be copied
     row("file", f"{show_bytes(facts['bytes'])}, {digest}")
     row("model", f"{facts['model']} ({facts['model_source']})")
+    row("stands for", facts["stands_for"])
     row("shape", f"{shape}; {gate['score']} gate{', renormalised' if gate['renormalised'] else ''}")
     splits = f"{facts['splits']['store']} store, {facts['splits']['test']} test"
     row("rows", f"{facts['n_tokens']:,} tokens, {facts['n_decode_rows']:,} of them decode")

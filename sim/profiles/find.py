@@ -38,11 +38,7 @@ def find(package: str, what: str, name_or_path: str) -> Path:
         if not S_ISREG(mode_of(path)):
             raise BadInput(f"{what}, got {name_or_path!r}: no such file; check the path")
         return path
-    plain = {_plain(stem): file for stem, file in files.items()}
-    if _plain(name_or_path) in plain:
-        return plain[_plain(name_or_path)]
-    others = {file: _aliases(file) for file in files.values()}
-    meant = [file for file, names in others.items() if _plain(name_or_path) in map(_plain, names)]
+    meant = called(package, name_or_path)
     if len(meant) > 1:
         both = " and ".join(file.stem for file in meant)
         raise BadInput(
@@ -53,8 +49,18 @@ def find(package: str, what: str, name_or_path: str) -> Path:
     if S_ISREG(mode_of(path)):
         raise BadInput(f"{what}, got {name_or_path!r}: a file of yours ends in .yaml, .yml or .json; rename it")
     raise BadInput(
-        f"{what}, got {name_or_path!r}: unknown; {did_you_mean(name_or_path, files, chain(*others.values()))}"
+        f"{what}, got {name_or_path!r}: unknown; "
+        f"{did_you_mean(name_or_path, files, chain.from_iterable(map(_aliases, files.values())))}"
     )
+
+
+def called(package: str, name: str) -> list[Path]:
+    """The files of a data package that an id means, a spelling of it, or an alias, which several may have."""
+    files = bundled(package, ".yaml")
+    plain = {_plain(stem): file for stem, file in files.items()}
+    if _plain(name) in plain:
+        return [plain[_plain(name)]]
+    return [file for file in files.values() if _plain(name) in map(_plain, _aliases(file))]
 
 
 def as_a_start(package: str, what: str, name: str | None, alone: bool) -> str:

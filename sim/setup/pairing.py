@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sim.base import index
-from sim.base.errors import BadInput
+from sim.base.errors import BadInput, did_you_mean
 from sim.base.paths import mode_of
-from sim.profiles.models import load_model, model_names
+from sim.profiles.find import called
+from sim.profiles.models import PACKAGE, load_model, model_names
 from sim.workload.load import NONE
 from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
 from traces.format.shapes import family
@@ -56,8 +57,18 @@ def _changed_to_fit(model: Model, trace: Trace) -> str:
 
 
 def default_model(trace: Trace) -> str:
-    """The catalogue's model of the trace's routing shape; its header's `model` decides between several."""
-    found = model_of_shape(trace.header.model, (trace.n_layers, trace.n_experts, trace.top_k))
+    """The catalogue's model that the trace's header names, or the first of its routing shape.
+
+    Raises:
+        BadInput: the header names one that the catalogue lacks, or names none and there is none of its shape.
+    """
+    named = trace.header.stands_for
+    if named and named not in model_names():
+        raise BadInput(
+            f"{trace.path}: metadata stands_for, got {named!r}: no model of the catalogue; name one with --model NAME; "
+            f"{did_you_mean(named, model_names())}"
+        )
+    found = model_named(named or trace.header.model, (trace.n_layers, trace.n_experts, trace.top_k))
     if found is not None:
         return found
     raise BadInput(
@@ -81,10 +92,12 @@ def _nearest(trace: Trace) -> str:
     return f"; or part of one: --model {model.id} {changed}"
 
 
-def model_of_shape(named: str, shape: tuple[int, int, int]) -> str | None:
-    """The catalogue's model of that name, or the first of that routing shape."""
+def model_named(named: str, shape: tuple[int, int, int]) -> str | None:
+    """The catalogue's model of that name, which may be an alias, or the first of that routing shape."""
     if named in model_names():
         return named
+    if len(meant := called(PACKAGE, named)) == 1:
+        return meant[0].stem
     fitting = (name for name in model_names() if not name.startswith("cpu-") and _bundled_shape(name) == shape)
     return next(fitting, None)
 

@@ -32,7 +32,7 @@ from sim.setup.pairing import (
     check_shape,
     default_model,
     drawn_anew,
-    model_of_shape,
+    model_named,
     said_of_requests,
     trace_for,
     unhurried,
@@ -245,7 +245,7 @@ def _check_least_memory(spec: RunSpec, named: _Named, trace: str) -> None:
     from traces.synth.drawn import shape_named
 
     policy, hw = named.who.policy, named.hw
-    name = spec.model or model_of_shape(trace, shape_named(trace))
+    name = spec.model or model_named(trace, shape_named(trace))
     if name is None:
         return  # `prepare` says so
     model = load_model(name, named.overrides.model)

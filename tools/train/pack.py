@@ -187,6 +187,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
             f"tools/train on {log['tokens_seen']} tokens{begun} ({log['hardware']}, {log['seconds']:.0f} s, torch "
             f"{log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
+        stands_for=settings["shape"],
         weights_kind=weights_kind,
         labels=(*header.labels, *labels_of(log)),
         tokenizer=f"byte-level BPE of {n_tokens} tokens trained on the same corpus",

@@ -48,6 +48,7 @@ def header_of(
         top_k=top_k,
         gate=GateRule(score=FAMILIES[meta["model_type"]].score, renormalised=bool(meta["weights_renormalised"])),
         created_by="tools.train",
+        stands_for=settings["shape"],
         weights_kind="applied",
         tokenizer=f"byte-level BPE of {recording.embedding.shape[0]} tokens trained on the same corpus",
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",

@@ -12,6 +12,7 @@ from traces.format.layout import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEX
 
 REPEATING = "trained-to-repeat"  # label: a loss kept the routers with the experts of the token before
 ONE_PROMPT = "one-prompt"  # label: the routing, or what it was fitted to, is of a single prompt
+_ID = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 _WORD = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 _NUMBER = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
@@ -29,6 +30,7 @@ REQUIRED = (
     "created_by",
 )
 OPTIONAL = (
+    "stands_for",
     "gate_selection",
     "gate_scaling",
     "weights_kind",
@@ -65,6 +67,8 @@ class GateRule:
 class Header:
     """Facts about a whole trace.
 
+    stands_for: id of the model of the catalogue that is replayed on the trace, where `model` is another: a small model
+        of its routing shape that was trained here.
     weights_kind: `applied` (what multiplies the expert's output), `raw` (the chosen scores before renormalisation) or
         `derived` (not stored: a reader takes them from the chosen scores).
     expert_order: `router` (heaviest first) or `unranked`, when the source did not keep the order.
@@ -80,6 +84,7 @@ class Header:
     top_k: int
     gate: GateRule = field(default_factory=GateRule)
     created_by: str = "moesim"
+    stands_for: str = field(default="", kw_only=True)
     weights_kind: str = "applied"
     expert_order: str = "router"
     tokenizer: str = ""
@@ -121,6 +126,7 @@ class Header:
             "version": VERSION,
             "model": self.model,
             "model_source": self.model_source,
+            "stands_for": self.stands_for,
             "n_layers": str(self.n_layers),
             "n_experts": str(self.n_experts),
             "top_k": str(self.top_k),
@@ -165,6 +171,8 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
     for key in ("plain_sha256", "drawn_sha256"):
         if not _DIGEST.match(pairs.get(key, "0" * 64)):
             raise get.breach(key, pairs[key], "64 hexadecimal digits")
+    if not _ID.match(pairs.get("stands_for", "id")):
+        raise get.breach("stands_for", pairs["stands_for"], "an id is lower-case letters, digits, ., - and _")
     labels = get.words("labels")
     if bad := [word for word in labels if not _WORD.match(word)]:
         raise get.breach("labels", bad[0], "a label is lower-case letters, digits, - and _")
@@ -176,6 +184,7 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
         top_k=top_k,
         gate=gate,
         created_by=pairs["created_by"],
+        stands_for=pairs.get("stands_for", ""),
         weights_kind=get.choice("weights_kind", ("applied", "raw", "derived")),
         expert_order=get.choice("expert_order", ("router", "unranked")),
         tokenizer=pairs.get("tokenizer", ""),

@@ -80,7 +80,7 @@ def _news(pairs: Mapping[str, str], entries: Iterable[str]) -> list[tuple[str, i
     news = [(f"code {text}", since[text]) for text in codes if text in since]
     news += [(name, 2) for name in entries if name == "shared_scores.ids"]
     news += [("weights_kind derived", 3)] if pairs.get("weights_kind") == "derived" else []
-    return news + [(key, 4) for key in pairs if key.endswith(".squeezed")]
+    return news + [(key, 4) for key in pairs if key == "stands_for" or key.endswith(".squeezed")]
 
 
 def version_for(pairs: Mapping[str, str], entries: Iterable[str]) -> str:
