@@ -773,9 +773,9 @@ class TestTable:
     def test_equal_runs_are_done_once_and_kept(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        done: list[str] = []
+        done: list[Any] = []
         real = work.simulate
-        monkeypatch.setattr(work, "simulate", lambda text: done.append(text) or real(text))
+        monkeypatch.setattr(work, "simulate", lambda spec: done.append(spec) or real(spec))
         asked = [row(cases=[0]), row(id="X-2", value="ttft_s", cases=[0])]
         first = table.reproduce(asked, ("a", "b"), tmp_path / "out", 1, quiet)
         assert len(done) == 2  # two systems; rows and kinds of traces share their runs
@@ -801,16 +801,14 @@ class TestTable:
             work.spec_of(experiment, 0, "on_demand", mine, constant) for constant in ({}, {"hw.h2d.latency_s": 1e-3})
         )
         assert work.key_of(plain) != work.key_of(slower)
-        times = [result["tpot_s.mean"] for result in work.run_all([plain, slower], tmp_path, None, lambda _d, _t: None)]
+        times = [result["tpot_s.mean"] for result in work.run_all([plain, slower], tmp_path, 1, lambda _d, _t: None)]
         assert times[1] - times[0] == pytest.approx(64 * (1e-3 - 1e-5), rel=0.02)  # 64 copies a token
 
     def test_processes_change_nothing(self, mine: Path, tmp_path: Path) -> None:
         experiment = table.load_experiments()["mine"]
         specs = [work.spec_of(experiment, case, system, mine, {}) for case in (0, 1) for system in ("lru", "on_demand")]
-        alone = work.run_all(specs, tmp_path / "a", None, lambda _d, _t: None)
-        with work.pool(2) as executor:
-            assert executor is not None
-            assert work.run_all(specs, tmp_path / "b", executor, lambda _d, _t: None) == alone
+        alone = work.run_all(specs, tmp_path / "a", 1, lambda _d, _t: None)
+        assert work.run_all(specs, tmp_path / "b", 2, lambda _d, _t: None) == alone
 
     def test_a_row_whose_mechanism_did_not_run_is_neither_judged_nor_counted(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -854,7 +852,7 @@ class TestTable:
         plain = table.load_experiments()["mine"]
         for asked, served in ((1, 1), (0, 2)):
             spec = work.spec_of(msgspec.structs.replace(plain, requests=asked), 0, "lru", mine, {})
-            (result,) = work.run_all([spec], tmp_path, None, lambda _done, _total: None)
+            (result,) = work.run_all([spec], tmp_path, 1, lambda _done, _total: None)
             assert result["requests"] == served
             assert work.figure_of(result, "tpot_s") == result["tpot_s.mean"]
             assert work.figure_of(result, "phases.decode.time_s") == result["phases.decode.time_s"] > 0
@@ -865,10 +863,10 @@ class TestTable:
 
     def test_a_kept_run_that_was_cut_short_is_run_again(self, mine: Path, tmp_path: Path) -> None:
         spec = work.spec_of(table.load_experiments()["mine"], 0, "on_demand", mine, {})
-        first = work.run_all([spec], tmp_path, None, lambda _done, _total: None)
+        first = work.run_all([spec], tmp_path, 1, lambda _done, _total: None)
         (kept,) = (tmp_path / "runs").glob("*.json")
         kept.write_text("{")
-        assert work.run_all([spec], tmp_path, None, lambda _done, _total: None) == first
+        assert work.run_all([spec], tmp_path, 1, lambda _done, _total: None) == first
 
     def test_a_defect_is_told_beside_the_other_results_and_not_kept(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -897,7 +895,7 @@ class TestTable:
             mine,
             {},
         )
-        (found,) = work.run_all([spec], tmp_path / "out", None, lambda _done, _total: None)
+        (found,) = work.run_all([spec], tmp_path / "out", 1, lambda _done, _total: None)
         assert "error" not in found
 
     def test_rows_on_a_constant_of_another_model_are_counted_apart(self) -> None:
@@ -923,10 +921,10 @@ class TestTable:
 
     def test_the_longest_runs_start_first(self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         started: list[int] = []
-        monkeypatch.setattr(work, "simulate", lambda text: started.append(json.loads(text)["requests"]) or {})
+        monkeypatch.setattr(work, "simulate", lambda spec: started.append(spec.requests) or {})
         plain = table.load_experiments()["mine"]
         specs = [work.spec_of(msgspec.structs.replace(plain, requests=n), 0, "lru", mine, {}) for n in (1, 2)]
-        work.run_all(specs, tmp_path, None, lambda _done, _total: None)
+        work.run_all(specs, tmp_path, 1, lambda _done, _total: None)
         assert started == [2, 1]
 
 

@@ -18,6 +18,7 @@ from sim.options import RunSpec
 from sim.profiles.models import Model
 from sim.results.expectations import judged, parsed
 from sim.setup.pairing import shape_of
+from sim.studies.pool import in_order
 
 Steps = Callable[[str], Any]  # a title -> a context that yields progress(done, total)
 
@@ -46,14 +47,14 @@ def drawn(experiment: Experiment, model: str) -> Drawn:
     return Drawn(model, experiment.synth_requests, experiment.prompt_tokens, output_tokens, experiment.fit)
 
 
-def traces_of(wanted: list[Drawn], kinds: tuple[TraceKind, ...], folder: Path, executor: Any, steps: Steps) -> Traces:
+def traces_of(wanted: list[Drawn], kinds: tuple[TraceKind, ...], folder: Path, workers: int, steps: Steps) -> Traces:
     """Kind -> title -> trace, of the models that have one; a synthetic one is called by all it was asked for.
 
     (a) and (b) are always there: constants may need them.
     """
     found: Traces = {kind: {} for kind in dict.fromkeys(("a", "b", *kinds))}
     with steps("drawing synthetic traces") as done:
-        paths = work.each(executor, inputs.synthesise, [(asked, str(folder)) for asked in wanted], done)
+        paths = in_order([(inputs.synthesise, (asked, str(folder))) for asked in wanted], workers, done)
     found["b"] = {asked.title: Path(path) for asked, path in zip(wanted, paths, strict=True)}
     public = inputs.public_traces(folder) if "c" in kinds else {}
     for name in sorted({asked.model for asked in wanted}):
@@ -91,7 +92,7 @@ class Runs(NamedTuple):
     experiments: dict[str, Experiment]
     traces: Traces
     folder: Path
-    executor: Any
+    workers: int
     stack: str
 
     def spec(self, row: Row, kind: TraceKind, case: int, system: str, constant: Fitted | None) -> RunSpec | None:
@@ -131,7 +132,7 @@ def figures_of(
                     if spec is not None:
                         units.append((one.id, Unit(row.id, experiment.scored, case, system)))
                         specs.append(spec)
-        results = work.run_all(specs, runs.folder, runs.executor, done)
+        results = work.run_all(specs, runs.folder, runs.workers, done)
         told: dict[str, float] = {}
         for one in solved:
             row = rows[one.row]
@@ -167,7 +168,7 @@ def simulate(
                         if spec is not None:
                             units.append(Unit(row.id, kind, case, system, fitted=own is not None and name == own))
                             specs.append(spec)
-    raw = dict(zip(units, work.run_all(specs, runs.folder, runs.executor, done), strict=True))
+    raw = dict(zip(units, work.run_all(specs, runs.folder, runs.workers, done), strict=True))
     found: dict[str, dict[TraceKind, dict[str, Any]]] = {}
     for row in asked:
         experiment = runs.experiments[row.experiment]

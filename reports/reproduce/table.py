@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reports.reproduce import inputs, judge, work
+from reports.reproduce import inputs, judge
 from reports.reproduce.answer import Answer, OnTrace, Orders, Reproduction, ToldConstant, ToldTraces, Totals
 from reports.reproduce.constants import Fitted, NotFitted, fit, solve
 from reports.reproduce.engine_forms import METHODS
@@ -77,22 +77,21 @@ def reproduce(
     if asked or solved:
         folder = folder or inputs.scratch()
         rest = [rows[one.row] for one in solved]
-        with work.pool(workers) as executor:
-            wanted = {
-                drawn(experiments[row.experiment], str(case["model"]))
-                for row in (*asked, *rest)
-                for case in cases_of(row, experiments)
-            }
-            longest_first = sorted(wanted, key=lambda one: (-one.n_requests, -one.prompt_tokens, one))
-            traces = traces_of(longest_first, kinds, folder, executor, steps)
-            told = told_of(traces)
-            runs = Runs(experiments, traces, folder, executor, stack)
-            if solved:
-                with steps("fitting constants") as done:
-                    found, why = solve(solved, rows, figures_of(solved, rows, runs, done))
-                    fitted, lost = fitted | found, lost | why
-            with steps("simulating") as done:
-                simulated = simulate(asked, kinds, fitted, runs, done)
+        wanted = {
+            drawn(experiments[row.experiment], str(case["model"]))
+            for row in (*asked, *rest)
+            for case in cases_of(row, experiments)
+        }
+        longest_first = sorted(wanted, key=lambda one: (-one.n_requests, -one.prompt_tokens, one))
+        traces = traces_of(longest_first, kinds, folder, workers, steps)
+        told = told_of(traces)
+        runs = Runs(experiments, traces, folder, workers, stack)
+        if solved:
+            with steps("fitting constants") as done:
+                found, why = solve(solved, rows, figures_of(solved, rows, runs, done))
+                fitted, lost = fitted | found, lost | why
+        with steps("simulating") as done:
+            simulated = simulate(asked, kinds, fitted, runs, done)
     answered = [answer_of(row, fitted, simulated.get(row.id, {}), experiments) for row in chosen]
     for row, answer in zip(chosen, answered, strict=True):
         if answer["constant"]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -18,16 +15,19 @@ import msgspec
 from reports.reproduce.rows import HERE, Experiment, Scalar
 from sim import __version__
 from sim.base import digests
-from sim.base.errors import BadInput, MoesimError
-from sim.base.files import parse_yaml, replacing
+from sim.base.errors import MoesimError
+from sim.base.files import parse_yaml
 from sim.options import RunSpec
 from sim.options import spec_of as named
 from sim.policy.registry import find
+from sim.studies.runner import recorded
+from sim.studies.sweep.point_store import Records
 from sim.workload.load import NONE
 
 SEED = 0
 CODE = ("sim", "policies", "hwprofiles", "traces")
 NOT_KEPT = ("wall_s",)  # what differs from run to run
+RUNS = "runs"
 DEFECT = "a defect of the program:"
 MISSES_PER_ACTIVATION = "misses_per_activation"
 PREFILL_RATE = "prefill_tokens_per_s"
@@ -91,12 +91,11 @@ def key_of(spec: RunSpec) -> str:
     return hashlib.sha256(json.dumps([__version__, code_digest(), fields], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def simulate(text: str) -> Result:
-    """Run a configuration (its JSON): every figure of the result by its dotted name, or why it cannot run."""
+def simulate(spec: RunSpec) -> Result:
+    """Run a configuration: every figure of the result by its dotted name, or why it cannot run."""
     from sim.figures import numbers
     from sim.run import execute, prepare
 
-    spec = msgspec.json.decode(text, type=RunSpec)
     try:
         setup = prepare(spec)
         try:
@@ -106,7 +105,7 @@ def simulate(text: str) -> Result:
     except MoesimError as error:
         return {"error": str(error)}
     except Exception as error:
-        return {"error": f"{DEFECT} {type(error).__name__}: {error}"}
+        return {"error": f"{DEFECT} {type(error).__name__}: {error}", "kept": False}
     return {name: value for name, value in numbers(result.to_dict()) if name not in NOT_KEPT}
 
 
@@ -144,65 +143,15 @@ def _served(path: str, split: str) -> tuple[int, int, list[int]]:
         return trace.n_layers, trace.top_k, rows
 
 
-@contextmanager
-def pool(workers: int) -> Iterator[Executor | None]:
-    """Processes that run jobs; None for one worker, which is this process."""
-    if workers <= 1:
-        yield None
-        return
-    # Spawned on every system, so that nothing of the parent's state can leak into a result.
-    executor = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        yield executor
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-def each(executor: Executor | None, job: Callable[..., Any], items: list[tuple[Any, ...]], done: Progress) -> list[Any]:
-    """Results of a job over its arguments, in their order."""
-    if executor is None:
-        found = []
-        for i, item in enumerate(items):
-            found.append(job(*item))
-            done(i + 1, len(items))
-        return found
-    try:
-        futures: list[Future[Any]] = [executor.submit(job, *item) for item in items]
-        for i, future in enumerate(as_completed(futures)):
-            future.result()  # a failure is told when it comes, not after everything else
-            done(i + 1, len(items))
-    except BrokenExecutor as error:
-        raise BadInput(
-            "--workers, got a process that was ended from outside (too little memory?): runs that are done "
-            "are kept in --out; go on with fewer workers"
-        ) from error
-    return [future.result() for future in futures]
-
-
-def keeping(text: str, path: str) -> Result:
-    """`simulate`, with the result kept in a file that the next run reads."""
-    file = Path(path)
-    with suppress(FileNotFoundError, json.JSONDecodeError):
-        kept: Result = json.loads(file.read_text(encoding="utf-8"))
-        return kept
-    result = simulate(text)
-    if result.get("error", "").startswith(DEFECT):
-        return result
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as temporary:
-        temporary.write_text(json.dumps(result), encoding="utf-8")
-    return result
-
-
-def run_all(specs: list[RunSpec], folder: Path, executor: Executor | None, done: Progress) -> list[Result]:
+def run_all(specs: list[RunSpec], folder: Path, workers: int, done: Progress) -> list[Result]:
     """Results in the order of the configurations; equal ones run once, and those kept in `folder` not at all.
 
     The longest start first, so that no process waits long for another at the end.
     """
     keys = [key_of(spec) for spec in specs]
     unique = dict(sorted(zip(keys, specs, strict=True), key=lambda item: (-size_of(item[1]), item[0])))
-    items = [(msgspec.json.encode(spec).decode(), str(folder / "runs" / f"{key}.json")) for key, spec in unique.items()]
-    results = dict(zip(unique, each(executor, keeping, items, done), strict=True))
+    calls = {key: (simulate, (spec,)) for key, spec in unique.items()}
+    results = recorded(Records(folder), RUNS, calls, workers, done)
     return [_placeless(results[key], spec) for key, spec in zip(keys, specs, strict=True)]
 
 

@@ -111,8 +111,8 @@ def command(
         click.echo(text)
         return
     say(said, bold=True)
-    for label in found[0].caveats:
-        say(f"label: {label}")
+    if found[0].caveats:
+        say(f"caveats: {'; '.join(found[0].caveats)}")
     say()
     say(rates_table(found, kept_frac), nl=False)
     say()

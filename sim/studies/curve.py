@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from sim.options import OPTIONS, RunSpec, unusual
 from sim.policy.api import overrides
 from sim.policy.decisions import Serve
 from sim.policy.order import EXPERT, Rank, Recency
-from sim.studies.pool import answers
+from sim.studies.pool import in_order
 from sim.studies.sweep.grid import MOST_POINTS, Block, points_of
 from sim.studies.sweep.point_store import check_table
 from sim.workload.iterations import DECODE, PHASES, PREFILL, Feed, Iteration
@@ -355,13 +354,9 @@ def curves(block: Block, out: Path | None, workers: int | None, progress: Progre
     if out is not None:
         check_table(out / TABLE)
     points, _ = points_of([block], MOST_POINTS)
-    found: dict[int, Curve] = {}
     calls = [(curve_of, (point.label, point.spec)) for point in points]
-    with closing(answers(calls, workers or 1)) as stream:
-        for index, curve in stream:
-            found[index] = curve
-            progress(len(found), len(points), "counting hits")
-    told = Curves([found[index] for index in range(len(points))], sizes)
+    found = in_order(calls, workers or 1, lambda n, n_all: progress(n, n_all, "counting hits"))
+    told = Curves(found, sizes)
     if out is not None:
         from sim.studies.sweep.table import write
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing import resource_tracker
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -88,6 +88,21 @@ def answers(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], N
     # The pool's own threads set events that this one waits for: Ctrl-C must not come in the middle of that.
     with held():
         yield from _pooled(calls, workers)
+
+
+def in_order(
+    calls: Sequence[Call],
+    workers: int,
+    done: Callable[[int, int], None] = lambda _done, _all: None,
+    pool: Callable[[Sequence[Call], int], Generator[tuple[int, Any], None, None]] = answers,
+) -> list[Any]:
+    """All answers, in the order of the calls; `done` is told of (calls answered, in all). Raises as `answers` does."""
+    found: dict[int, Any] = {}
+    with closing(pool(calls, workers)) as stream:
+        for index, answer in stream:
+            found[index] = answer
+            done(len(found), len(calls))
+    return [found[index] for index in range(len(calls))]
 
 
 def _pooled(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:

@@ -5,13 +5,14 @@ Points are what names mean here and now (`sim.studies.sweep.work.Resolved`); an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from sim.bounds.time_bound import LowerBound
+from sim.figures import SCHEMA
 from sim.results.record import Result
 from sim.results.sampling import Sample, samples
 from sim.studies.pool import answers, n_cores
@@ -36,6 +37,32 @@ class Work(NamedTuple):
     there: int
     replayed: int
     timed_by_recording: int
+
+
+def recorded(
+    records: Records,
+    kind: str,
+    calls: Mapping[str, Call],
+    workers: int,
+    done: Callable[[int, int], None],
+    pool: Answers = answers,
+) -> dict[str, dict[str, Any]]:
+    """Id -> record of calls that are no points: those that are recorded are not called again.
+
+    Args:
+        kind: of record. calls: by the id of all that decides the answer, in the order in which they begin; each answers
+            what its record says. done: told of (calls answered, in all).
+    """
+    found = {id_: records.get(kind, id_) for id_ in calls}
+    missing = [id_ for id_, record in found.items() if record is None]
+    done(len(calls) - len(missing), len(calls))
+    with closing(pool([calls[id_] for id_ in missing], workers)) as stream:
+        for n_done, (index, answer) in enumerate(stream, len(calls) - len(missing) + 1):
+            id_ = missing[index]
+            found[id_] = record = {"schema": SCHEMA, "id": id_, **answer}
+            records.put(kind, id_, record)
+            done(n_done, len(calls))
+    return {id_: record for id_, record in found.items() if record is not None}
 
 
 class Outcome(NamedTuple):

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.base.errors import BadInput, MoesimError
+from sim.base.errors import BadInput
 from sim.options import RunSpec
 from sim.results.routing_words import of_results
-from sim.studies.pool import answers, n_cores
+from sim.studies.pool import in_order, n_cores
 
 STEPS = 7
 """Of the bisection: to 1/128 of what can be served."""
@@ -82,7 +81,7 @@ def saturate(
     n_draws: int,
     kept_frac: float,
     workers: int | None = None,
-    progress: Callable[..., None] | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[Saturation]:
     """Every policy's rates, the one that serves most first.
 
@@ -100,17 +99,9 @@ def saturate(
             raise BadInput(
                 f"--set sim.energy, got {spec.sim_energy!r}: rates are looked for, no joules; take simulate --arrivals"
             )
-    jobs = [(i, draw) for i in range(len(specs)) for draw in range(n_draws)]
-    calls = [(one_draw, (_seeded(specs[i][1], draw), kept_frac)) for i, draw in jobs]
-    found: dict[tuple[int, int], Drawn] = {}
-    with closing(answers(calls, workers or n_cores())) as stream:
-        for at, answer in stream:
-            if isinstance(answer, MoesimError):
-                raise answer
-            found[jobs[at]] = answer
-            if progress is not None:
-                progress(len(found), len(jobs), specs[jobs[at][0]][0])
-    rows = [_over(name, [found[i, draw] for draw in range(n_draws)]) for i, (name, _) in enumerate(specs)]
+    calls = [(one_draw, (_seeded(spec, draw), kept_frac)) for _, spec in specs for draw in range(n_draws)]
+    found = in_order(calls, workers or n_cores(), progress)
+    rows = [_over(name, found[i * n_draws : (i + 1) * n_draws]) for i, (name, _) in enumerate(specs)]
     return sorted(rows, key=lambda row: -(row.capacity_per_s if row.kept_per_s is None else row.kept_per_s).mean)
 
 
@@ -118,20 +109,13 @@ def _seeded(spec: RunSpec, draw: int) -> RunSpec:
     return msgspec.structs.replace(spec, seed=spec.seed + draw)
 
 
-def one_draw(spec: RunSpec, kept_frac: float) -> Drawn | MoesimError:
-    """Capacity, kept rate and curve with the requests and gaps of one seed; or why they cannot be had."""
-    try:
-        return _one_draw(spec, kept_frac)
-    except MoesimError as error:
-        return error
-
-
 def n_clients(spec: RunSpec) -> int:
     """Of a closed loop in which somebody always waits: twice as many as run together."""
     return 2 * spec.batch * spec.replicas
 
 
-def _one_draw(spec: RunSpec, kept_frac: float) -> Drawn:
+def one_draw(spec: RunSpec, kept_frac: float) -> Drawn:
+    """Capacity, kept rate and curve with the requests and gaps of one seed. Raises BadInput for too few requests."""
     full = _run(spec, f"closed:{n_clients(spec)}")
     assert full.load is not None
     per_s = full.load.capacity_per_s

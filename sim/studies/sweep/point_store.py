@@ -52,8 +52,7 @@ class Records:
             return
         digest = _digest(ids)
         written = self.check(digest, resume)
-        for kind in (POINTS, BOUNDS):
-            (self.folder / kind).mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         sweep_out(self.folder)
         if not written:
             manifest = {"schema": SCHEMA, "version": __version__, "n_points": len(ids), "sha256": digest, "points": ids}
@@ -84,8 +83,7 @@ class Records:
                 )
         elif any(any((self.folder / kind).iterdir()) for kind in present if kind in PLAN_FOLDERS):
             raise BadInput(f"{said}: it holds records and no {PLAN} to say of what; name a new folder")
-        for kind in PLAN_FOLDERS:
-            (self.folder / kind).mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         sweep_out(self.folder)
         if PLAN not in present:
             self._write(self.folder / PLAN, json.dumps({"schema": SCHEMA, "version": __version__}) + "\n")
@@ -152,6 +150,7 @@ class Records:
     def _write(self, path: Path, text: str) -> None:
         """Under a hidden name first: whoever is killed leaves a whole record or none."""
         assert self.folder is not None
+        path.parent.mkdir(parents=True, exist_ok=True)
         part = hidden_file(path, self.folder)
         try:
             part.write_text(text, encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,7 @@ from sim.profiles.overrides import GROUPS
 from sim.results.record import Result
 from sim.results.sampling import Sample
 from sim.setup.prepare import check_words
-from sim.studies.pool import answers
+from sim.studies.pool import answers, in_order
 from sim.studies.runner import Answers, Progress, Runner, Work
 from sim.studies.sweep.work import OK, REFUSED, Resolved, resolve
 
@@ -59,12 +58,11 @@ def resolved(points: Sequence[Point], workers: int, progress: Progress, pool: An
     """
     specs = [point.spec for point in points]
     calls: list[Call] = [(resolve, (tuple(specs[at : at + AT_ONCE]),)) for at in range(0, len(specs), AT_ONCE)]
-    found: dict[int, list[Resolved]] = {}
-    with closing(pool(calls, workers if len(calls) > 4 else 1)) as stream:
-        for index, answer in stream:
-            found[index] = answer
-            progress(min(len(found) * AT_ONCE, len(specs)), len(specs), "resolving")
-    rows = [row for index in range(len(calls)) for row in found[index]]
+
+    def done(n: int, _all: int) -> None:
+        progress(min(n * AT_ONCE, len(specs)), len(specs), "resolving")
+
+    rows = [row for some in in_order(calls, workers if len(calls) > 4 else 1, done, pool) for row in some]
     _refuse_mistakes(points, rows)
     return rows
 
