@@ -77,9 +77,9 @@ class Statistic(msgspec.Struct, frozen=True):
     p90: Annotated[
         float | msgspec.UnsetType | None, Figure("90th percentile, of requests under load; from 10", -1, label="p90")
     ] = msgspec.UNSET
-    sampling: Annotated[
-        Errors | msgspec.UnsetType | None, Figure("where these lie, of requests under load")
-    ] = msgspec.UNSET
+    sampling: Annotated[Errors | msgspec.UnsetType | None, Figure("where these lie, of requests under load")] = (
+        msgspec.UNSET
+    )
 
 
 class Load(msgspec.Struct, frozen=True):
