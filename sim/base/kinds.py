@@ -211,6 +211,8 @@ def capacity_of(text: str, what: str = "--cache") -> Capacity:
             raise BadInput(f"{what}, got {text!r}: no room for experts; {_HOW}")
         return Capacity(BYTES, n_bytes)
     amount, unit = Decimal(found[1]), found[2]
+    if amount > LARGEST:
+        raise BadInput(f"{what}, got {text!r}: beyond any memory; {_HOW}")
     if unit.startswith("expert"):
         if amount < 1 or amount != amount.to_integral_value():
             raise BadInput(f"{what}, got {text!r}: whole experts, at least 1; write e.g. 60experts")
