@@ -324,6 +324,9 @@ def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
     assert lines[1].endswith("2 requests; prompts of 4 tokens, outputs of 4 tokens; longest context 8 tokens")
     assert [line.startswith("lower bound: ") for line in lines].count(True) == 1
     assert "(with this link and room, hw.h2d.bandwidth_bytes_per_s=5e10)" in " ".join(map(str.strip, lines))
+    slowed = [f"lru engine.copy_efficiency_frac={frac}" for frac in (0.9, 0.5)]
+    out = call(capsys, *args[:4], "--policy", slowed[0], "--policy", slowed[1])[1]
+    assert "(with this link and room, engine.copy_efficiency_frac=0.9)" in " ".join(map(str.strip, out.splitlines()))
 
 
 def test_one_bound_is_beside_all_rows_and_each_run_keeps_its_own(capsys, trace):

@@ -24,7 +24,7 @@ from sim.results.tables import columns_of
 from sim.studies import runner
 from sim.studies.sweep.run import PointRow
 from sim.studies.sweep.table import POINT
-from sim.studies.sweep.work import carried_out, point_record
+from sim.studies.sweep.work import carried_out
 
 BROKEN = """
 from sim.policy import Policy, RunGpu
@@ -301,6 +301,9 @@ class TestTheFolder:
             assert "it holds another sweep" in moesim(capsys, *self.WORDS, *changed, *out, "--resume").error
         mixtral_shaped(tmp_path, seed=5)  # the same name, other routing
         assert "files that have changed" in moesim(capsys, *self.WORDS, *out, "--resume").error
+        manifest = tmp_path / "out" / "sweep.json"
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": "0.0.1"}))
+        assert "it holds runs of version 0.0.1" in moesim(capsys, *self.WORDS, *out, "--resume").error
 
     def test_nobody_elses_files_are_touched(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
@@ -313,7 +316,7 @@ class TestTheFolder:
         from sim.options import RunSpec
 
         with pytest.raises(CheckFailed, match="what it is made of has changed since the sweep began"):
-            point_record(RunSpec(policy="lru", hw="rtx3090", trace=str(trace)), "000000000000")
+            carried_out(RunSpec(policy="lru", hw="rtx3090", trace=str(trace)), "000000000000")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
@@ -435,7 +438,7 @@ class TestSummary:
         spec = RunSpec(policy=label, hw=hw, pcie=link)
         sample = Sample(dict(enumerate(tpot)))
         point = Point(label, spec, True)
-        return PointRow(point, Resolved(f"{label}@{hw}", spec), "ok", "", said, sample, sample)
+        return PointRow(point, Resolved(f"{label}@{hw}", spec), "ok", "", said, sample)
 
     def rows(self) -> list[Any]:
         return [

@@ -90,13 +90,13 @@ def command(
     from sim.studies.plan.plan import ask
     from sim.studies.plan.request import PlanRequest
     from sim.studies.sweep.grid import given
-    from sim.studies.sweep.point_store import Records
+    from sim.studies.sweep.point_store import PLAN, Records
     from sim.studies.sweep.work import closing_ready
 
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
     block, pool, records = given(policies, options, settings), pool_of(workers, cluster), Records(out)
-    records.begin_plan(resume)
+    records.begin(PLAN, resume)
     with Bar("planning") as bar, closing_ready():
         request = PlanRequest(
             goals_of(goals), block, prices, every, not quick, workers, pool, records, bar.update, note

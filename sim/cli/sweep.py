@@ -145,10 +145,10 @@ def pool_of(workers: int | None, cluster: str | None) -> Answers:
 def _print(swept: Swept, out: Path | None) -> None:
     from sim.profiles.drives import compared
     from sim.studies.sweep.break_even import said
-    from sim.studies.sweep.text import answer, counts, front_table, groups_table, not_run, points_table
+    from sim.studies.sweep.text import counts, front_table, groups_table, not_run, points_table
 
     found = swept.summary
-    say(answer(swept.rows, found))
+    say(swept.answer)
     if swept.hosts:
         say(swept.hosts)
     say(counts(swept.rows, found, swept.n_twice, swept.work))

@@ -46,6 +46,12 @@ class Overrides(msgspec.Struct, frozen=True):
         return {**self.policy, **self.policies.get(name, {})}
 
 
+def of_profile(key: str) -> bool:
+    """Whether a name that was set is a figure of a profile (`hw.h2d.latency_s`)."""
+    prefix, dot, _ = key.partition(".")
+    return bool(dot) and prefix in GROUPS
+
+
 def parse_set(items: Iterable[str], what: str = "--set") -> dict[str, Any]:
     """Read `["hw.h2d.latency_s=1e-5", "distance=3", "sim.contention=off"]`; values are YAML.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.base.errors import BadInput
 from sim.base.units import show_seconds
 from sim.results.text import show_units
-from sim.studies.ranking import is_bound, speed, times
+from sim.studies.ranking import is_bound, is_lossy, ranked_by, speed, times
 
 if TYPE_CHECKING:
     from sim.studies.compare import Candidate
@@ -63,17 +63,18 @@ def verdict_against(rows: Sequence[Row], base: Row, machine: str) -> str:
     """The first line: what the baseline takes, and how many times as fast the others are, the fastest first; lossy
     ones behind the others."""
     others = [row for row in rows if row is not base and not is_bound(row.result)]
-    systems = sorted(others, key=lambda row: "lossy" in row.result.caveats)
-    what = "per token" if base.result.tpot_s.mean is not None else "to the first token"
+    systems = sorted(others, key=lambda row: is_lossy(row.result))
     over = show_units(base.sample.n_requests, base.sample.n) + f" request{'s' * (base.sample.n_requests != 1)}"
-    text = f"against {base.label} ({show_seconds(speed(base.result))} {what} on {machine} over {over}): "
+    text = (
+        f"against {base.label} ({show_seconds(speed(base.result))} {ranked_by(base.result)} on {machine} over {over}): "
+    )
     if not systems:
         return f"{text}no other system was compared"
     said: list[str] = []
     for row in systems[:MOST_NAMED]:
         ratio = times(row, base)
         words = f"{row.label} {show_times(ratio)}" + ("" if said else " as fast")
-        words += " (lossy)" if "lossy" in row.result.caveats else ""
+        words += " (lossy)" if is_lossy(row.result) else ""
         tied = base.sample.n > 1 and not base.sample.significant(row.sample)
         said.append(words + (", not told apart" if tied else ""))
     more = f"; {len(systems) - MOST_NAMED} more below" if len(systems) > MOST_NAMED else ""

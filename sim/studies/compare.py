@@ -10,7 +10,7 @@ import msgspec
 
 from sim.base.errors import BadInput, IllegalDecision, MoesimError
 from sim.options import RunSpec
-from sim.studies.ranking import Row, ranked
+from sim.studies.ranking import Row
 from sim.studies.runner import Runner
 from sim.studies.sweep.point_store import Records
 from sim.studies.sweep.work import ERRORS, Resolved, closing_ready, meaning
@@ -72,10 +72,8 @@ def run_all(
         if outcome.result is None:
             failed[candidate.label] = ERRORS[outcome.status](outcome.reason)
             continue
-        found = {"tpot_s": outcome.tpot, "ttft_s": outcome.ttft}
-        sample = found[ranked(outcome.result)]
-        assert sample is not None
-        rows.append(Row(candidate.label, outcome.result, sample))
+        assert outcome.sample is not None
+        rows.append(Row(candidate.label, outcome.result, outcome.sample))
     if not rows:
         none_ran(candidates, failed, note)
     missing = [

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.units import show_bytes, show_count, show_frac, show_seconds
+from sim.profiles.overrides import of_profile
 from sim.results.routing_words import of_results
 from sim.results.text import show_lengths
 from sim.setup.naming import machine_of, show
 from sim.studies.against import show_times, verdict_against
 from sim.studies.common_bound import bound_line, common_bound, show_above
 from sim.studies.promised import Columns, draws_least, keeps_most, kept_by
-from sim.studies.ranking import AS_FAST, is_bound, show_tpot, speed, times
+from sim.studies.ranking import ahead, is_bound, is_lossy, ranked_by, show_tpot, speed, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +22,9 @@ if TYPE_CHECKING:
     from sim.setup.naming import Overrides
     from sim.studies.ranking import Rank, Row
 
-MOST_TIED = 3  # named in the verdict; the table shows all
 MOST_IN_A_CELL = 32  # characters of a note; a longer one stands below the table
 TPOT: Timed = "tpot_s"
 TTFT: Timed = "ttft_s"
-SHOWN_AS_RATIO = 1.01  # below, "1.00x faster" would be all there is to say
 
 
 def verdict(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = None) -> str:
@@ -40,7 +39,7 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = None
     systems = [row for row in rows if not is_bound(row.result)]
     if not systems:
         return "only bounds were compared"
-    faithful = [row for row in systems if "lossy" not in row.result.caveats]
+    faithful = [row for row in systems if not is_lossy(row.result)]
     text = _lead(faithful or systems, found, machine_of(rows[0].result.hw, _set_for_all(rows)))
     if faithful and systems[0] is not faithful[0]:
         text += f"; a lossy one, {systems[0].label}, takes {show_seconds(speed(systems[0].result))}"
@@ -50,7 +49,7 @@ def verdict(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = None
 def _promised(rows: Sequence[Row]) -> str:
     """Who keeps what was promised to the most requests, and who draws the fewest joules; lossless systems first."""
     systems = [row for row in rows if not is_bound(row.result)]
-    faithful, text = [row for row in systems if "lossy" not in row.result.caveats], ""
+    faithful, text = [row for row in systems if not is_lossy(row.result)], ""
     keeps = keeps_most(faithful or systems, lambda row: row.result)
     if keeps is not None and len(systems) == 1:
         text += f"; {kept_by(keeps.result)} keep their SLO"
@@ -81,26 +80,13 @@ def _set_for_all(rows: Sequence[Row]) -> Overrides:
 def _lead(systems: Sequence[Row], found: dict[str, Rank], machine: str) -> str:
     first = systems[0]
     over = _over(first)
-    what = "per token" if first.result.tpot_s.mean is not None else "to the first token"
-    text = f"{first.label}: {show_seconds(speed(first.result))} {what} on {machine} over {over}"
-    if len(systems) > 1 and speed(first.result) > 0:
-        second = systems[1]
-        ratio = speed(second.result) / speed(first.result)
-        if ratio == 1.0:
-            return f"{text}, exactly as fast as {second.label}"  # on each of them: no request told them apart
-        if ratio < AS_FAST:
-            return f"{text}, as fast as {second.label}"
-        more = f"{ratio:.2f}x" if ratio >= SHOWN_AS_RATIO else f"{100 * (ratio - 1):.2g} %"
-        text += f", {more} faster than {second.label}"
-        if first.sample.n < 2:
-            return f"{text} there; of n = 1 no sampling error can be given, so this is no ranking"
-        tied = [row.label for row in systems[1:] if row.label in found[first.label].tied]
-        if tied == [second.label]:
-            return f"{text}; not told apart from it"
-        if tied:
-            less = ", ".join(tied[:MOST_TIED]) + (f" and {len(tied) - MOST_TIED} more" if len(tied) > MOST_TIED else "")
-            return f"{text}; not told apart from {less}"
-    return text
+    text = f"{first.label}: {show_seconds(speed(first.result))} {ranked_by(first.result)} on {machine} over {over}"
+    if len(systems) < 2 or not speed(first.result):
+        return text
+    second, rank = systems[1], found.get(first.label)
+    tied = None if rank is None else [row.label for row in systems[1:] if row.label in rank.tied]
+    named = ["it"] if tied == [second.label] else tied
+    return text + ahead(speed(second.result) / speed(first.result), second.label, named)
 
 
 def _over(row: Row) -> str:
@@ -148,7 +134,7 @@ def table_of(rows: Sequence[Row], found: dict[str, Rank], base: Row | None = Non
         told += [f"{label}: {note}\n" for note in notes if len(note) > MOST_IN_A_CELL]
         shown.add_row(
             label,
-            _places(found.get(label)),
+            found[label].places if label in found else "-",
             show_tpot(result),
             *per_token,
             show_above(result, bound),
@@ -181,18 +167,12 @@ def _of_all(rows: Sequence[Row]) -> list[str]:
     return [note for note in first if others and all(note in labels for labels in others)]
 
 
-def _places(rank: Rank | None) -> str:
-    return "-" if rank is None else str(rank.best) if rank.best == rank.worst else f"{rank.best}-{rank.worst}"
-
-
 def _bounds(rows: Sequence[Row], least: tuple[Bound, Result] | None) -> str:
     """The bound of all rows. Where it rests on what was set for one row alone, that is named."""
     if least is None:
         return ""
     common, (bound, whose) = _set_for_all(rows), least
     own = (
-        f"{key}={show(key, value)}"
-        for key, value in whose.overrides.items()
-        if key.startswith(("hw.", "model.", "stack.")) and key not in common
+        f"{key}={show(key, value)}" for key, value in whose.overrides.items() if of_profile(key) and key not in common
     )
     return bound_line(bound, ", ".join(own))

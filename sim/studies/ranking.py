@@ -12,6 +12,7 @@ from sim.results.sampling import Sample, ranks
 from sim.studies.common_bound import above_frac
 
 AS_FAST = 1.0 + 1e-9  # a ratio of times below this is rounding
+MOST_NAMED = 3  # of those it is tied with; tables show all
 
 
 class Row(NamedTuple):
@@ -29,6 +30,11 @@ class Rank(NamedTuple):
     worst: int
     tied: list[str]
 
+    @property
+    def places(self) -> str:
+        """As a table has them."""
+        return str(self.best) if self.best == self.worst else f"{self.best}-{self.worst}"
+
 
 def speed(result: Result) -> float:
     """What is ranked, in seconds: time per output token, or to the first where there is but one."""
@@ -40,9 +46,41 @@ def ranked(result: Result) -> Timed:
     return "ttft_s" if result.tpot_s.mean is None else "tpot_s"
 
 
+def ranked_by(result: Result) -> str:
+    """What is ranked, in words."""
+    return "per token" if ranked(result) == "tpot_s" else "to the first token"
+
+
+def ahead(times: float, second: str, tied: Sequence[str] | None) -> str:
+    """By how much the first is faster than the second, and whom the requests do not tell it apart from.
+
+    Args:
+        times: how many times as long the second takes. tied: None where no sampling error is to be had.
+    """
+    if times < AS_FAST:  # exactly: on each of the requests, none told them apart
+        return f", {'exactly as' if times == 1.0 else 'as'} fast as {second}"
+    text = f", {show_ratio(times)} faster than {second}"
+    if tied is None:
+        return f"{text} there; of n = 1 no sampling error can be given, so this is no ranking"
+    if not tied:
+        return text
+    more = f" and {len(tied) - MOST_NAMED} more" if len(tied) > MOST_NAMED else ""
+    return f"{text}; not told apart from {', '.join(tied[:MOST_NAMED])}{more}"
+
+
+def show_ratio(times: float) -> str:
+    """`1.25x`, or in percent where that would be all but 1."""
+    return f"{times:.2f}x" if times >= 1.01 else f"{100 * (times - 1):.2g} %"
+
+
 def show_tpot(result: Result) -> str:
     """As a table has it: `-` where there was but one output token."""
     return "-" if result.tpot_s.mean is None else show_seconds(result.tpot_s.mean)
+
+
+def is_lossy(result: Result) -> bool:
+    """Whether its tokens are not those of the model as it is."""
+    return "lossy" in result.caveats
 
 
 def is_bound(result: Result) -> bool:
@@ -56,11 +94,13 @@ def ranks_of(rows: Sequence[Row]) -> dict[str, Rank]:
     """Label -> rank of every system, by paired differences over the same requests; empty where one request (or one
     batch) was all there is, from which no sampling error can be had, and bounds have none."""
     systems = [row for row in rows if not is_bound(row.result)]
-    found = ranks([row.sample for row in systems]) or ()
-    return {
-        row.label: Rank(*places, [systems[i].label for i in tied])
-        for row, (places, tied) in zip(systems, found, strict=False)
-    }
+    labels = [row.label for row in systems]
+    return dict(zip(labels, placed(labels, [row.sample for row in systems]), strict=False))
+
+
+def placed(labels: Sequence[str], samples: Sequence[Sample]) -> list[Rank]:
+    """The rank of each; none where no sampling error is to be had."""
+    return [Rank(*places, [labels[i] for i in tied]) for places, tied in ranks(samples) or ()]
 
 
 def times(row: Row, base: Row, time: Timed | None = None) -> float | None:

@@ -70,14 +70,14 @@ class Outcome(NamedTuple):
 
     Attributes:
         status, reason: `ok`, or why there is no result. Its `wall_s` is 0 where it was recorded before.
-        ttft, tpot: of its requests, to be paired with another's.
+        sample: of what is ranked of its requests, to be paired with another's: time per output token, or to the first
+            where no request has another.
     """
 
     status: str
     reason: str
     result: Result | None = None
-    ttft: Sample | None = None
-    tpot: Sample | None = None
+    sample: Sample | None = None
 
 
 class Runner:
@@ -159,4 +159,4 @@ class Runner:
                 least = (self.records.get(BOUNDS, row.bound) or bound_record(row.spec, row.cpu, row.bound))["bound"]
             result.set_beside(None if least is None else LowerBound(**least))
         found = samples(record["requests"], row.spec.together)
-        return Outcome(OK, "", result, found["ttft_s"], found["tpot_s"])
+        return Outcome(OK, "", result, found["tpot_s"] if found["tpot_s"].n else found["ttft_s"])

@@ -127,7 +127,8 @@ def check(held: Held, workers: int | None, strict: bool, progress: Progress) -> 
     try:
         means = resolved(points, workers or n_cores(), progress)
         asked = means if asks_bound else [msgspec.structs.replace(one, bound="") for one in means]
-        rows = {row.asked.id: row for row in run_points(points, asked, Records(None), workers, progress).rows}
+        ran, _ = run_points(points, asked, Records(None), workers, progress)
+        rows = {row.asked.id: row for row in ran}
     except BadInput as error:
         more = "".join(f"; and {text}" for text in _mistakes(held))
         raise BadInput(f"{held.path}: {error}{more}") from None

@@ -12,7 +12,7 @@ from sim.base.own_file import is_file
 from sim.figures import check_schema
 from sim.options import OPTIONS, RunSpec
 from sim.policy.policy_file import split
-from sim.profiles.overrides import GROUPS
+from sim.profiles.overrides import of_profile
 from sim.results.record import Result
 from sim.results.run_folder import CONFIG, MAX_RESULT_BYTES, RESULT
 from sim.setup.spec import read_spec
@@ -159,7 +159,7 @@ def _in_words(text: str, given: Mapping[str, Any], like: RunSpec | None) -> Name
 
 def of_profiles(set_: Mapping[str, Any]) -> dict[str, Any]:
     """What is set of machine, model and engine; the rest are a policy's parameters."""
-    return {key: value for key, value in set_.items() if "." in key and key.partition(".")[0] in GROUPS}
+    return {key: value for key, value in set_.items() if of_profile(key)}
 
 
 def _facts(path: Path) -> dict[str, Any]:

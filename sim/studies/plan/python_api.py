@@ -14,7 +14,7 @@ from sim.studies.plan.goal import goals_of
 from sim.studies.plan.plan import ask
 from sim.studies.plan.request import PlanRequest
 from sim.studies.pool import answers
-from sim.studies.sweep.point_store import Records
+from sim.studies.sweep.point_store import PLAN, Records
 from sim.studies.sweep.python_api import Who, block_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def plan(
         Records(None if out is None else Path(out)),
         note=_warn,
     )
-    request.records.begin_plan(resume)
+    request.records.begin(PLAN, resume)
     found = ask(request, least_memory)
     frame = pd.DataFrame(found.rows())
     frame.attrs["answer"], frame.attrs["plan"] = found.answer(), found.to_dict()

@@ -82,9 +82,9 @@ class Replays:
 
     def sample(self, spec: RunSpec) -> Sample:
         """Of a run that `of` has answered with a result: what it took each request, to be paired with another's."""
-        outcome = self._runner.outcome(self._rows[key_of(spec)])
-        assert outcome.ttft is not None and outcome.tpot is not None
-        return outcome.tpot if outcome.tpot.n else outcome.ttft
+        sample = self._runner.outcome(self._rows[key_of(spec)]).sample
+        assert sample is not None
+        return sample
 
     def add(self, runs: int, whole: int, requests: int) -> None:
         """Count so many runs, of them so many of all requests, over so many requests together."""

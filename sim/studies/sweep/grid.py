@@ -12,7 +12,7 @@ from sim.base.errors import BadInput
 from sim.base.json import to_json
 from sim.options import OPTIONS, RunSpec, spec_of
 from sim.policy.policy_file import split
-from sim.profiles.overrides import GROUPS
+from sim.profiles.overrides import of_profile
 from sim.setup.naming import show
 from sim.studies.sweep.values import Scalar, kind_of, of_text
 
@@ -147,7 +147,7 @@ def block_of(
             if row.field in block.axes:
                 raise BadInput(f"{what}, got {key!r} beside {row.said}: one axis; leave one of them out")
             block.axes[row.field] = values
-        elif "." in key and key.partition(".")[0] in GROUPS:
+        elif of_profile(key):
             block.set[key] = values
         elif len(policies) == 1:
             policies[0].params[key] = values

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim import __version__
 from sim.base.errors import BadInput
@@ -15,21 +15,47 @@ from sim.base.json import to_json
 from sim.figures import SCHEMA, check_schema
 from sim.studies.answer_file import ANSWER
 
-MANIFEST, TABLE, PLAN = "sweep.json", "sweep.parquet", "plan.json"
+TABLE = "sweep.parquet"
 POINTS, BOUNDS = "points", "bounds"
-LAYERED, LIMITS, SUGGESTIONS = "layered", "limits", "suggestions"  # of plans: points with layers, what else takes long
-FILES = frozenset({MANIFEST, TABLE, POINTS, BOUNDS})
-PLAN_FOLDERS = (POINTS, LAYERED, LIMITS, SUGGESTIONS)
-PLAN_FILES = frozenset({PLAN, ANSWER, *PLAN_FOLDERS})
+LAYERED, LIMITS, SUGGESTIONS = "layered", "limits", "suggestions"
+"""Of plans: points with their layers, and what else takes long."""
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 _VERSION_CHARACTERS = 40
 _SEAL = ', "sha256": "'
 
 
+class Layout(NamedTuple):
+    """What a folder of records may hold: a manifest that says of what, folders of records, and another file."""
+
+    what: str
+    manifest: str
+    kinds: tuple[str, ...]
+    file: str
+
+    def held_by(self, folder: Path) -> list[str]:
+        """What the folder holds. Raises BadInput for anything but such files."""
+        said = f"--out, got {str(folder)!r}"
+        if not folder.exists():
+            return []
+        if not folder.is_dir():
+            raise BadInput(f"{said}: it is a file; name a folder")
+        present = sorted(path.name for path in folder.iterdir() if not is_hidden(path.name))
+        if foreign := [name for name in present if name not in (self.manifest, *self.kinds, self.file)]:
+            raise BadInput(f"{said}: it holds {foreign[0]!r}, which is no part of a {self.what}; name a new folder")
+        if TABLE in present:
+            check_table(folder / TABLE)
+        return present
+
+
+SWEEP = Layout("sweep", "sweep.json", (POINTS, BOUNDS), TABLE)
+PLAN = Layout("plan", "plan.json", (POINTS, LAYERED, LIMITS, SUGGESTIONS), ANSWER)
+
+
 class Records:
     """Records by kind (`points`, `bounds`) and id: in memory, and in a folder where there is one.
 
-    A folder holds one sweep: `sweep.json` says of which points, and each finished one is `points/ID.json`.
+    A folder holds one sweep, whose manifest says of which points, or runs of plans, which are found by what decides
+    their numbers, whatever was asked. Each record is `KIND/ID.json`.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -40,95 +66,56 @@ class Records:
         """Find out before points are resolved whether a sweep can be kept there. Raises BadInput; changes nothing."""
         if self.folder is not None:
             must_be_writable(self.folder, folder=True)
-            self._present(FILES, "sweep")
+            SWEEP.held_by(self.folder)
 
-    def begin(self, ids: Sequence[str], resume: bool) -> None:
-        """Take over the folder for these points, in this order.
+    def begin(self, layout: Layout, resume: bool, ids: Sequence[str] = ()) -> None:
+        """Take over the folder; of a sweep for these points, in this order.
 
         Raises:
-            BadInput: it holds something else, another sweep, or this one and nobody said `resume`.
+            BadInput: it holds something else, another sweep, runs of another version, or what was asked for and nobody
+                said `resume`.
         """
         if self.folder is None:
             return
-        digest = _digest(ids)
-        written = self.check(digest, resume)
+        written = self._holds(layout, resume, list(ids))
         self.folder.mkdir(parents=True, exist_ok=True)
         sweep_out(self.folder)
         if not written:
-            manifest = {"schema": SCHEMA, "version": __version__, "n_points": len(ids), "sha256": digest, "points": ids}
-            self._write(self.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+            points = {"n_points": len(ids), "points": ids} if ids else {}
+            manifest = {"schema": SCHEMA, "version": __version__, **points}
+            self._write(self.folder / layout.manifest, json.dumps(manifest, indent=1) + "\n")
 
-    def begin_plan(self, resume: bool) -> None:
-        """Take over the folder for plans: their runs are found by what decides their numbers, whatever was asked.
-
-        Raises:
-            BadInput: it holds something else, runs of another version, or runs and nobody said `resume`.
-        """
-        if self.folder is None:
-            return
-        present = self._present(PLAN_FILES, "plan")
-        said = f"--out, got {str(self.folder)!r}"
-        if PLAN in present:
-            manifest = _read(self.folder / PLAN)
-            version = None if manifest is None else manifest.get("version")
-            if not isinstance(version, str) or len(version) > _VERSION_CHARACTERS:
-                raise BadInput(f"{said}: its {PLAN} is not one of a plan; name a new folder")
-            assert manifest is not None
-            check_schema(manifest, self.folder / PLAN, "name a new folder")
-            if version != __version__:
-                raise BadInput(f"{said}: it holds runs of version {version}, this is {__version__}; name a new folder")
-            if not resume:
+    def _holds(self, layout: Layout, resume: bool, ids: list[str]) -> bool:
+        """Whether the folder holds this already. Raises BadInput as `begin` does; touches nothing."""
+        folder = self.folder
+        assert folder is not None
+        said, what = f"--out, got {str(folder)!r}", layout.what
+        present = layout.held_by(folder)
+        if layout.manifest not in present:
+            if any(any((folder / kind).iterdir()) for kind in layout.kinds if kind in present):
                 raise BadInput(
-                    f"{said}: it holds runs of a plan; add --resume to go on with them, or name a new folder"
+                    f"{said}: it holds records and no {layout.manifest} to say of which {what}; name a new folder"
                 )
-        elif any(any((self.folder / kind).iterdir()) for kind in present if kind in PLAN_FOLDERS):
-            raise BadInput(f"{said}: it holds records and no {PLAN} to say of what; name a new folder")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        sweep_out(self.folder)
-        if PLAN not in present:
-            self._write(self.folder / PLAN, json.dumps({"schema": SCHEMA, "version": __version__}) + "\n")
-
-    def _present(self, known: frozenset[str], what: str) -> list[str]:
-        """What the folder holds. Raises BadInput for anything but such files."""
-        folder = self.folder
-        assert folder is not None
-        said = f"--out, got {str(folder)!r}"
-        if not folder.exists():
-            return []
-        if not folder.is_dir():
-            raise BadInput(f"{said}: it is a file; name a folder")
-        present = sorted(path.name for path in folder.iterdir() if not is_hidden(path.name))
-        if foreign := [name for name in present if name not in known]:
-            raise BadInput(f"{said}: it holds {foreign[0]!r}, which is no part of a {what}; name a new folder")
-        if TABLE in present:
-            check_table(folder / TABLE)
-        return present
-
-    def check(self, digest: str, resume: bool) -> bool:
-        """Whether the folder holds this sweep already. Raises BadInput as `begin` does; touches nothing."""
-        folder = self.folder
-        assert folder is not None
-        said = f"--out, got {str(folder)!r}"
-        present = self._present(FILES, "sweep")
-        if MANIFEST not in present:
-            if any((folder / kind).is_dir() and any((folder / kind).iterdir()) for kind in (POINTS, BOUNDS)):
-                raise BadInput(f"{said}: it holds records and no {MANIFEST} to say of which sweep; name a new folder")
             return False
-        manifest = _read(folder / MANIFEST)
-        if manifest is None or not isinstance(manifest.get("points"), list):
-            raise BadInput(f"{said}: its {MANIFEST} is not one of a sweep; name a new folder")
-        check_schema(manifest, folder / MANIFEST, "name a new folder")
-        done = sum((folder / POINTS / f"{id_}.json").is_file() for id_ in manifest["points"])
-        state = f"{done:,} of {len(manifest['points']):,} points done"
-        if manifest.get("sha256") != digest:
-            version = manifest.get("version")
-            older = f", made by version {version}" if version != __version__ else ""
-            raise BadInput(
-                f"{said}: it holds another sweep{older} ({state}), of other settings or of files that have changed "
-                "since; name a new folder"
-            )
+        manifest = _read(folder / layout.manifest) or {}
+        version, points = manifest.get("version"), manifest.get("points")
+        known = isinstance(version, str) and len(version) <= _VERSION_CHARACTERS
+        if not known or isinstance(points, list) != bool(ids):
+            raise BadInput(f"{said}: its {layout.manifest} is not one of a {what}; name a new folder")
+        check_schema(manifest, folder / layout.manifest, "name a new folder")
+        if version != __version__:
+            raise BadInput(f"{said}: it holds runs of version {version}, this is {__version__}; name a new folder")
+        held = f"runs of a {what}"
+        if points is not None:
+            done = sum((folder / POINTS / f"{id_}.json").is_file() for id_ in points)
+            held = f"this {what}, {done:,} of {len(points):,} points done"
+            if points != ids:
+                raise BadInput(
+                    f"{said}: it holds another{held.removeprefix('this')}, of other settings or of files that have "
+                    "changed since; name a new folder"
+                )
         if not resume:
-            raise BadInput(f"{said}: it holds this sweep, {state}; add --resume to go on, or name a new folder")
+            raise BadInput(f"{said}: it holds {held}; add --resume to go on, or name a new folder")
         return True
 
     def get(self, kind: str, id_: str) -> dict[str, Any] | None:
@@ -176,10 +163,6 @@ def check_table(path: Path) -> None:
         raise BadInput(
             f"{path}: it is there, and not as a sweep has written it; name a new folder, or move that file away"
         )
-
-
-def _digest(ids: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join([__version__, *ids]).encode()).hexdigest()
 
 
 def _sealed(text: str) -> str:

@@ -23,7 +23,6 @@ from sim.studies.sweep.grid import MOST_POINTS, Block, PolicyAxis, policy_of
 from sim.studies.sweep.grid import block_of as sorted_block
 from sim.studies.sweep.sweep import Asked
 from sim.studies.sweep.sweep import sweep as run_sweep
-from sim.studies.sweep.text import answer
 from sim.studies.sweep.values import Scalar, kind_of, of_data
 from sim.workload.slo import slo_of
 
@@ -70,8 +69,6 @@ def sweep(
         BadInput: whatever has to be changed, in one line. A point that cannot run is a row with its reason instead.
     """
     need("sweep()", "pandas", "pyarrow")
-    from sim.studies.sweep.table import frame
-
     block = block_of(policy, hw, axes, "sweep")
     asked = Asked(
         block,
@@ -83,8 +80,9 @@ def sweep(
         pool=answers if cluster is None else answers_of(cluster),
     )
     swept = run_sweep(asked, _warn, lambda *_: None)
-    table = frame(swept.shown(columns if columns is None or isinstance(columns, str) else list(columns)))
-    table.attrs["answer"] = answer(swept.rows, swept.summary)
+    shown = swept.shown(columns if columns is None or isinstance(columns, str) else list(columns))
+    table: DataFrame = shown.to_pandas()
+    table.attrs["answer"] = swept.answer
     table.attrs["hosts"] = swept.hosts or None
     return table
 
@@ -110,13 +108,11 @@ def curve(
         BadInput: an axis that no hit depends on, or a policy without a curve.
     """
     need("curve()", "pandas", "pyarrow")
-    from sim.studies.sweep.table import frame
-
     block = block_of(policy, (), axes, "curve")
     found = curves(block, None if out is None else Path(out), workers, lambda *_: None)
     for text in found.notes():
         _warn(text)
-    table = frame(found.table())
+    table: DataFrame = found.table().to_pandas()
     table.attrs["answer"] = found.answer()
     return table
 

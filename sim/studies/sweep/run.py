@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
 from sim.options import OPTIONS
-from sim.profiles.overrides import GROUPS
+from sim.profiles.overrides import of_profile
 from sim.results.record import Result
 from sim.results.sampling import Sample
 from sim.setup.prepare import check_words
 from sim.studies.pool import answers, in_order
+from sim.studies.ranking import speed
 from sim.studies.runner import Answers, Progress, Runner, Work
 from sim.studies.sweep.work import OK, REFUSED, Resolved, resolve
 
@@ -36,8 +37,7 @@ class PointRow:
     status: str
     reason: str
     result: Result | None = None
-    ttft: Sample | None = None
-    tpot: Sample | None = None
+    sample: Sample | None = None
 
     @property
     def label(self) -> str:
@@ -45,9 +45,15 @@ class PointRow:
         return self.point.label
 
     @property
-    def sample(self) -> Sample | None:
-        """Of what is ranked: time per output token, or to the first where no request has another."""
-        return self.tpot if self.tpot is not None and self.tpot.n else self.ttft
+    def ran(self) -> Result:
+        """The result of a point that has one."""
+        assert self.result is not None
+        return self.result
+
+    @property
+    def speed_s(self) -> float:
+        """What is ranked (`sim.studies.ranking`)."""
+        return speed(self.ran)
 
 
 def resolved(points: Sequence[Point], workers: int, progress: Progress, pool: Answers = answers) -> list[Resolved]:
@@ -87,7 +93,7 @@ def _refuse_mistakes(points: Sequence[Point], rows: Sequence[Resolved]) -> None:
 
 def _of_policy(name: str) -> bool:
     """Whether it is a policy or a parameter of one."""
-    return name == "policy" or (name not in OPTIONS.by_field and name.partition(".")[0] not in GROUPS)
+    return name == "policy" or (name not in OPTIONS.by_field and not of_profile(name))
 
 
 def _mistaken(spec: RunSpec) -> bool:
@@ -104,13 +110,6 @@ def _values(point: Point) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in found if value is not None]
 
 
-class Ran(NamedTuple):
-    """All points, and how many of them were run."""
-
-    rows: list[PointRow]
-    work: Work
-
-
 def run_points(
     points: Sequence[Point],
     rows: Sequence[Resolved],
@@ -118,8 +117,8 @@ def run_points(
     workers: int | None,
     progress: Progress,
     pool: Answers = answers,
-) -> Ran:
-    """Every point's row, in their order; points that are the same run are one.
+) -> tuple[list[PointRow], Work]:
+    """Every point's row, in their order, points that are the same run being one; and how many were run.
 
     Args:
         rows: what the points mean (`resolved`). workers: processes; None: the cores, if it is worth it.
@@ -128,14 +127,20 @@ def run_points(
     Raises:
         CheckFailed: a worker process ended without an answer; what was recorded stays. BadInput: none can run.
     """
+    once = each_once(points, rows)
+    if all(row.status != OK for _, row in once):
+        raise BadInput(_why(once))
+    runner = Runner(records, workers, progress, pool)
+    work = runner.run([row for _, row in once], lambda n, n_all: f"sweep: {n:,} of {n_all:,} points", True)
+    return [PointRow(point, row, *runner.outcome(row, True)) for point, row in once], work
+
+
+def each_once(points: Sequence[Point], rows: Sequence[Resolved]) -> list[tuple[Point, Resolved]]:
+    """Points and what they mean, the first of those that are the same run."""
     once: dict[str, tuple[Point, Resolved]] = {}
     for point, row in zip(points, rows, strict=True):
         once.setdefault(row.id, (point, row))
-    if all(row.status != OK for _, row in once.values()):
-        raise BadInput(_why(list(once.values())))
-    runner = Runner(records, workers, progress, pool)
-    work = runner.run([row for _, row in once.values()], lambda n, n_all: f"sweep: {n:,} of {n_all:,} points", True)
-    return Ran([PointRow(point, row, *runner.outcome(row, True)) for point, row in once.values()], work)
+    return list(once.values())
 
 
 def _why(found: Sequence[tuple[Point, Resolved]]) -> str:

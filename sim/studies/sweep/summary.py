@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.options import OPTIONS
-from sim.results.sampling import ranks
+from sim.profiles.overrides import of_profile
 from sim.studies.common_bound import common_bound
 from sim.studies.promised import keeps_most
-from sim.studies.ranking import Rank, is_bound, ranked, speed
+from sim.studies.ranking import Rank, is_bound, is_lossy, placed
 from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
     from sim.figures import Bound
-    from sim.results.record import Result
     from sim.studies.sweep.run import PointRow
 
 WORKLOAD = (
@@ -64,7 +63,7 @@ class Group:
     @property
     def keeps(self) -> PointRow | None:
         """The lossless system most of whose requests kept their SLO; where all are lossy, that one of them."""
-        return keeps_most(self.faithful, _of)
+        return keeps_most(self.faithful, lambda row: row.ran)
 
     def tied(self, row: PointRow) -> list[PointRow]:
         """Systems that the requests do not tell apart from it."""
@@ -96,8 +95,18 @@ class Summary:
     def bound(self) -> tuple[Bound, PointRow] | None:
         """The lower bound of all points, and one whose own it is; None where they serve several workloads."""
         ran = [row for group in self.groups for row in (*group.systems, *group.bounds)]
-        found = common_bound(_of(row) for row in ran) if self.one_workload else None
+        found = common_bound(row.ran for row in ran) if self.one_workload else None
         return None if found is None else (found[0], next(row for row in ran if row.result is found[1]))
+
+    @property
+    def leaders(self) -> list[PointRow]:
+        """The best of every group that has a system."""
+        return [row for group in self.groups if (row := group.best) is not None]
+
+    @property
+    def axes(self) -> list[str]:
+        """What varies but the policy."""
+        return [name for name in self.varied if name != "policy"]
 
     def rank(self, row: PointRow) -> Rank | None:
         """Its place among the systems of its group."""
@@ -109,7 +118,7 @@ def settings_of(row: PointRow) -> dict[str, Any]:
     policy with its parameters as one."""
     spec = row.point.spec
     fields = {option.key: getattr(spec, option.field) for option in OPTIONS.axes}
-    shared = {key: value for key, value in spec.set.items() if key.startswith(("hw.", "model.", "engine."))}
+    shared = {key: value for key, value in spec.set.items() if of_profile(key)}
     return {**fields, **shared, "slo": slo_text(spec.slo) or None, "policy": row.label}
 
 
@@ -149,8 +158,8 @@ def summarise(rows: Sequence[PointRow], by: Sequence[str] | None = None) -> Summ
     found: dict[int, Rank] = {}
     each = sum(len(group.systems) ** 2 for group in groups.values()) <= MOST_PAIRS
     for group in groups.values():
-        group.systems.sort(key=_speed)
-        group.bounds.sort(key=_speed)
+        group.systems.sort(key=lambda row: row.speed_s)
+        group.bounds.sort(key=lambda row: row.speed_s)
         group.ranks = _ranks(group.systems, each)
         found |= {id(row): rank for row, rank in zip(group.systems, group.ranks, strict=False)}
     fronts = [front for one in workloads.values() if (front := pareto(one))]
@@ -164,8 +173,8 @@ def pareto(rows: Sequence[PointRow]) -> list[PointRow]:
     """Lossless systems that no other beats in time and peak memory at once, least memory first."""
     front: list[PointRow] = []
     systems = [row for row in rows if row.result is not None and not is_bound(row.result) and not _lossy(row)]
-    for row in sorted(systems, key=lambda row: (_of(row).peak_vram_bytes, _speed(row))):
-        if not front or _speed(row) < _speed(front[-1]):
+    for row in sorted(systems, key=lambda row: (row.ran.peak_vram_bytes, row.speed_s)):
+        if not front or row.speed_s < front[-1].speed_s:
             front.append(row)
     return front
 
@@ -174,8 +183,7 @@ def _ranks(systems: Sequence[PointRow], each: bool) -> list[Rank]:
     """Rank of each; where not `each` is held against all, only who is tied with the fastest is told."""
     samples = [row.sample for row in systems if row.sample is not None]
     if each or not samples:
-        found = ranks(samples) or []
-        return [Rank(*places, [_title(systems[i]) for i in tied]) for places, tied in found]
+        return placed([_title(row) for row in systems], samples)
     first = samples[0]
     if first.n < 2:
         return []
@@ -195,17 +203,8 @@ def _at(rows: Sequence[PointRow], row: PointRow) -> int:
     return next(at for at, other in enumerate(rows) if other is row)
 
 
-def _of(row: PointRow) -> Result:
-    assert row.result is not None
-    return row.result
-
-
-def _speed(row: PointRow) -> float:
-    return speed(_of(row))
-
-
 def _lossy(row: PointRow) -> bool:
-    return "lossy" in _of(row).caveats
+    return is_lossy(row.ran)
 
 
 def _hashable(value: Any) -> tuple[str, Any]:
@@ -216,11 +215,6 @@ def _key(own: dict[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(_hashable(own.get(name)) for name in names)
 
 
-def ranked_by(row: PointRow) -> str:
-    """What is ranked of it, in words."""
-    return "per token" if ranked(_of(row)) == "tpot_s" else "to the first token"
-
-
 def ratio(slower: PointRow, faster: PointRow) -> float:
     """How many times as long the slower one takes."""
-    return _speed(slower) / _speed(faster) if _speed(faster) > 0 else math.inf
+    return slower.speed_s / faster.speed_s if faster.speed_s > 0 else math.inf

@@ -15,10 +15,10 @@ from sim.studies.hosts import of_specs
 from sim.studies.pool import answers, n_cores
 from sim.studies.runner import Answers, Progress, Work
 from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
-from sim.studies.sweep.point_store import TABLE, Records
-from sim.studies.sweep.run import PointRow, resolved, run_points
+from sim.studies.sweep.point_store import SWEEP, TABLE, Records
+from sim.studies.sweep.run import PointRow, each_once, resolved, run_points
 from sim.studies.sweep.summary import Summary, settings_of, summarise
-from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, Resolved, closing_ready
+from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, closing_ready
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,19 +50,16 @@ class Asked:
     most: int = MOST_POINTS
     pool: Answers = answers
 
-    def blocks(self, usual: Block | None = None) -> list[Block]:
-        """Its blocks, checked; `usual` has what holds where neither options nor file say otherwise. Raises BadInput."""
-        usual = Block() if usual is None else usual
-        if self.grid is None:
-            block = usual.over(self.given)
-            block.check("sweep")
-            return [block]
-        from sim.studies.sweep.grid_file import read_grid
+    def points(self) -> tuple[list[Point], int]:
+        """What its blocks come to, and how many points were said twice. Raises BadInput."""
+        blocks = [self.given]
+        if self.grid is not None:
+            from sim.studies.sweep.grid_file import read_grid
 
-        blocks = [usual.over(block).over(self.given) for block in read_grid(self.grid)]
+            blocks = [block.over(self.given) for block in read_grid(self.grid)]
         for block in blocks:
-            block.check(str(self.grid))
-        return blocks
+            block.check("sweep" if self.grid is None else str(self.grid))
+        return points_of(blocks, self.most)
 
 
 @dataclass
@@ -84,9 +81,16 @@ class Swept:
     @cached_property
     def table(self) -> pa.Table:
         """Everything, a row per point; made when asked for, since what makes it takes long to load."""
-        from sim.studies.sweep.table import table_of
+        from sim.studies.sweep.table import arrow, columns_of
 
-        return table_of(self.rows, self.summary)
+        return arrow(columns_of(self.rows, self.summary))
+
+    @cached_property
+    def answer(self) -> str:
+        """The first line."""
+        from sim.studies.sweep.text import answer
+
+        return answer(self.rows, self.summary)
 
     @property
     def broken(self) -> bool:
@@ -107,13 +111,12 @@ class Swept:
     def to_dict(self, columns: str | Sequence[str] | None = None) -> dict[str, Any]:
         """What `--json` prints, with these columns of the table. Raises BadInput."""
         from sim.studies.sweep.break_even import facts
-        from sim.studies.sweep.text import answer
 
         found = self.summary
         drafts = facts(self.rows)
         return {
             "schema": SCHEMA,
-            "answer": answer(self.rows, found),
+            "answer": self.answer,
             "realism": self.realism,
             "hosts": self.hosts or None,
             "points": len(self.rows),
@@ -130,10 +133,7 @@ class Swept:
 
     def about(self) -> dict[str, Any]:
         """What the table's file says of itself."""
-        from sim.studies.sweep.text import answer
-
-        varied = list(self.summary.varied)
-        said = {"answer": answer(self.rows, self.summary), "realism": self.realism, "varied": varied}
+        said = {"answer": self.answer, "realism": self.realism, "varied": list(self.summary.varied)}
         return said | ({"hosts": self.hosts} if self.hosts else {})
 
     def _group(self, group: Group) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
     """
     records = Records(asked.out)
     records.check_place()
-    points, n_twice = points_of(asked.blocks(), asked.most)
+    points, n_twice = asked.points()
     means = resolved(points, asked.workers or n_cores(), progress, asked.pool)
     told = list(dict.fromkeys(text for row in means for text in row.notes))
     for text in told[:MOST_NOTES]:
@@ -169,7 +169,7 @@ def sweep(asked: Asked, note: Note, progress: Progress) -> Swept:
     if len(told) > MOST_NOTES:
         note(f"note: {show_count(len(told) - MOST_NOTES, 'note')} more of the kind")
     ids = list(dict.fromkeys(row.id for row in means))
-    records.begin(ids, asked.resume)
+    records.begin(SWEEP, asked.resume, ids)
     rows, work = run_points(points, means, records, asked.workers, progress, asked.pool)
     found = summarise(rows, asked.by)
     swept = Swept(rows, found, n_twice + len(points) - len(rows), work, _realism(rows))
@@ -190,34 +190,26 @@ def _realism(rows: list[PointRow]) -> list[str]:
     lines = []
     for name in names[:MOST_JUDGED]:
         assert name is not None
-        trace = open_trace(name)
-        try:
+        with open_trace(name) as trace:
             lines.append(judge(trace, quick=True).line)
-        finally:
-            trace.close()
     return lines
 
 
 @closing_ready()
 def listed(asked: Asked, progress: Progress, as_json: bool) -> str:
     """The points, what varies in them and what each would be, for `--dry-run`. Raises BadInput as `sweep` does."""
-    points, n_twice = points_of(asked.blocks(), asked.most)
+    points, n_twice = asked.points()
     means = resolved(points, asked.workers or n_cores(), progress, asked.pool)
-    shown: dict[str, tuple[Point, Resolved]] = {}
-    for point, row in zip(points, means, strict=True):
-        shown.setdefault(row.id, (point, row))
-    rows = [PointRow(point, row, row.status, row.reason) for point, row in shown.values()]
-    found = summarise(rows, asked.by)
-    names = [name for name in found.varied if name != "policy"]
+    rows = [PointRow(point, row, row.status, row.reason) for point, row in each_once(points, means)]
+    names = summarise(rows, asked.by).axes
     if as_json:
         from sim.base.json import to_json
 
-        own = [(row, settings_of(row)) for row in rows]
-        facts = [
-            {"id": row.asked.id, "label": row.label, "status": row.status, "reason": row.reason or None}
-            | {name: settings.get(name) for name in names}
-            for row, settings in own
-        ]
+        facts = []
+        for row in rows:
+            own = settings_of(row)
+            told = {"id": row.asked.id, "label": row.label, "status": row.status, "reason": row.reason or None}
+            facts.append(told | {name: own.get(name) for name in names})
         return to_json({"schema": SCHEMA, "points": len(rows), "list": facts}) + "\n"
     from sim.studies.sweep.text import list_of
 

@@ -17,7 +17,7 @@ from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import replacing
 from sim.figures import SCHEMA, figures
 from sim.options import OPTIONS, Option, Table
-from sim.profiles.overrides import GROUPS
+from sim.profiles.overrides import of_profile
 from sim.results.tables import arrow_type, cell, run_figures, type_of
 from sim.setup.naming import show
 from sim.studies.common_bound import above_frac
@@ -25,7 +25,6 @@ from sim.studies.sweep.summary import Summary
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pandas import DataFrame
 
     from sim.figures import Row as Figured
     from sim.results.record import Result
@@ -47,11 +46,7 @@ _DIGESTS = ("policy_sha256", "hw_sha256", "model_sha256", "engine_sha256")
 def columns_of(rows: Sequence[PointRow], found: Summary) -> list[Column]:
     """Every column, in order: what was said, what came out, what was asked for, and what each policy's parameters and
     each figure that was set had for values."""
-    columns: list[Column] = [
-        ("label", "text", [row.label for row in rows]),
-        ("status", "text", [row.status for row in rows]),
-        ("reason", "text", [row.reason or None for row in rows]),
-    ]
+    columns: list[Column] = [(name, "text", [getattr(row, name) or None for row in rows]) for name in POINT]
     columns += [
         (one.key, type_of(one), [_figure(one, row) for row in rows])
         for one in run_figures()
@@ -74,7 +69,7 @@ def columns_of(rows: Sequence[PointRow], found: Summary) -> list[Column]:
     ]
     params = [_params(row) for row in rows]
     own = sorted({key for one in params for key in one})
-    shared = sorted({key for row in rows for key in row.asked.spec.set if _shared(key)})
+    shared = sorted({key for row in rows for key in row.asked.spec.set if of_profile(key)})
     columns += [typed(f"params.{key}", [one.get(key) for one in params]) for key in own]
     return columns + [typed(key, [row.asked.spec.set.get(key) for row in rows]) for key in shared]
 
@@ -149,15 +144,11 @@ def _column(name: str) -> str:
     return next((row.columned for row in OPTIONS.axes if row.key == name), name)
 
 
-def _shared(key: str) -> bool:
-    return "." in key and key.partition(".")[0] in GROUPS
-
-
 def _params(row: PointRow) -> dict[str, Any]:
     """The policy's parameters as they were resolved; of a point that did not run, as they were asked for."""
     if row.result is not None:
         return row.result.params
-    asked = {key.rpartition(".")[2]: value for key, value in row.asked.spec.set.items() if not _shared(key)}
+    asked = {key.rpartition(".")[2]: value for key, value in row.asked.spec.set.items() if not of_profile(key)}
     return {**row.asked.meant.get("params", {}), **asked}
 
 
@@ -171,11 +162,6 @@ def typed(name: str, cells: list[Any]) -> Column:
     if kinds <= {int, float}:
         return name, "float", [None if cell is None else float(cell) for cell in cells]
     return name, "text", [None if cell is None else cell if isinstance(cell, str) else show("", cell) for cell in cells]
-
-
-def table_of(rows: Sequence[PointRow], found: Summary) -> pa.Table:
-    """The table in memory."""
-    return arrow(columns_of(rows, found))
 
 
 def arrow(columns: Sequence[Column]) -> pa.Table:
@@ -198,9 +184,3 @@ def write(path: Path, table: pa.Table, about: dict[str, Any]) -> None:
     said = {"moesim": json.dumps({"schema": SCHEMA, **about}, ensure_ascii=False, sort_keys=True)}
     with replacing(path) as part:
         pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **said}), part)
-
-
-def frame(table: pa.Table) -> DataFrame:
-    """The same as a DataFrame."""
-    found: DataFrame = table.to_pandas()
-    return found

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sim.base.tables import fold, tabled
 from sim.base.units import GIB, RAM, show_bytes, show_count, show_frac, show_seconds
 from sim.results.routing_words import of_results
 from sim.setup.naming import show
 from sim.studies.common_bound import bound_line, show_above
 from sim.studies.promised import Columns, draws_least, kept_by
-from sim.studies.ranking import AS_FAST, ranked, show_tpot, speed
-from sim.studies.sweep.summary import Group, Summary, ranked_by, ratio, settings_of
+from sim.studies.ranking import MOST_NAMED, ahead, ranked, ranked_by, show_ratio, show_tpot
+from sim.studies.sweep.summary import Group, Summary, ratio, settings_of
 
 if TYPE_CHECKING:
-    from sim.results.record import Result
+    from sim.figures import Bound
     from sim.studies.runner import Work
     from sim.studies.sweep.run import PointRow
 
 MOST_SHOWN = 40
 """Rows of a table on a terminal; the Parquet file and `--json` have all."""
-MOST_NAMED = 3
 MOST_REASONS = 5
 MOST_CHANGES = 4
 _UNITS = (("_bytes_per_s", "GB/s", 1e9), ("_bytes", "GB", 1e9))
@@ -38,39 +38,41 @@ def answer(rows: Sequence[PointRow], found: Summary) -> str:
 
 
 def _fastest(rows: Sequence[PointRow], found: Summary) -> str:
-    groups = [group for group in found.groups if group.best is not None]
-    if not groups:
+    groups, every = [group for group in found.groups if group.systems], found.leaders
+    if not every:
         return "only bounds ran" if any(row.result is not None for row in rows) else "nothing ran"
-    every = [row for group in groups if (row := group.best) is not None]
-    alike = [row for row in every if ranked(_of(row)) == "tpot_s"] or every  # of two kinds of times none is the least
-    first = min(alike, key=lambda row: speed(_of(row)))
-    changes = _changes(groups, found)
-    leads = len(found.varied) > 1 and "policy" not in found.varied and bool(changes)
-    before, after = (f"{changes}; ", "") if leads else ("", f"; {changes}" if changes else "")
+    alike = [row for row in every if ranked(row.ran) == "tpot_s"] or every  # of two kinds of times none is the least
+    first = min(alike, key=lambda row: row.speed_s)
+    changes, pays, kept = _changes(groups, found), _pays(first, groups), _promised(groups, found)
+    kept += _thrifty(groups, found)
+    leads = len(found.varied) > 1 and "policy" not in found.varied
+    before = f"{changes}; " if leads and changes else ""
+    worth = f"; {pays}" if pays else ""
     if len(groups) == 1:
-        pays = _pays(first, groups)
         if list(found.varied) == ["draft"] and pays:
-            return f"{pays.replace(' there', '', 1)}; {_lead(groups[0], found)}{_kept(groups, found)}"
-        return before + _lead(groups[0], found) + (f"; {pays}" if pays else "") + _kept(groups, found)
-    names = Counter(title(row, found) for group in groups if (row := group.best) is not None)
-    (most, n), *others = names.most_common()
-    by = f"settings of {', '.join(_word(name) for name in found.by)}"
+            return f"{pays.replace(' there', '', 1)}; {_lead(groups[0], found)}{kept}"
+        return before + _lead(groups[0], found) + worth + kept
+    (most, n), *others = Counter(title(row, found) for row in every).most_common()
+    by = f"settings of {', '.join(map(_word, found.by))}"
     of = f"{len(groups)} {by}"
     if not others:
         text = f"{most}: fastest in {f'both {by}' if len(groups) == 2 else f'all {of}'}"
     else:
-        said = [f"{name} in {count}" for name, count in others[:MOST_NAMED]]
-        more = len(others) - MOST_NAMED
-        text = f"{most}: fastest in {n} of {of}; {', '.join(said)}" + (f", {more} more elsewhere" if more > 0 else "")
+        text = f"{most}: fastest in {n} of {of}; {_in(others)}"
     apart = sum(_alone(group) for group in groups)
-    rivals = sum(group.next_to(row) is not None for group in groups if (row := group.best) is not None)
-    if rivals:
+    if any(group.next_to(row) is not None for group, row in zip(groups, every, strict=True)):
         some = f"{apart or 'none'} of them" if apart < len(groups) else "both" if apart == 2 else "all of them"
         text += f"; told apart from the next in {some}"
-    where = ", ".join(f"{_word(key)} {value}" for key, value in _settings(first, found.by))
-    text += f"; least of all {show_seconds(speed(_of(first)))} {ranked_by(first)}: {title(first, found)} ({where})"
-    pays = _pays(first, groups)
-    return before + text + (f"; {pays}" if pays else "") + after + _kept(groups, found)
+    where = ", ".join(_settings(first, found.by))
+    text += f"; least of all {show_seconds(first.speed_s)} {ranked_by(first.ran)}: {title(first, found)} ({where})"
+    return before + text + worth + (f"; {changes}" if changes and not leads else "") + kept
+
+
+def _in(names: Sequence[tuple[str, int]]) -> str:
+    """`lru in 3, lfu in 2`, of many the first few."""
+    more = len(names) - MOST_NAMED
+    said = ", ".join(f"{name} in {n}" for name, n in names[:MOST_NAMED])
+    return said + (f", {more} more elsewhere" if more > 0 else "")
 
 
 def _pays(best: PointRow, groups: Sequence[Group]) -> str:
@@ -78,7 +80,7 @@ def _pays(best: PointRow, groups: Sequence[Group]) -> str:
     alike = _but_for_drafts(best)
     every = [row for group in groups for row in group.systems if _but_for_drafts(row) == alike]
     without = next((row for row in every if not _drafts(row)), None)
-    if without is None or not any(_drafts(row) for row in every) or ranked(_of(without)) != "tpot_s":
+    if without is None or not any(_drafts(row) for row in every) or ranked(without.ran) != "tpot_s":
         return ""
     own = next(group for group in groups if group.best is best)
     known = bool(own.ranks) and not any(row is without for row in own.tied(best))
@@ -89,7 +91,7 @@ def _pays(best: PointRow, groups: Sequence[Group]) -> str:
 
 
 def _drafts(row: PointRow) -> bool:
-    return _of(row).draft is not None
+    return row.ran.draft is not None
 
 
 def _but_for_drafts(row: PointRow) -> dict[str, Any]:
@@ -98,60 +100,50 @@ def _but_for_drafts(row: PointRow) -> dict[str, Any]:
 
 def _changes(groups: Sequence[Group], found: Summary) -> str:
     """What each axis is worth, changed alone from the first setting of all: most first; lossless systems."""
-    names = [name for name in found.varied if name != "policy"]
-    fastest: dict[tuple[tuple[str, str], ...], float] = {}
-    times = {ranked(_of(row)) for group in groups for row in group.faithful}
-    if len(times) > 1:
+    fastest: dict[tuple[str, ...], float] = {}
+    rows = [row for group in groups for row in group.faithful]
+    if len({ranked(row.ran) for row in rows}) > 1:
         return ""  # a time to the first token is no multiple of one per token
-    for group in groups:
-        for row in group.faithful:
-            at = tuple(_settings(row, names))
-            fastest[at] = min(speed(_of(row)), fastest.get(at, math.inf))
-    first = tuple((name, _value(name, found.varied[name][0])) for name in names)
-    if not names or first not in fastest:
+    for row in rows:
+        at = tuple(_settings(row, found.axes))
+        fastest[at] = min(row.speed_s, fastest.get(at, math.inf))
+    first = tuple(_setting(name, found.varied[name][0]) for name in found.axes)
+    if not first or first not in fastest:
         return ""
     told = []
     for at, seconds in fastest.items():
         changed = [axis for axis, before in zip(at, first, strict=True) if axis != before]
         if len(changed) == 1:
-            (name, value), gain = changed[0], fastest[first] / seconds
-            told.append((max(gain, 1 / gain), f"{gain:.2f}x with {_word(name)} {value}"))
+            gain = fastest[first] / seconds
+            told.append((max(gain, 1 / gain), f"{gain:.2f}x with {changed[0]}"))
     if not told:
         return ""
     (_, most), *others = sorted(told, key=lambda one: -one[0])[:MOST_CHANGES]
     said = ", ".join([most.replace("x with", "x as fast with", 1), *(text for _, text in others)])
-    start = ", ".join(f"{_word(name)} {value}" for name, value in first)
-    return f"{said}, {'each alone ' if len(names) > 1 else ''}against {start}"
-
-
-def _kept(groups: Sequence[Group], found: Summary) -> str:
-    """Who keeps what was promised to the most requests, and who draws the fewest joules."""
-    return _promised(groups, found) + _thrifty(groups, found)
+    return f"{said}, {'each alone ' if len(first) > 1 else ''}against {', '.join(first)}"
 
 
 def _thrifty(groups: Sequence[Group], found: Summary) -> str:
-    systems = [row for group in groups for row in group.faithful or group.systems]
-    thrifty = draws_least(systems, _of)
+    """Who draws the fewest joules."""
+    thrifty = draws_least([row for group in groups for row in group.faithful], lambda row: row.ran)
     if thrifty is None:
         return ""
     row, each = thrifty
-    where = ", ".join(f"{_word(key)} {value}" for key, value in _settings(row, found.by))
+    where = ", ".join(_settings(row, found.by))
     return f"; least energy per token: {each}, {title(row, found)}" + (f" ({where})" if where else "")
 
 
 def _promised(groups: Sequence[Group], found: Summary) -> str:
+    """Who keeps what was promised to the most requests."""
     rows = [row for group in groups if (row := group.keeps) is not None]
     if not rows:
         return ""
-    if len(groups) == 1 and len(groups[0].systems) == 1:
-        return f"; {kept_by(_of(rows[0]))} keep their SLO"
-    if len(groups) == 1:
-        others = [_of(row) for row in groups[0].faithful if row is not rows[0]]
-        return f"; most keep their SLO under {title(rows[0], found)}: {kept_by(_of(rows[0]), others)}"
-    names = Counter(title(row, found) for row in rows).most_common()
-    said = [f"{name} in {n}" for name, n in names[:MOST_NAMED]]
-    more = len(names) - MOST_NAMED
-    return f"; most keep their SLO under {', '.join(said)}" + (f", {more} more elsewhere" if more > 0 else "")
+    if len(groups) > 1:
+        return f"; most keep their SLO under {_in(Counter(title(row, found) for row in rows).most_common())}"
+    if len(groups[0].systems) == 1:
+        return f"; {kept_by(rows[0].ran)} keep their SLO"
+    others = [row.ran for row in groups[0].faithful if row is not rows[0]]
+    return f"; most keep their SLO under {title(rows[0], found)}: {kept_by(rows[0].ran, others)}"
 
 
 def _alone(group: Group) -> bool:
@@ -162,40 +154,34 @@ def _alone(group: Group) -> bool:
 def _lead(group: Group, found: Summary) -> str:
     best = group.best
     assert best is not None
-    n = show_count(_of(best).n_requests, "request")
+    n = show_count(best.ran.n_requests, "request")
     where = "" if "hw" in found.varied else f" on {best.point.spec.hw}"  # else the title or the setting says it
-    text = f"{title(best, found)}: {show_seconds(speed(_of(best)))} {ranked_by(best)}{where} over {n}"
+    text = f"{title(best, found)}: {show_seconds(best.speed_s)} {ranked_by(best.ran)}{where} over {n}"
     other = group.next_to(best)
     if other is None:
         return text
-    times = ratio(other, best)
-    if times == 1.0:
-        return f"{text}, exactly as fast as {title(other, found)}"
-    if times < AS_FAST:
-        return f"{text}, as fast as {title(other, found)}"
-    text += f", {_times(times)} faster than {title(other, found)}"
-    if not group.ranks:
-        return f"{text} there; of n = 1 no sampling error can be given, so this is no ranking"
-    tied = [title(row, found) for row in group.tied(best)]
-    if not tied:
-        return text
-    more = f" and {len(tied) - MOST_NAMED} more" if len(tied) > MOST_NAMED else ""
-    return f"{text}; not told apart from {', '.join(tied[:MOST_NAMED])}{more}"
-
-
-def _times(times: float) -> str:
-    return f"{times:.2f}x" if times >= 1.01 else f"{100 * (times - 1):.2g} %"
+    tied = [title(row, found) for row in group.tied(best)] if group.ranks else None
+    return text + ahead(ratio(other, best), title(other, found), tied)
 
 
 def title(row: PointRow, found: Summary) -> str:
     """What tells a point from the others of its group: its policy, and what else varies but is not `by`."""
-    rest = [name for name in found.varied if name not in found.by and name != "policy"]
-    return ", ".join([row.label, *(f"{_word(key)} {value}" for key, value in _settings(row, rest))])
+    return ", ".join([row.label, *_settings(row, [name for name in found.axes if name not in found.by])])
 
 
-def _settings(row: PointRow, names: Sequence[str]) -> list[tuple[str, str]]:
+def _settings(row: PointRow, names: Sequence[str]) -> list[str]:
+    """`cache 20%` of each."""
     own = settings_of(row)
-    return [(name, _value(name, own.get(name))) for name in names]
+    return [_setting(name, own.get(name)) for name in names]
+
+
+def _setting(name: str, value: Any) -> str:
+    return f"{_word(name)} {_value(name, value)}"
+
+
+def _cells(row: PointRow, names: Sequence[str]) -> list[str]:
+    own = settings_of(row)
+    return [_value(name, own.get(name)) for name in names]
 
 
 def _word(name: str) -> str:
@@ -230,95 +216,63 @@ def counts(rows: Sequence[PointRow], found: Summary, n_twice: int, work: Work) -
 
 def groups_table(found: Summary) -> str:
     """One row per group: its settings, the fastest, and the next."""
-    from sim.base.tables import fold, prose, render, table
-
-    by = found.by
-    groups = [group for group in found.groups if group.best is not None]
-    load = Columns(_of(row) for group in groups for row in group.systems)
-    bounded, above = _bounded(found)
-    shown = table(
-        *(_word(name) for name in by),
-        "fastest",
-        "TPOT",
-        *bounded,
-        *load.titles,
-        "hit",
-        "peak VRAM",
-        "next",
-        "slower by",
-        "told apart",
-    )
-    prose(shown, *range(len(by) + 1), len(by) + len(bounded) + len(load.titles) + 4)
+    by, groups = found.by, [group for group in found.groups if group.systems]
+    load = Columns(row.ran for group in groups for row in group.systems)
+    bounded, common = _bounded(found)
+    titles = [*map(_word, by), "fastest", "TPOT", *bounded, *load.titles, "hit", "peak VRAM", "next", "slower by"]
+    rows = []
     for group in groups[:MOST_SHOWN]:
-        best = group.best
-        assert best is not None
-        other, result = group.next_to(best), _of(best)
-        tied = [title(row, found) for row in group.tied(best)]
-        shown.add_row(
-            *(_value(name, group.by[name]) for name in by),
-            title(best, found),
-            show_tpot(result),
-            *above(result),
-            *load.cells(result),
-            show_frac(result.hit_rate),
-            show_bytes(result.peak_vram_bytes),
-            "-" if other is None else title(other, found),
-            "-" if other is None else _times(ratio(other, best)),
-            "-" if other is None or not group.ranks else "yes" if not tied else f"not from {len(tied)}",
-        )
-    left = len(groups) - MOST_SHOWN
-    more = f"and {left:,} groups more: --json, or the table of --out\n" if left > 0 else ""
+        best = group.faithful[0]
+        other, n_tied = group.next_to(best), len(group.tied(best))
+        row = [*(_value(name, group.by[name]) for name in by), title(best, found), *_measured(best, common)]
+        row += [*load.cells(best.ran), show_frac(best.ran.hit_rate), show_bytes(best.ran.peak_vram_bytes)]
+        if other is None:
+            row += ["-", "-", "-"]
+        else:
+            apart = "-" if not group.ranks else f"not from {n_tied}" if n_tied else "yes"
+            row += [title(other, found), show_ratio(ratio(other, best)), apart]
+        rows.append(row)
     spare = ("peak VRAM", "hit", "told apart", *bounded, "slower by", "next", *load.titles)
-    return render(shown, spare=spare) + more + fold(_bound_line(found)) + load.below
+    words = (*range(len(by) + 1), titles.index("next"))
+    text = tabled([*titles, "told apart"], rows, words, spare)
+    return text + _more(groups, "groups") + fold(_bound_line(found)) + load.below
 
 
 def points_table(group: Group, found: Summary) -> str:
     """One row per point of the only group there is, fastest first, bounds among them."""
-    from sim.base.tables import fold, prose, render, table
-
-    rows = sorted((*group.systems, *group.bounds), key=lambda row: speed(_of(row)))
-    load = Columns(_of(row) for row in rows)
-    bounded, above = _bounded(found)
-    titles = ("TPOT", *bounded, "TTFT", *load.titles, "hit", "peak VRAM", "bound by", "note")
-    shown = table("point", "rank", *titles)
-    prose(shown, -2, -1)
-    for row in rows[:MOST_SHOWN]:
-        result, rank = _of(row), found.rank(row)
-        places = "-" if rank is None else str(rank.best) if rank.best == rank.worst else f"{rank.best}-{rank.worst}"
-        shown.add_row(
-            title(row, found),
-            places,
-            show_tpot(result),
-            *above(result),
-            show_seconds(result.ttft_s.mean or 0.0),
-            *load.cells(result),
-            show_frac(result.hit_rate),
-            show_bytes(result.peak_vram_bytes),
-            str(result.bottleneck.resource),
-            ", ".join(label for label in result.caveats if label in ("oracle", "lossy") or "fit" in label),
-        )
-    left = len(rows) - MOST_SHOWN
-    more = f"and {left:,} points more: --json, or the table of --out\n" if left > 0 else ""
+    points = sorted((*group.systems, *group.bounds), key=lambda row: row.speed_s)
+    load = Columns(row.ran for row in points)
+    bounded, common = _bounded(found)
+    titles = ["point", "rank", "TPOT", *bounded, "TTFT", *load.titles, "hit", "peak VRAM", "bound by", "note"]
+    rows = []
+    for row in points[:MOST_SHOWN]:
+        result, rank = row.ran, found.rank(row)
+        cells = [title(row, found), "-" if rank is None else rank.places, *_measured(row, common)]
+        cells += [show_seconds(result.ttft_s.mean or 0.0), *load.cells(result), show_frac(result.hit_rate)]
+        cells += [show_bytes(result.peak_vram_bytes), str(result.bottleneck.resource)]
+        notes = [label for label in result.caveats if label in ("oracle", "lossy") or "fit" in label]
+        rows.append([*cells, ", ".join(notes)])
     spare = ("peak VRAM", "bound by", "hit", "TTFT", *load.titles, *bounded, "rank")
-    return render(shown, spare=spare) + more + fold(_bound_line(found)) + load.below
+    text = tabled(titles, rows, (-2, -1), spare)
+    return text + _more(points, "points") + fold(_bound_line(found)) + load.below
+
+
+def _more(all_of_them: Sequence[object], what: str) -> str:
+    left = len(all_of_them) - MOST_SHOWN
+    return f"and {left:,} {what} more: --json, or the table of --out\n" if left > 0 else ""
 
 
 def front_table(found: Summary) -> str:
     """Who is on a front of latency against memory; a front of one point per workload is no news."""
-    from sim.base.tables import prose, render, table
-
-    blocks = []
+    names, blocks = found.axes, []
     for front in found.fronts:
-        if len(front) < 2:
-            continue
-        names = [name for name in found.varied if name != "policy"]
-        shown = table("Pareto front", *(_word(name) for name in names), "peak VRAM", "TPOT")
-        prose(shown, *range(1, len(names) + 1))
-        for row in front[:MOST_SHOWN]:
-            result = _of(row)
-            cells = [value for _, value in _settings(row, names)]
-            shown.add_row(row.label, *cells, show_bytes(result.peak_vram_bytes), show_tpot(result))
-        blocks.append(render(shown, spare=()))
+        rows = [
+            [row.label, *_cells(row, names), show_bytes(row.ran.peak_vram_bytes), show_tpot(row.ran)]
+            for row in front[:MOST_SHOWN]
+        ]
+        if len(rows) > 1:
+            titles = ["Pareto front", *map(_word, names), "peak VRAM", "TPOT"]
+            blocks.append(tabled(titles, rows, range(1, len(names) + 1), ()))
     return "\n".join(blocks)
 
 
@@ -327,49 +281,37 @@ def not_run(found: Summary) -> list[str]:
     by_reason: dict[str, list[PointRow]] = {}
     for row in found.failed:
         by_reason.setdefault(row.reason, []).append(row)
-    names = [name for name in found.varied if name != "policy"]
     lines = []
     for reason, rows in list(by_reason.items())[:MOST_REASONS]:
-        first = ", ".join([rows[0].label, *(f"{_word(key)} {value}" for key, value in _settings(rows[0], names))])
+        first = ", ".join([rows[0].label, *_settings(rows[0], found.axes)])
         who = first if len(rows) == 1 else f"{len(rows):,} points, the first {first}"
         lines.append(f"not run: {who}: {reason}")
-    left = [row for rows in list(by_reason.values())[MOST_REASONS:] for row in rows]
-    return [
-        *lines,
-        *([f"not run: {show_count(len(left), 'point')} more; `reason` in the table says why"] if left else []),
-    ]
+    if left := sum(map(len, list(by_reason.values())[MOST_REASONS:])):
+        lines.append(f"not run: {show_count(left, 'point')} more; `reason` in the table says why")
+    return lines
 
 
-def _bounded(found: Summary) -> tuple[list[str], Callable[[Result], list[str]]]:
-    """A column beside the bound of all points, and its cells; none where they have no bound in common."""
-    if found.bound is None:
-        return [], lambda _: []
-    common = found.bound[0]
-    return ["above bound"], lambda result: [show_above(result, common)]
+def _bounded(found: Summary) -> tuple[list[str], Bound | None]:
+    """The title of a column beside the bound of all points, and that bound; neither where they have none in common."""
+    return ([], None) if found.bound is None else (["above bound"], found.bound[0])
+
+
+def _measured(row: PointRow, common: Bound | None) -> list[str]:
+    return [show_tpot(row.ran), *([] if common is None else [show_above(row.ran, common)])]
 
 
 def _bound_line(found: Summary) -> str:
     if found.bound is None:
         return ""
     common, row = found.bound
-    where = _settings(row, [name for name in found.varied if name != "policy"])
-    line = bound_line(common, ", ".join(f"{_word(key)} {value}" for key, value in where))
+    line = bound_line(common, ", ".join(_settings(row, found.axes)))
     return "\n" + line.removesuffix("\n") + "; each point's own is `lower_bound.tpot_s` of --json\n"
-
-
-def _of(row: PointRow) -> Result:
-    assert row.result is not None
-    return row.result
 
 
 def list_of(rows: Sequence[PointRow], names: Sequence[str], n_twice: int) -> str:
     """Every point in a line: what varies, its id, and why it cannot be set up."""
-    from sim.base.tables import prose, render, table
-
-    shown = table("policy", *(_word(name) for name in names), "id", "")
-    prose(shown, *range(1, len(names) + 3))
-    for row in rows:
-        shown.add_row(row.label, *(value for _, value in _settings(row, names)), row.asked.id, row.reason)
+    cells = [[row.label, *_cells(row, names), row.asked.id, row.reason] for row in rows]
+    shown = tabled(["policy", *map(_word, names), "id", ""], cells, range(1, len(names) + 3), ())
     ready = sum(not row.reason for row in rows)
     head = f"{show_count(len(rows), 'point')}, {ready:,} to run" + (f"; {n_twice:,} said twice" if n_twice else "")
-    return f"{head}\n\n{render(shown, spare=())}"
+    return f"{head}\n\n{shown}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from sim.studies.sweep.shared_recording import NO_FAMILY, Answer, Family, family
 from sim.studies.sweep.shared_recording import told as known
 
 if TYPE_CHECKING:
-    from sim.bounds.time_bound import LowerBound
     from sim.setup.setup import Setup
 
 OK, DOES_NOT_FIT, REFUSED, BROKE_A_RULE, FAILED = "ok", "does_not_fit", "refused", "broke_a_rule", "failed"
@@ -31,7 +30,6 @@ MOST_READY = 256
 """Points kept as they were set up to be resolved, by a process that then runs them itself."""
 
 _READY: dict[str, Setup] = {}
-STATUSES = (OK, DOES_NOT_FIT, REFUSED, BROKE_A_RULE, FAILED)
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -127,11 +125,10 @@ def _set_up(spec: RunSpec, id_: str) -> Setup:
     from sim.run import prepare
 
     ready = _READY.pop(id_, None)
-    if ready is None:
-        return prepare(spec)
-    if ready.spec == spec:
+    if ready is not None and ready.spec == spec:
         return ready
-    ready.close()
+    if ready is not None:
+        ready.close()
     return prepare(spec)
 
 
@@ -150,11 +147,8 @@ def _model_of(trace: str) -> str:
     from sim.setup.pairing import default_model
     from traces.format.catalogue import open_trace
 
-    opened = open_trace(trace)
-    try:
+    with open_trace(trace) as opened:
         return default_model(opened)
-    finally:
-        opened.close()
 
 
 def bound_terms(setup: Setup) -> dict[str, Any]:
@@ -181,13 +175,14 @@ def _drive_terms(setup: Setup) -> dict[str, Any]:
     return {} if tier is None else {"above": [setup.host_bytes, tier.drive, tier.depth, tier.block_bytes, tier.reads]}
 
 
-def point_record(
+def carried_out(
     spec: RunSpec,
     id_: str,
-    family: str = "",
+    cpu: bool = False,
+    bound: str = "",
+    family: Family = NO_FAMILY,
     recorded: bytes | None = None,
     by_layer: bool = False,
-    before: Callable[[Setup], None] | None = None,
 ) -> Answer:
     """One run as plain data: its result without the time that it took, and what is ranked of every request.
 
@@ -195,60 +190,36 @@ def point_record(
     nobody can say that it would end in the same way once more.
 
     Args:
+        cpu, bound: the lower bound by that id, which others share, is answered, too; none where the id is empty.
         family, recorded: `shared_recording.outcome_of`. by_layer: keep `by_layer` too, a hundred times the rest.
-        before: told of the run once it is set up.
     """
     from sim.results.sampling import times_of
 
     found: dict[str, Any] = {"schema": SCHEMA, "id": id_, "status": OK, "reason": "", "kept": True}
+    least, by_recording, wall_s = None, False, 0.0
     try:
-        setup = _set_up(spec, id_)
-        try:
+        with closing(_set_up(spec, id_)) as setup:
             if setup.run_id != id_:
                 raise CheckFailed(
                     f"point {id_}, got run_id {setup.run_id}: what it is made of has changed since the sweep began, or "
                     "is another on this worker; begin a new sweep"
                 )
-            if before is not None:
-                before(setup)
-            outcome, by_recording = outcome_of(setup, family, recorded, by_layer)
-        finally:
-            setup.close()
+            least = _bound_of(setup, cpu, bound) if bound else None
+            outcome, by_recording = outcome_of(setup, family.id, recorded, by_layer)
     except CheckFailed:
         raise
     except MoesimError as error:
-        return Answer(found | {"status": status_of(error), "reason": str(error)})
+        found |= {"status": status_of(error), "reason": str(error)}
     except Exception as error:  # a mistake of a policy's own: the other points are none the worse for it
-        return Answer(found | {"status": FAILED, "reason": _mistake(error, spec), "kept": False})
-    times = [list(one) for one in times_of(outcome.report)]
-    result = outcome.result.to_dict() | {"wall_s": 0.0}
-    if not by_layer:
-        del result["by_layer"]
-    wall_s = outcome.result.wall_s  # not recorded: equal points are equal bytes
-    return Answer(found | {"result": result, "requests": times}, by_recording=by_recording, wall_s=wall_s)
-
-
-def carried_out(
-    spec: RunSpec,
-    id_: str,
-    cpu: bool,
-    bound: str,
-    family: Family = NO_FAMILY,
-    recorded: bytes | None = None,
-    by_layer: bool = False,
-) -> Answer:
-    """The records of a point and of the lower bound by that id, which others share; no bound where the id is empty."""
-    from sim.bounds.time_bound import lower_bound
-
-    least: list[dict[str, Any]] = []
-
-    def before(setup: Setup) -> None:
-        if bound:
-            least.append(_of_bound(lower_bound(setup, cpu), bound))
-
-    answer = point_record(spec, id_, family.id, recorded, by_layer, before)
+        found |= {"status": FAILED, "reason": _mistake(error, spec), "kept": False}
+    else:
+        wall_s = outcome.result.wall_s  # not recorded: equal points are equal bytes
+        result = outcome.result.to_dict() | {"wall_s": 0.0}
+        if not by_layer:
+            del result["by_layer"]
+        found |= {"result": result, "requests": [list(one) for one in times_of(outcome.report)]}
     asked = family.shared and recorded is None
-    return answer._replace(bound=least[0] if least else None, recorded=known(family.id) if asked else None)
+    return Answer(found, least, by_recording, known(family.id) if asked else None, wall_s)
 
 
 def only_bound(spec: RunSpec, cpu: bool, bound: str) -> Answer:
@@ -256,24 +227,18 @@ def only_bound(spec: RunSpec, cpu: bool, bound: str) -> Answer:
     return Answer(None, bound_record(spec, cpu, bound))
 
 
-def bound_of(spec: RunSpec, cpu: bool) -> LowerBound | None:
-    """The lower bound of one run (`sim.bounds.time_bound.lower_bound`)."""
-    from sim.bounds.time_bound import lower_bound
+def bound_record(spec: RunSpec, cpu: bool, id_: str) -> dict[str, Any]:
+    """The lower bound of one run (`sim.bounds.time_bound.lower_bound`) as plain data."""
     from sim.run import prepare
 
-    setup = prepare(spec)
-    try:
-        return lower_bound(setup, cpu)
-    finally:
-        setup.close()
+    with closing(prepare(spec)) as setup:
+        return _bound_of(setup, cpu, id_)
 
 
-def bound_record(spec: RunSpec, cpu: bool, id_: str) -> dict[str, Any]:
-    """A lower bound as plain data."""
-    return _of_bound(bound_of(spec, cpu), id_)
+def _bound_of(setup: Setup, cpu: bool, id_: str) -> dict[str, Any]:
+    from sim.bounds.time_bound import lower_bound
 
-
-def _of_bound(least: LowerBound | None, id_: str) -> dict[str, Any]:
+    least = lower_bound(setup, cpu)
     return {"schema": SCHEMA, "id": id_, "bound": None if least is None else least._asdict()}
 
 
@@ -283,14 +248,12 @@ ERRORS: dict[str, type[MoesimError]] = {
     BROKE_A_RULE: IllegalDecision,
     FAILED: CheckFailed,
 }
-"""What ended a point of that status."""
+"""What ended a point of that status, the narrower first."""
 
 
 def status_of(error: MoesimError) -> str:
     """What a point is called that ended so."""
-    if isinstance(error, DoesNotFit):
-        return DOES_NOT_FIT
-    return REFUSED if isinstance(error, BadInput) else BROKE_A_RULE if isinstance(error, IllegalDecision) else FAILED
+    return next((status for status, kind in ERRORS.items() if isinstance(error, kind)), FAILED)
 
 
 def _digest(data: dict[str, Any]) -> str:
