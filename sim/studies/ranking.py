@@ -98,7 +98,7 @@ def ranks_of(rows: Sequence[Row]) -> dict[str, Rank]:
     return dict(zip(labels, placed(labels, [row.sample for row in systems]), strict=False))
 
 
-def placed(labels: Sequence[str], samples: Sequence[Sample]) -> list[Rank]:
+def placed(labels: Sequence[str], samples: list[Sample]) -> list[Rank]:
     """The rank of each; none where no sampling error is to be had."""
     return [Rank(*places, [labels[i] for i in tied]) for places, tied in ranks(samples) or ()]
 
