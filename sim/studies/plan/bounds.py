@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from sim.bounds.time_bound import ROUNDING, Bounds, LeastTimes
-from sim.figures import SCHEMA, numbers
+from sim.figures import numbers
 from sim.results.metrics import statistic
 from sim.studies.plan.candidate import EXCLUDED, Candidate
 from sim.studies.plan.goal import Goal, Reading
+from sim.studies.runner import recorded
 from sim.studies.sweep.grid import key_of
 from sim.studies.sweep.point_store import LIMITS
 from sim.workload.slo import Slo
@@ -106,6 +106,11 @@ def limit_of(spec: RunSpec, cpu: bool) -> Limit | None:
         setup.close()
 
 
+def limit_record(spec: RunSpec, cpu: bool) -> dict[str, Any]:
+    """The limit of one run as plain data."""
+    return {"limit": msgspec.to_builtins(limit_of(spec, cpu))}
+
+
 def rule_out(
     goals: Sequence[Goal],
     candidates: Sequence[Candidate],
@@ -123,15 +128,12 @@ def rule_out(
     once: dict[str, Candidate] = {}
     for one in bounded:
         once.setdefault(one.asked.bound, one)
-    known = {id_: record for id_ in once if (record := records.get(LIMITS, id_)) is not None}
-    missing = [one for id_, one in once.items() if id_ not in known]
-    calls: list[Call] = [(limit_of, (one.spec, one.asked.cpu)) for one in missing]
-    with closing(pool(calls, workers if len(calls) >= ENOUGH else 1)) as stream:
-        for index, limit in stream:
-            id_ = missing[index].asked.bound
-            known[id_] = {"schema": SCHEMA, "id": id_, "limit": msgspec.to_builtins(limit)}
-            records.put(LIMITS, id_, known[id_])
-            progress(len(known), len(once), "lower bounds")
+    calls: dict[str, Call] = {id_: (limit_record, (one.spec, one.asked.cpu)) for id_, one in once.items()}
+
+    def done(n: int, n_all: int) -> None:
+        progress(n, n_all, "lower bounds")
+
+    known = recorded(records, LIMITS, calls, workers if len(calls) >= ENOUGH else 1, done, pool)
     found = {id_: msgspec.convert(record["limit"], Limit | None) for id_, record in known.items()}
     own = {key_of(one.spec): found[one.asked.bound] for one in bounded}
     for one in candidates:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -12,7 +11,6 @@ from sim import __version__
 from sim.base.digests import of_text
 from sim.base.json import to_json
 from sim.base.units import show_frac
-from sim.figures import SCHEMA
 from sim.results.figure import show_figure
 from sim.studies.plan.axes import (
     CACHE,
@@ -32,6 +30,7 @@ from sim.studies.plan.axes import (
 from sim.studies.plan.candidate import EXCLUDED, MISSES, NOT_RUN, SCREENED, Candidate, closest
 from sim.studies.plan.goal import Goal
 from sim.studies.plan.replays import Replays
+from sim.studies.runner import recorded
 from sim.studies.sweep.point_store import SUGGESTIONS
 
 if TYPE_CHECKING:
@@ -110,31 +109,26 @@ def cases(candidates: Sequence[Candidate]) -> list[Case]:
 def suggestions(request: PlanRequest, candidates: Sequence[Candidate], replays: Replays) -> dict[str, list[Suggestion]]:
     """By machine, for every one that fails; those of a machine are recorded together."""
     failing, goals = cases(candidates), tuple(request.goals)
-    ids = [one.id_for(goals) for one in failing]
-    missing = [at for at, id_ in enumerate(ids) if request.records.get(SUGGESTIONS, id_) is None]
-    calls: list[Call] = []
-    for at in missing:
-        one = failing[at].candidate
-        calls.append((suggestions_for, (one.spec, one.label, goals, failing[at].how, one.asked.cpu)))
-    with closing(request.pool(calls, request.n_workers if len(calls) > 2 else 1)) as stream:
-        for done, (index, (told, *work)) in enumerate(stream):
-            id_ = ids[missing[index]]
-            plain = {"suggestions": msgspec.to_builtins(told), "work": work}
-            request.records.put(SUGGESTIONS, id_, {"schema": SCHEMA, "id": id_, **plain})
-            request.progress(done + 1, len(calls), "what would have to be true")
+    calls: dict[str, Call] = {}
+    for case in failing:
+        one = case.candidate
+        calls[case.id_for(goals)] = (suggestions_for, (one.spec, one.label, goals, case.how, one.asked.cpu))
+
+    def done(n: int, n_all: int) -> None:
+        request.progress(n, n_all, "what would have to be true")
+
+    workers = request.n_workers if len(calls) > 2 else 1
+    known = recorded(request.records, SUGGESTIONS, calls, workers, done, request.pool)
     found: dict[str, list[Suggestion]] = {}
-    for id_, case in zip(ids, failing, strict=True):
-        record = request.records.get(SUGGESTIONS, id_)
-        assert record is not None
+    for case in failing:
+        record = known[case.id_for(goals)]
         replays.add(*record["work"])
         found.setdefault(case.machine, []).extend(msgspec.convert(record["suggestions"], list[Suggestion]))
     return found
 
 
-def suggestions_for(
-    spec: RunSpec, policy: str, goals: tuple[Goal, ...], how: str, cpu: bool
-) -> tuple[list[Suggestion], int, int, int]:
-    """Those of one run, and what they took: replays, those of all requests, and requests."""
+def suggestions_for(spec: RunSpec, policy: str, goals: tuple[Goal, ...], how: str, cpu: bool) -> dict[str, Any]:
+    """Those of one run as plain data, and the work: replays, those of all requests, and requests."""
     from sim.run import prepare
 
     setup = prepare(spec)
@@ -142,7 +136,8 @@ def suggestions_for(
         replays = Replays(len(setup.requests), 1, lambda *_: None, loaded=setup.open_loop)
         probe = by_bound(goals, cpu) if how == BOUND else by_replay(goals, replays)
         found = [*_along_axes(axes_of(setup, spec, cpu), policy, how, probe), *_precision(spec, policy, how, probe)]
-        return found, replays.n_runs, replays.n_whole, replays.n_replayed
+        work = [replays.n_runs, replays.n_whole, replays.n_replayed]
+        return {"suggestions": msgspec.to_builtins(found), "work": work}
     finally:
         setup.close()
 
