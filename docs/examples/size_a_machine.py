@@ -26,5 +26,6 @@ memory = moesim.sweep("lfu", "a6000", vram=["16GB", "32GB", "48GB"], requests=2)
 print(memory[["vram_bytes", "tpot_s.mean", "hit_rate"]].to_string(index=False, float_format="{:.3f}".format))
 
 # %% And if the link were faster?
-links = moesim.sweep("lfu", "a6000", pcie=["gen3x16", "gen4x16", "gen5x16"], requests=2)
-print(links[["link", "tpot_s.mean", "bottleneck.decode.copy"]].to_string(index=False, float_format="{:.3f}".format))
+SHOWN = ["tpot_s.mean", "bottleneck.decode.copy"]
+links = moesim.sweep("lfu", "a6000", pcie=["gen3x16", "gen4x16", "gen5x16"], requests=2, columns=SHOWN)
+print(links[["pcie", *SHOWN]].to_string(index=False, float_format="{:.3f}".format))
