@@ -426,7 +426,7 @@ class Emoe(Policy):
         if resident.issuperset(gate.needs):
             return None
         routed = reroute(gate.scores, gate.ids, resident)
-        return Assignment(routed, gate.weights_of(routed))
+        return Assignment(routed)  # the engine applies the weights that the model would give them
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         """Section 4: a layer waits for its own loading, all of it, and for no other layer's."""

@@ -76,6 +76,11 @@ DERIVED: dict[str, Callable[[dict[str, Any]], Any]] = {}
     "memory.expert_budget_bytes": lambda leaf: leaf["expert_budget_bytes.0"],
 """
 
+MENDED: dict[tuple[str, str], str] = {
+    ("emoe", "phi-3.5-moe-small"): "read weights of a gate that it had not declared; now the engine applies them",
+}
+"""Policy and trace of runs that the record has as refused by mistake -> the mistake."""
+
 GONE: dict[str, str] = {}
 """Top-level key of the record that is no longer compared -> why."""
 
