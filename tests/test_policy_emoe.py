@@ -307,8 +307,8 @@ def test_a_surrogate_that_is_right_keeps_the_most_mass_of_all_choices(tmp_path):
 
 
 def test_rerouted_tokens_get_the_weights_the_gate_would_give():
-    """It answers with experts alone, so the engine applies the model's own weights; the gate of Phi-3.5, a sparse mixer,
-    has them recorded, and none to be read from scores."""
+    """It answers with experts alone, so the engine applies the weights of the model. Of Phi-3.5, a sparse mixer, they
+    are recorded; scores do not have them."""
     import moesim
 
     found = moesim.simulate("emoe", "rtx3090", trace="phi-3.5-moe-small", requests=1)
