@@ -64,7 +64,7 @@ def ran_on(case: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def again(case: dict[str, Any], contention: bool = True) -> Again:
-    """Predict one case anew."""
+    """Predict one case anew, with the parameters that it ran with, whatever their defaults are today."""
     from sim.options import RunSpec
     from sim.real.validate import Case
 
@@ -79,6 +79,7 @@ def again(case: dict[str, Any], contention: bool = True) -> Again:
         requests=case["requests"],
         cache=None if case["experts"] is None else f"{case['experts']}experts",
         sim_contention=contention,
+        set={name: value for name, value in case["params"].items() if name != "predictor"},
     )
     run = Case(spec, case["outputs"])
     n_calls = run.predict(each_s=0.0).n_policy_calls
