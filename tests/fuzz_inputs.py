@@ -567,7 +567,7 @@ class Bench:
         self.files, self.policies = runs.files, runs.policies
         trace = str(runs.traces[0][0])
         self.line = ["--policy", "lru", "--hw", str(self.files["hw"]), "--model", str(self.files["model"])]
-        self.line += ["--engine", str(self.files["stack"]), "--trace", trace, "--cache", "3experts", "--requests", "1"]
+        self.line += ["--engine", str(self.files["engine"]), "--trace", trace, "--cache", "3experts", "--requests", "1"]
         self.profiles = sorted(bundled("traces.profiles", ".yaml").values(), key=lambda path: path.stat().st_size)[:2]
         self.options = dict(zip(self.line[::2], self.line[1::2], strict=True))
         self.kept, self.sweep = self.sound / "kept", self.sound / "sweep"
@@ -592,7 +592,7 @@ class Bench:
             self.samples[name] = write(home), told, source
         self.spec = {"policy": "lru", "cache": "3experts", "requests": 1, "trace": trace}
         self.spec |= {name: str(file) for name, file in self.files.items()}
-        self.baseline = {"schema": 1, "runs": [self.spec | {"figures": {"hit_rate": 0.3, "tpot_s.mean": 1.0}}]}
+        self.baseline = {"schema": 2, "runs": [self.spec | {"figures": {"hit_rate": 0.3, "tpot_s.mean": 1.0}}]}
         self.grid = {"grid": self.spec | {"cache": {"from": 3, "to": 5}, "policy": ["lru", {"name": "lcp", "set": {}}]}}
         self.paths = [self.kept, self.sweep, *self.files.values(), Path(trace), self.sound, self.sound / "nothing"]
         self.soundly: dict[str, list[Any]] = {name: [file] for name, file in self.files.items()}
@@ -662,7 +662,7 @@ def of_trace_verb(bench: Bench, rng: random.Random) -> list[str]:
 def of_profile(kind: str) -> Make:
     def make(bench: Bench, rng: random.Random) -> list[str]:
         path = bench.put(f"broken-{kind}.yaml", spoil_document(bench.data[kind], rng))
-        if kind != "stack" and rng.random() < 0.3:
+        if kind != "engine" and rng.random() < 0.3:
             return ["models" if kind == "model" else "hw", path]
         return ["run", *bench.swap(f"--{kind}", path)]
 
@@ -686,7 +686,7 @@ def of_set(bench: Bench, rng: random.Random) -> list[str]:
     params = bench.policies[policy]
     words = []
     for _ in range(rng.choice((1, 1, 3))):
-        group = rng.choice(("policy", "hw", "model", "stack"))
+        group = rng.choice(("policy", "hw", "model", "engine"))
         if group == "policy" and params:
             param = rng.choice(params)
             values = (*param.choices, param.low, param.high, param.default, rng.choice(SCALARS))
@@ -1015,7 +1015,7 @@ CLASSES: dict[str, Make] = {
     "trace verbs": of_trace_verb,
     "hardware": of_profile("hw"),
     "model": of_profile("model"),
-    "stack": of_profile("stack"),
+    "engine": of_profile("engine"),
     "config.json": of_hf_config,
     "configuration": of_config,
     "set": of_set,
