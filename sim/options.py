@@ -27,6 +27,7 @@ from sim.base.kinds import (
     capacity_of,
 )
 from sim.base.renamed import GROUPS as OLD_GROUPS
+from sim.base.renamed import OPTIONS as OLD_NAMES
 from sim.base.renamed import VALUES as OLD_VALUES
 from sim.base.renamed import refuse_old
 from sim.machine.several import HOST_LINKS_WAYS, PEER_WAYS, Several, way_of
@@ -1033,3 +1034,16 @@ def spec_of(given: Mapping[str, Any], where: str = "") -> RunSpec:
     """
     spec: RunSpec = OPTIONS.spec(given, where)
     return spec
+
+
+def option_meant(key: str, value: Any) -> str:
+    """What to write for a bare key of `set` that is an option without its group, or was one; empty where it is none."""
+    name, _, example = OLD_NAMES.get(key, key).partition("=")
+    found = [row for row in OPTIONS.rows if name in (row.name, row.key)]
+    found += [row for row in OPTIONS.rows if row.name.rpartition(".")[2] == name]
+    if not found:
+        return ""
+    row = found[0]
+    said = example or (row.show(value) if value is None or (row.kind is SWITCH and isinstance(value, bool)) else value)
+    dotted = f"--set {row.name}={said}"
+    return f"write {row.flags[0]} {said} or {dotted}" if row.flags and row.flag_value is None else f"write {dotted}"

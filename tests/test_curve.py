@@ -239,6 +239,12 @@ def test_a_policy_that_does_more_than_its_order_has_none(tmp_path: Path, code: s
         curve(asked)
 
 
+def test_without_cache_it_is_every_size(capsys: Any) -> None:
+    told = " ".join(moesim(capsys, "curve", "--help").out.split())
+    assert "default: every size." in told
+    assert "all VRAM left" not in told
+
+
 def test_where_it_was_says_where_it_is(capsys: Any) -> None:
     assert "moesim curve" in moesim(capsys, "sweep", "--hits-only", "--policy", "lru").error
     with pytest.raises(BadInput, match=r"sweep\(\), got 'hits_only': no such name any more; write moesim curve"):

@@ -391,6 +391,7 @@ class TestUntrusted:
         assert "did you mean" in diff(lru, "lruu").error
 
     def test_options_are_for_words(self, diff: Any, run: Any) -> None:
+        assert "write moesim diff lru lfu --hw" in diff("--policy", "lru", "--policy", "lfu").error
         assert "--vram, got runs that are recorded" in diff(run("a"), run("b"), "--vram", "20GB").error
 
     @pytest.mark.parametrize(

@@ -171,7 +171,9 @@ class TestOutputPage:
 def test_every_old_name_is_on_its_page() -> None:
     page = (ROOT / "docs" / "renamed.md").read_text(encoding="utf-8")
     named = {word.lstrip("-").replace("-", "_") for word in re.findall(r"(--[\w-]+|(?<=`)\w+)", page)}
-    assert {*renamed.OPTIONS, *(flag.lstrip("-").replace("-", "_") for flag in renamed.FLAGS)} - {"attain"} <= named
+    flags = {flag.lstrip("-").replace("-", "_") for flag in renamed.FLAGS}
+    assert {*renamed.OPTIONS, *renamed.GONE, *flags} - {"attain"} <= named
+    assert {key.rpartition(".")[2] for key in renamed.KEYS if "(" not in key} <= {*re.findall(r"\w+", page)}
 
 
 def test_spreads_are_the_documented_ones() -> None:

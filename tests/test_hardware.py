@@ -419,6 +419,7 @@ def test_cli_json_is_json_and_nothing_else() -> None:
 
 def test_cli_bad_input_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     for args, message in (
+        (["hw", "rtx3090", "--link", "gen5x16"], "--link: no such option any more; write --pcie gen4x16"),
         (["hw", "rtx390"], "did you mean 'rtx3090'?"),
         (["hw", "rtx3090", "--set", "hw.h2d.bandwith=1"], "no field 'bandwith'"),
         (["hw", "rtx3090", "--set", "model.top_k=1"], "only hw.* belongs here"),

@@ -21,6 +21,7 @@ from sim.cli.spec_options import run_options
 from sim.cli.unique_options import UniqueOptions
 from sim.options import LOAD, OPTIONS, OUTPUTS, Option, RunSpec, Table, spec_of
 from sim.run import prepare
+from sim.studies.compare_api import compare
 from sim.studies.keywords import signature_of
 from sim.studies.simulate import simulate
 from sim.studies.sweep.grid_file import gathered
@@ -96,7 +97,7 @@ def test_python_shows_every_keyword() -> None:
     assert OPTIONS.by_field.keys() - {"policy", "hw"} < inspect.signature(face.sweep).parameters.keys()
 
 
-@pytest.mark.parametrize("old", [name for name, now in OLD_NAMES.items() if now])
+@pytest.mark.parametrize("old", OLD_NAMES)
 def test_names_that_went_are_refused_with_those_of_today(old: str, capsys: Any) -> None:
     flag = f"--{old.replace('_', '-')}"
     now = OLD_NAMES[old].partition("=")[0]
@@ -127,10 +128,27 @@ def test_names_that_went_are_refused_with_those_of_today(old: str, capsys: Any) 
         (("--cache", "40"), "--cache, got '40': of what? write 40% of all experts, 60experts, or bytes"),
         (("--timeline-from", "3"), "--timeline-from: no such option any more; write --timeline FILE:from=2.5s"),
         (("--force",), "--force: no such option any more; write --overwrite"),
+        (("--unstable",), "--unstable: no such option any more; percentiles are always shown; leave it out"),
+        (("--set", "run.batch=x"), "write e.g. --set run.batch=4"),
+        (("--set", "sim.contention=maybe"), "write --set sim.contention=on"),
+        (("--batch", "x"), "write e.g. --batch 4"),
+        (("--set", "batch=2"), "write --batch 2 or --set run.batch=2"),
+        (("--set", "contention=off"), "write --set sim.contention=off"),
+        (("--set", "hit_definition=slot"), "write --set sim.hit=slot"),
+        (("--set", "static=on"), "write --set batch.static=on"),
+        (("--set", "scop=layer"), "did you mean 'scope'?"),
     ],
 )
 def test_values_and_terms_that_are_wrong_say_what_to_write(words: tuple[str, ...], says: str, capsys: Any) -> None:
     assert says in simulated(capsys, "--policy", "lru", "--hw", "rtx3090", *words).error
+
+
+@pytest.mark.parametrize("verb", ["compare", "sweep"])
+def test_an_option_without_its_group_is_told_beside_several_policies(verb: str, capsys: Any) -> None:
+    said = moesim(capsys, verb, "--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--set", "batch=2").error
+    assert "of all, write --batch " in said
+    with pytest.raises(BadInput, match=r"of all, write --set sim\.contention=off"):
+        compare(["lru", "lfu"], hw="rtx3090", set={"contention": False})
 
 
 @pytest.mark.parametrize("engine", ["simpy", "core", "arithmetic"])

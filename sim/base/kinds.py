@@ -19,6 +19,11 @@ LONGEST = 40  # characters of a whole number: Python itself refuses some thousan
 MOST_COUNTED = 1_000_000  # experts of any model: a larger number without a unit is bytes
 
 
+def written(what: str, value: str) -> str:
+    """An example of what to write: `--batch 4`, `--set run.pause=0.5`."""
+    return f"{what}{'=' if ' ' in what.rpartition(': ')[2] else ' '}{value}"
+
+
 class Kind:
     """Text as it is. `column`: of a table that shows it. `ranged`: FROM:TO:STEP makes sense. `unit`: ends a column's
     name. `stepped`: a range has to say its step."""
@@ -54,7 +59,9 @@ class Kind:
         try:
             value = Decimal(text.strip())
         except InvalidOperation:
-            raise BadInput(f"{what}, got {text.strip()!r}: not a number; write e.g. {what} 0.1:0.9:0.1") from None
+            raise BadInput(
+                f"{what}, got {text.strip()!r}: not a number; write e.g. {written(what, '0.1:0.9:0.1')}"
+            ) from None
         if not value.is_finite() or abs(value) > LARGEST or (value and abs(value) < 1 / LARGEST):
             raise BadInput(f"{what}, got {text.strip()!r}: beyond any figure of a machine; correct it")
         return value
@@ -73,7 +80,7 @@ class Whole(Kind):
 
     def read(self, text: str, what: str) -> int:
         if not re.fullmatch(r"\s*[-+]?[0-9]+\s*", text):
-            raise BadInput(f"{what}, got {text!r}: not a whole number; write e.g. {what} {self.example}")
+            raise BadInput(f"{what}, got {text!r}: not a whole number; write e.g. {written(what, self.example)}")
         if len(text.strip()) > LONGEST:
             raise BadInput(f"{what}, got {text!r}: beyond any figure of a run; correct it")
         return int(text)
@@ -102,7 +109,7 @@ class Number(Kind):
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise BadInput(f"{what}, got {text!r}: not a number; write e.g. {what} {self.example}")
+            raise BadInput(f"{what}, got {text!r}: not a number; write e.g. {written(what, self.example)}")
         return value
 
     def take(self, data: Any, what: str) -> float:
@@ -126,7 +133,7 @@ class Switch(Kind):
 
     def read(self, text: str, what: str) -> bool:
         if (value := self.WORDS.get(text.strip().lower())) is None:
-            raise BadInput(f"{what}, got {text!r}: on or off; write {what} on")
+            raise BadInput(f"{what}, got {text!r}: on or off; write {written(what, 'on')}")
         return value
 
     def take(self, data: Any, what: str) -> bool:

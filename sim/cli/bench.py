@@ -22,6 +22,7 @@ import click
 from sim.base.errors import BadInput, CheckFailed, did_you_mean
 from sim.base.tables import fold
 from sim.cli.bench_work import synthetic_trace
+from sim.cli.unique_options import UniqueOptions
 from traces.synth.chat_lengths import write_drawn_log
 
 Told = dict[str, Any]
@@ -107,7 +108,7 @@ finally:
 LOG = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Take the best of N.")
 @click.option("--check", is_flag=True, help="Exit 1 when a row misses its bound, or engines differ.")
 @click.option("--only", multiple=True, metavar="NAME", help="Rows whose name begins so, and what they stand beside.")

@@ -134,6 +134,7 @@ def command(
 
 def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named: bool, said: str = "") -> Candidate:
     """`fine_moe variant=code` as a run; `said` tells it from others of that policy. Raises BadInput."""
+    from sim.options import option_meant
     from sim.policy.policy_file import split
     from sim.setup.words import for_one
     from sim.studies.compare import Candidate
@@ -144,7 +145,11 @@ def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named
     # Parameters of one policy are no business of the others: only dotted names pass through --set.
     bare = [pair for pair in settings if "." not in pair.partition("=")[0]]
     if bare:
-        raise BadInput(f"--set, got {bare[0]!r}: which policy's? write it behind the name, --policy 'NAME {bare[0]}'")
+        key, _, value = bare[0].partition("=")
+        of_all = f"; of all, {way_out}" if (way_out := option_meant(key, value)) else ""
+        raise BadInput(
+            f"--set, got {bare[0]!r}: which policy's? write it behind the name, --policy 'NAME {bare[0]}'{of_all}"
+        )
     for_one(name, own)
     spec, _ = specify({**given, "policy": item}, settings, None)
     return Candidate(item + said, spec, named)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
 from sim.cli.say import note, say
-from sim.cli.spec_options import run_options
+from sim.cli.spec_options import option_of, run_options
 from sim.cli.unique_options import UniqueOptions
 from sim.figures import SCHEMA
 from sim.options import OPTIONS
@@ -30,7 +31,8 @@ from sim.studies.curve import AXES, NO_SAY, TABLE
     metavar="'NAME KEY=A,B ...'",
     help="lru, lfu, lcp, mrs, or one of yours that is such a cache; repeat it.",
 )
-@run_options(axis=True, without=OPTIONS.by_field.keys() - set(AXES))
+@option_of(msgspec.structs.replace(OPTIONS.by_field["cache"], otherwise="every size"), axis=True)
+@run_options(axis=True, without=(OPTIONS.by_field.keys() - set(AXES)) | {"cache"})
 @click.option("--out", type=OutputFolder(), metavar="DIR", help=f"Keep the table, {TABLE}.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Curves at the same time; default: 1.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -44,7 +46,7 @@ def command(
 ) -> None:
     """Hit rate over capacity: what a cache of every size finds, from one pass over the trace, without hardware.
 
-    The figures are those of single runs at each size, to the last hit. Without --cache all sizes are told.
+    The figures are those of single runs at each size, to the last hit.
     """
     from sim.base.extras import need
     from sim.studies.curve import curves

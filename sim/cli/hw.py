@@ -13,12 +13,13 @@ from sim.base.quantities import quantities
 from sim.base.tables import fold, prose, render, table
 from sim.base.units import RAM, show_bytes, show_count, show_flops, show_ram, show_rate, show_seconds
 from sim.cli.say import say
+from sim.cli.unique_options import UniqueOptions
 from sim.profiles import find as profiles
 from sim.profiles.hardware import CPUS, GPUS, Bus, Hardware, Quantity, load_cpu, load_hardware
 from sim.profiles.overrides import grouped, parse_set
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", required=False, metavar="[NAME|FILE]")
 @click.option("--set", "settings", multiple=True, metavar="hw.KEY=VALUE", help="Change a figure, e.g. hw.cpu=ID.")
 @click.option("--pcie", "link", metavar="WORD", help="Put the card on another link: gen3x4 to gen6x16.")

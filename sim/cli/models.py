@@ -11,6 +11,7 @@ from sim.base.errors import BadInput
 from sim.base.tables import fold, render, table
 from sim.base.units import show_bytes, show_frac
 from sim.cli.say import say
+from sim.cli.unique_options import UniqueOptions
 from sim.profiles import find as profiles
 from sim.profiles.gguf import BLOCKS, MIXES
 from sim.profiles.models import PACKAGE, Model, load_model, model_names
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sim.base.tables import Table
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", required=False, metavar="[NAME|FILE]")
 @click.option("--set", "settings", multiple=True, metavar="model.KEY=VALUE", help="Change a field, e.g. model.top_k=4.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")

@@ -49,7 +49,7 @@ KINDS = ("a", "b", "c")
     default="bare",
     show_default=True,
     metavar="NAME|FILE",
-    help="Serving stack of experiments without a fitted constant.",
+    help="Serving engine of experiments without a fitted constant.",
 )
 @click.option(
     "--workers",

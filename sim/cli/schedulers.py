@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.cli.unique_options import UniqueOptions
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.workload.scheduler import Scheduler
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
 def command(name: str | None, as_json: bool) -> None:

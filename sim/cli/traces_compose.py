@@ -48,7 +48,7 @@ _EPILOG = (
     type=click.Choice(["test", "all"]),
     default="test",
     show_default=True,
-    help="Which requests arrive; those of the store split come before, at time 0.",
+    help="Which requests arrive; those of the training split come before, at time 0.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of the process.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")

@@ -1,4 +1,4 @@
-"""`moesim train`: train a policy's predictor on the store split of a trace."""
+"""`moesim train`: train a policy's predictor on the training split of a trace."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def command() -> None:
     epilog="Example: moesim train duoserve --trace mixtral-8x7b-small --out mine.safetensors, then "
     "simulate --policy duoserve --hw rtx3090 --predictor mine.safetensors",
 )
-@click.option("--trace", "name", metavar="NAME|FILE", required=True, help="Trace whose store split is learnt from.")
+@click.option("--trace", "name", metavar="NAME|FILE", required=True, help="Trace whose training split is learnt from.")
 @click.option("--out", type=OutputFile(), required=True, help="File to write.")
 @click.option(
     "--epochs",
     type=click.IntRange(1, 1000),
     default=15,
     show_default=True,
-    help="Passes over the store split (published: 15 to 20 for Mixtral-8x7B).",
+    help="Passes over the training split (published: 15 to 20 for Mixtral-8x7B).",
 )
 @click.option(
     "--affinity",

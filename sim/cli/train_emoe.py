@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     epilog="Example: moesim train emoe --trace mixtral-8x7b-small --out mine.safetensors, then "
     "simulate --policy emoe --hw a6000 --predictor mine.safetensors",
 )
-@click.option("--trace", "name", metavar="NAME|FILE", required=True, help="Trace whose store split is learnt from.")
+@click.option("--trace", "name", metavar="NAME|FILE", required=True, help="Trace whose training split is learnt from.")
 @click.option("--out", type=OutputFile(), required=True, help="File to write.")
 @click.option(
     "--checkpoint",

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
-from sim.base.renamed import FLAGS
+from sim.base.renamed import FLAGS, GONE
 from sim.base.renamed import OPTIONS as OLD_NAMES
 
 MOST_USED, OTHERS = "Most used", "Options"
@@ -77,13 +77,16 @@ def refuse_old_flag(flag: str, known: Container[str]) -> None:
     Args:
         known: options of the command, one of which it has to be.
     """
+    name = flag.removeprefix("--").replace("-", "_")
+    if name in GONE:
+        raise BadInput(f"{flag}: no such option any more; {GONE[name]}")
     now = FLAGS.get(flag)
     if now is not None and not now.startswith("moesim") and re.split(r"[ =]", now)[0] not in known:
         return
     if now is None:
         from sim.options import OPTIONS
 
-        named = OLD_NAMES.get(flag.removeprefix("--").replace("-", "_"))
+        named = OLD_NAMES.get(name)
         if named is None:
             return
         name, _, value = named.partition("=")

@@ -43,7 +43,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "routers": ("routers", "List routers of several replicas, or show one with its source and rule."),
     "models": ("models", "List MoE models, or show one's bytes per expert, token and KV entry."),
     "hw": ("hw", "List hardware profiles, or show one with the source of every figure."),
-    "train": ("train", "Train a policy's predictor on a trace's store split."),
+    "train": ("train", "Train a policy's predictor on a trace's training split."),
     "traces": ("traces", "List, inspect and check routing traces."),
     "record": ("record", "Record the routing of a Hugging Face MoE model."),
     "reproduce": ("reproduce", "Published figures beside simulated ones, misses included."),

@@ -1,4 +1,4 @@
-"""What GPU 0's stream waited for, by phase and layer: the gaps of its time line, which `bottleneck` sums up by lane."""
+"""What GPU 0's stream waited for, by phase and layer: the gaps of its time line, for `by_layer`."""
 
 from __future__ import annotations
 

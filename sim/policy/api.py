@@ -193,7 +193,7 @@ class Policy:
         """Size the state to the run's geometry and budget; called once, before anything else."""
 
     def learn(self, store: StoreSplit) -> None:
-        """Learn from the store split of the trace (never from what is scored)."""
+        """Learn from the training split of the trace (never from what is scored)."""
 
     def initial(self, view: View) -> Iterable[Piece]:
         """Pieces resident before the first request; placed at no cost, as loading the model would."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from sim.base.errors import BadInput, did_you_mean
+from sim.base.renamed import key_now
 from sim.figures import figures, numbers, row_of
 from sim.results.figure import ALIASES, parse_figure, show_figure
 
@@ -112,6 +113,10 @@ def names() -> list[str]:
 
 
 def _inside(key: str, known: Iterable[str]) -> str:
+    if (now := key_now(key)) != key:
+        all_of = names()
+        within = [name for name in all_of if name.endswith(f".{now}") and not name.startswith("prediction.")]
+        return f"no such key any more; write {now if now in all_of or not within else within[0]}"
     inside = sorted(name for name in known if name.startswith(f"{key}."))
     return _NONE + (f"one of {', '.join(inside)}" if inside else did_you_mean(key, known))
 

@@ -12,7 +12,7 @@ from sim.base.errors import BadInput, DoesNotFit, IllegalDecision, did_you_mean
 from sim.machine.copy_prices import crowded
 from sim.machine.memory_law import needs_events
 from sim.machine.several import DATA, GPU0, PER_EXPERT, TENSOR, Several, homes_by_layer, way_of
-from sim.options import CORE
+from sim.options import CORE, option_meant
 from sim.policy.api import overrides as implements
 from sim.policy.contract import check_declared
 from sim.policy.mistakes import blamed, located
@@ -135,7 +135,11 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
 def _predicting(spec: RunSpec, overrides: Overrides, kind: type[Policy]) -> Predicting:
     check_declared(kind)
     settings = overrides.for_policy(kind.name, kind.aliases)
-    if any(param.name == "seed" for param in kind.params):
+    known = {param.name for param in kind.params}
+    for key, value in overrides.policy.items():
+        if key not in known and (way_out := option_meant(key, value)):
+            raise BadInput(f"--set {key}, got {value!r}: {kind.name} has no such parameter, a run has; {way_out}")
+    if "seed" in known:
         settings = {"seed": spec.seed, **settings}
     with blamed(kind):
         return predicting(kind, settings, spec.predictor)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from sim.base.errors import BadInput, IllegalDecision
 from sim.base.extras import need
 from sim.base.files import to_struct
-from sim.options import OPTIONS, RunSpec
+from sim.options import OPTIONS, RunSpec, option_meant
 from sim.policy.policy_file import split
 from sim.policy.registry import name_in_file
 from sim.setup.words import for_one
@@ -112,7 +112,8 @@ def _candidate(fields: Mapping[str, Any], item: str, named: bool, said: str) -> 
     shared = OPTIONS.values(fields)
     bare = next((key for key in shared.get("set", {}) if "." not in key), None)
     if bare is not None:
-        raise BadInput(f"set, got {bare!r}: which policy's? write it behind the name, policy='NAME {bare}=...'")
+        of_all = f"; of all, {way_out}" if (way_out := option_meant(bare, shared["set"][bare])) else ""
+        raise BadInput(f"set, got {bare!r}: which policy's? write it behind the name, policy='NAME {bare}=...'{of_all}")
     params, words = for_one(name, own)
     run = {**shared, **words, "policy": name, "set": {**shared.get("set", {}), **params}}
     return Candidate(item + said, to_struct(run, RunSpec, "compare()"), named)

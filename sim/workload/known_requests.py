@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from sim.workload.token_paths import TokenPaths
 
 NEEDS = {
-    "outputs": "a store split, for how many tokens a task puts out",
+    "outputs": "a training split, for how many tokens a task puts out",
     "deadlines": "--arrivals and --slo",
-    "prices": "a store split, for how many experts a task's prompts go to",
-    "paths": "a store split with token ids, for where tokens are routed",
+    "prices": "a training split, for how many experts a task's prompts go to",
+    "paths": "a training split with token ids, for where tokens are routed",
 }
 """What a scheduler may declare that it cannot do without, and what that takes."""
 
 
 class Profiled(msgspec.Struct, frozen=True):
-    """Of the tasks, from requests that were served before (the store split), and of what is promised (SLOs).
+    """Of the tasks, from requests that were served before (the training split), and of what is promised (SLOs).
 
     outputs: task -> mean output tokens. any_outputs: over all tasks, for those that nobody has seen.
     token_s: what a prompt token takes on average, whose experts are all there. loading_s: task -> what copying the

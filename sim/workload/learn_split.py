@@ -1,4 +1,4 @@
-"""The store split: what a policy may learn from before anything is scored."""
+"""The training split: what a policy may learn from before anything is scored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_store(trace: Trace | TrainingTrace, who: str, rest: str = "") -> BadInput
         who: who learns what there. rest: another way out, after a comma.
     """
     return BadInput(
-        f"{trace.path}: split 'store' has no requests: {who}; take a trace with a store split, {MAKE_ONE}{rest}"
+        f"{trace.path}: split 'store' has no requests: {who}; take a trace with a training split, {MAKE_ONE}{rest}"
     )
 
 

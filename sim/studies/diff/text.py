@@ -96,7 +96,7 @@ def _inputs(found: Diff) -> str:
     rows = [(one.key, _value(one.key, one.a), _value(one.key, one.b)) for one in shown]
     rows += [(one.key, _figure(one.key, one.a), _figure(one.key, one.b)) for one in weighty]
     less = len(shares) - len(weighty)
-    more = f"and {show_count(less, 'figure')} of machine, model or stack on which little time rests\n" if less else ""
+    more = f"and {show_count(less, 'figure')} of machine, model or engine on which little time rests\n" if less else ""
     return tabled(("input", "A", "B"), rows, words=(1, 2)) + fold(more)
 
 

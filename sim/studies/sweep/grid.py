@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sim.base.errors import BadInput
 from sim.base.json import to_json
-from sim.options import OPTIONS, RunSpec, spec_of
+from sim.options import OPTIONS, RunSpec, option_meant, spec_of
 from sim.policy.policy_file import split
 from sim.profiles.overrides import of_profile
 from sim.setup.naming import show
@@ -152,10 +152,10 @@ def block_of(
         elif len(policies) == 1:
             policies[0].params[key] = values
         else:
+            known = f"{what} takes options by their dotted names, hw.*, model.* and engine.*"
             raise BadInput(
-                f"{what}, got {key!r}: which policy's? write it behind the name, --policy 'NAME {key}=...'; {what} "
-                "takes "
-                "options by their dotted names, hw.*, model.* and engine.*"
+                f"{what}, got {key!r}: which policy's? write it behind the name, --policy 'NAME {key}=...'; of all, "
+                f"{option_meant(key, '...') or known}"
             )
     return block
 
