@@ -924,7 +924,7 @@ class Table:
             word, _, said = part.partition("=")
             if known[word] in found:
                 raise BadInput(f"{row.said}, got {word} twice: one value each; keep one of them")
-            found[known[word]] = known[word].kind.read(said, f"{row.said} {word}")
+            found[known[word]] = known[word].kind.read(said, f"{row.said} {value}:{word}")
         return value, found
 
     def row(self, name: str, what: str = "") -> Option:
