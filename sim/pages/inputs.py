@@ -212,11 +212,8 @@ def _grid(path: Path) -> Grid:
 
     from sim.base.json import finite
 
-    def opened() -> tuple[Any, set[str]]:
-        table = pq.read_table(path)
-        return table, set(table.column_names)
-
-    table, names = _opened(path, opened)
+    table = _opened(path, lambda: pq.read_table(path))
+    names = set(table.column_names)
     hits = "status" not in names
     said = (table.schema.metadata or {}).get(b"moesim")
     about: dict[str, Any] = {}
@@ -258,7 +255,7 @@ def _opened(path: Path, read_it: Any) -> Any:
         return read_it()
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or 'not a Parquet file'}; give {ANSWERS}") from None
-    except (pa.ArrowException, UnicodeDecodeError):  # pyarrow decodes names of columns when they are asked for
+    except (pa.ArrowException, UnicodeDecodeError):  # pyarrow decodes names of columns
         raise BadInput(f"{path}: not a Parquet file as this project writes it; give {ANSWERS}") from None
 
 

@@ -157,7 +157,7 @@ def check_table(path: Path) -> None:
 
     try:
         ours = b"moesim" in (pq.read_schema(path).metadata or {})
-    except (OSError, ArrowException):
+    except (OSError, ArrowException, UnicodeDecodeError):  # pyarrow decodes names of columns
         ours = False
     if not ours:
         raise BadInput(
