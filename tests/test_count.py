@@ -16,7 +16,7 @@ def after(): pass
 class Run:
     def end(self): (lambda: after())()
 def run():
-    before(), layers(), between(), layers(), Run().end()
+    before(), library(), layers(), between(), layers(), Run().end()
 """
 
 
@@ -30,18 +30,18 @@ def test_lines_are_those_of_sources_in_their_places(tmp_path: Path) -> None:
 
 
 def test_functions_are_those_before_the_first_layer_and_after_the_last(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(CODE)
+    path = tmp_path / "sim" / "mine.py"
     known: dict[str, object] = {}
     exec(compile(CODE, str(path), "exec"), known)
-    entered = count.Entered(tmp_path, ("mine.py", "layers"))
+    exec(compile("def library(): pass", str(tmp_path / ".venv" / "library.py"), "exec"), known)
+    entered = count.Entered(tmp_path, ("sim/mine.py", "layers"))
     sys.setprofile(entered)
     try:
         known["run"]()  # type: ignore[operator]
     finally:
         sys.setprofile(None)
-    assert count.told(entered.before, tmp_path) == ["mine.py:before", "mine.py:run"]
-    assert count.told(entered.after, tmp_path) == ["mine.py:Run.end", "mine.py:after"]
+    assert count.told(entered.before, tmp_path) == ["sim/mine.py:before", "sim/mine.py:run"]
+    assert count.told(entered.after, tmp_path) == ["sim/mine.py:Run.end", "sim/mine.py:after"]
     assert entered.served == 2
 
 
@@ -50,4 +50,5 @@ def test_a_plain_run_is_counted() -> None:
     assert "sim/cli/run.py:command" in found["before"]
     assert not [name for name in found["before"] if ":Engine.run_layer" in name]
     assert any(name.startswith("sim/results/") for name in found["after"])
+    assert {name.split("/")[0] for names in found.values() for name in names} <= set(count.PRODUCT)
     assert "run" in count.options() and "traces synth" in count.options()

@@ -59,7 +59,9 @@ class Entered:
     """What a profiler is told of: functions of ours before the first call of `layers`, and after the last one ended."""
 
     def __init__(self, root: Path, layers: tuple[str, str]) -> None:
-        self._root, self._layers = f"{root}{os.sep}", (str(root / layers[0]), layers[1])
+        # An environment that lies in the checkout, as README makes one, holds the libraries' sources, too.
+        self._ours = tuple(f"{root / top}{'' if top.endswith('.py') else os.sep}" for top in PRODUCT)
+        self._layers = str(root / layers[0]), layers[1]
         self.before: set[CodeType] = set()
         self.after: set[CodeType] = set()
         self.served = 0
@@ -80,7 +82,7 @@ class Entered:
     def _is_ours(self, code: CodeType) -> bool:
         # A comprehension is part of its function, and the body of a class no function.
         is_function = code.co_flags & 1 and not code.co_name.startswith("<")
-        return bool(is_function) and code.co_filename.startswith(self._root)
+        return bool(is_function) and code.co_filename.startswith(self._ours)
 
 
 def told(codes: Iterable[CodeType], root: Path) -> list[str]:
