@@ -35,7 +35,7 @@ from sim.profiles.overrides import GROUPS as PROFILES
 from sim.profiles.overrides import Overrides, grouped, parse_set
 
 WHAT, MACHINE, MEMORY, LOAD, SIMULATION, OUTPUT = "What runs", "Machine", "Memory", "Load", "Simulation", "Output"
-VALUE, MEANT, NOT = "value", "meaning", "nothing"
+VALUE, MEANT = "value", "meaning"
 
 MAX_GPUS = 256
 MAX_REPLICAS = 256
@@ -106,7 +106,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
             without a value stands for. metavar: of its value. top: among the first in `--help`.
         kind: how it is written. choices: all values there are. lists: names there are, beside files. least, most: of
             a number. otherwise: what holds where it is left out, if that is no value of its own.
-        identity: whether its VALUE is part of `run_id` (where it is not the default), or what it MEANT, or NOT.
+        identity: whether its VALUE is part of `run_id` (where it is not the default), or what it MEANT.
         bound: whether a lower bound of the time depends on it. title: of a run, `{}` for its value; empty: the name.
         per_policy: it may differ between policies of one comparison. replaces: it stands for figures of a profile, or
             room, so that results list it among what was set. axis: it may vary in a sweep.
@@ -161,12 +161,6 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     def show(self, value: Any) -> str:
         """A value as it can be typed again."""
         return "null" if value is None else self.kind.show(value)
-
-    def typed(self, value: Any) -> str:
-        """Option and value as they are typed."""
-        if self.flag_value is not None and value == self.flag_value:
-            return self.flags[0]
-        return f"{self.said} {self.show(value)}" if self.flags else f"{self.said}={self.show(value)}"
 
     def titled(self, value: Any) -> str:
         """A value that is not the usual one, as the title of a run has it."""
