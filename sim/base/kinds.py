@@ -68,9 +68,9 @@ class Kind:
 
     def between(self, value: Decimal, ends: Sequence[str], what: str) -> Any:
         """A value of a range whose ends (and step) are these texts. Raises BadInput."""
-        written = ":".join(ends)
+        said = ":".join(ends)
         whole = value == value.to_integral_value()
-        return int(value) if whole and "." not in written and "e" not in written.lower() else float(value)
+        return int(value) if whole and "." not in said and "e" not in said.lower() else float(value)
 
 
 class Whole(Kind):

@@ -84,6 +84,7 @@ def refuse_old_flag(flag: str, known: Container[str]) -> None:
     if now is not None and not now.startswith("moesim") and re.split(r"[ =]", now)[0] not in known:
         return
     if now is None:
+        from sim.base.kinds import written
         from sim.options import OPTIONS
 
         named = OLD_NAMES.get(name)
@@ -91,8 +92,7 @@ def refuse_old_flag(flag: str, known: Container[str]) -> None:
             return
         name, _, value = named.partition("=")
         row = OPTIONS.by_name[name]
-        value = value or row.metavar
-        now = f"{row.flags[0]} {value}" if row.flags else f"--set {row.name}={value}"
+        now = written(row.said, value or row.metavar)
     raise BadInput(f"{flag}: no such option any more; write {now}")
 
 
