@@ -158,7 +158,7 @@ def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable
 
 def machine_kind(setup: Setup) -> Any:
     """The class of simulated machine that a run is carried out on."""
-    if setup.engine == SIMPY:
+    if setup.simulator == SIMPY:
         from sim.machine.events.machine import EventMachine  # with SimPy, which other runs never import
 
         return EventMachine
@@ -213,7 +213,7 @@ def tellable(setup: Setup) -> bool:
         and setup.spec.gpus == 1
         and not setup.open_loop
         and read_from(setup.scheduler) is None  # one of the user's own may look at the clock it is told
-        and setup.engine == CORE
+        and setup.simulator == CORE
         and setup.kv is None
         and setup.tier is None
     )

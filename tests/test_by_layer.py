@@ -305,7 +305,7 @@ def test_the_machine_on_events_counts_the_same(tmp_path: Path) -> None:
         other, _ = replayed(of, watched=False, engine="simpy")
         if one is None or other is None:
             continue
-        assert other.setup.engine == "simpy"
+        assert other.setup.simulator == "simpy"
         for mine, its in zip(one.result.by_layer, other.result.by_layer, strict=True):
             assert {name: mine[name] for name in COUNTS} == {name: its[name] for name in COUNTS}
             for name in WAITS_S:

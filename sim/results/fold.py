@@ -198,7 +198,7 @@ def _asked(setup: Setup, settings: Mapping[str, Value], arrivals: str) -> dict[s
         "arrivals": arrivals,
         "hit_definition": spec.sim_hit,
         "router": setup.router.name if spec.replicas > 1 else None,
-        "simulator": setup.engine,
+        "simulator": setup.simulator,
     }
 
 

@@ -83,7 +83,7 @@ class Setup:
     stand_in: str | None = None  # `surrogate:SHARE`, where the user named one
     idle: str | None = None  # of an option that has no part in this run: what to say where it is the only one
     said: str | None = None  # which requests were taken where nobody said which
-    machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `engine` names
+    machine: Callable[..., Any] | None = None  # a kind of one's own, in place of those that `simulator` names
     run_id: str = ""  # before the policy is bound: binding may fill in parameters that were left to be derived
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class Setup:
         return found
 
     @cached_property
-    def engine(self) -> str:
+    def simulator(self) -> str:
         """What replays it: the one that was asked for, or SimPy where arithmetic does not know what slows what."""
         if self.machine is not None:
             return self.machine.__name__
@@ -313,7 +313,7 @@ class Setup:
     def _meanings(self) -> dict[str, Any]:
         """What decides numbers by what it means, and is not in `resolved`."""
         spec, found = self.spec, dict[str, Any]()
-        if self.engine == SIMPY and not self._needs_events and self.contends:
+        if self.simulator == SIMPY and not self._needs_events and self.contends:
             found["simulator"] = SIMPY  # else either gives the same numbers, or none but one any
         if spec.replicas > 1 and read_from(self.router) is None:
             found["router"] = self.router.name
