@@ -25,9 +25,6 @@ class Tabled(Protocol):
 
     def to_dict(self) -> dict[str, Any]: ...
 
-    @property
-    def reached(self) -> bool: ...
-
     def answer(self) -> str: ...
 
     def lines(self) -> list[str]: ...
@@ -35,7 +32,7 @@ class Tabled(Protocol):
     def table(self) -> str: ...
 
 
-def say_answer(found: Any, as_json: bool) -> None:
+def say_answer(found: Tabled, as_json: bool) -> None:
     """An answer by its lines and its table, or as one JSON object."""
     if as_json:
         from sim.base.json import to_json
