@@ -10,7 +10,7 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.cli.output_place import OutputFile, OutputFolder
 from sim.options import OUTPUTS, Output
-from sim.results.keep import TIMELINE_ITERATIONS, Keep, timeline_start
+from sim.results.keep import Keep, timeline_start
 
 ANYWHERE = "where it is quickest"
 """What `--real` stands for without a device."""
@@ -51,7 +51,8 @@ class RunRequest(msgspec.Struct, frozen=True):
             row.check(getattr(where, row.field))
         places = (("--out", where.out, OutputFolder()), ("--timeline", where.timeline, OutputFile()))
         out, timeline = (None if place is None else kind.checked(place, name) for name, place, kind in places)
-        if timeline is None and (where.timeline_from, where.timeline_iterations) != ("0", TIMELINE_ITERATIONS):
+        terms = OUTPUTS.terms_of(OUTPUTS.by_field["timeline"]).values()
+        if timeline is None and any(getattr(where, row.field) != row.default for row in terms):
             raise BadInput("--set timeline.*, got it without --timeline: which file? add --timeline FILE")
         keep = Keep(
             out=out,
