@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from sim.base.lanes import CHARGED
-from sim.base.tables import pairs, plain
+from sim.base.tables import listed, pairs, plain
 from sim.base.tables import render as laid_out
 from sim.base.units import RAM, show_bytes, show_count, show_frac, show_fracs, show_number, show_ram, show_seconds
 from sim.engine.counts import CLASSES
@@ -437,8 +437,7 @@ def _unlike(sizes: SizesByLayer) -> str:
         if frac is not None and show_frac(abs(frac)) != show_frac(0.0)
     ]
     span = f"{show_bytes(sizes.least_bytes)} to {show_bytes(sizes.most_bytes)}; told apart, decode would "
-    changes = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "move and take as much"
-    return span + changes
+    return span + (listed(parts) or "move and take as much")
 
 
 def _stat(value: float) -> str:
