@@ -800,12 +800,12 @@ def _row_at(kind: type[msgspec.Struct], key: str) -> Row | None:
 
 def with_lines() -> list[Row]:
     """Rows of a result's own that have a line in the text of a run."""
-    named = [name for name, (_, figure) in _fields(RECORD).items() if figure.line]
+    named = [name for name, (_, figure) in fields_of(RECORD).items() if figure.line]
     return [row for name in named if (row := _row_at(RECORD, name)) is not None]
 
 
 @cache
-def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, Figure]]:
+def fields_of(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, Figure]]:
     """Type and figure of each field of a record, by its key."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -815,7 +815,7 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, Figure]]:
 
 
 def _walk(kind: type[msgspec.Struct], above: Row, wanted: Sequence[str] | None = None) -> Iterator[Row]:
-    fields = _fields(kind)
+    fields = fields_of(kind)
     for field in msgspec.structs.fields(kind):
         name = field.encode_name
         if name not in fields or (wanted is not None and wanted[:1] != [name]):

@@ -9,12 +9,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import msgspec
 
 from sim import figures
-from sim.figures import Figure
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "figures.md"
 BEGIN = "<!-- figures: python tools/figures_page.py -->\n"
@@ -35,21 +34,12 @@ def record_of(hint: Any) -> tuple[type[msgspec.Struct] | None, str]:
     return None, ""
 
 
-def fields_of(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any, Figure]]:
-    """(key, type, figure) of a record's rows."""
-    hints = get_type_hints(kind, include_extras=True)
-    for field in msgspec.structs.fields(kind):
-        if not field.name.startswith("_"):
-            hint, figure = get_args(hints[field.name])
-            yield field.encode_name, hint, figure
-
-
 def uses(kind: type[msgspec.Struct]) -> Counter[type[msgspec.Struct]]:
     """How often each record is a part of this one, or of its parts, each part counted once."""
     found: Counter[type[msgspec.Struct]] = Counter()
     todo, seen = [kind], {kind}
     while todo:
-        for _, hint, _ in fields_of(todo.pop()):
+        for hint, _ in figures.fields_of(todo.pop()).values():
             part, _ = record_of(hint)
             if part is not None:
                 found[part] += 1
@@ -74,7 +64,7 @@ def page() -> str:
 def _rows(kind: type[msgspec.Struct], above: str, shared: list[type[msgspec.Struct]]) -> Iterator[str]:
     every = figures.rows_of(figures.RECORD) if kind not in shared else {}
     own = figures.rows_of(kind)
-    for name, hint, figure in fields_of(kind):
+    for name, (hint, figure) in figures.fields_of(kind).items():
         key = f"{above}{name}"
         part, how = record_of(hint)
         if part is None:
