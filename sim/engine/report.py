@@ -163,13 +163,14 @@ class Lanes(NamedTuple):
     @classmethod
     def of(cls, machine: SimulatedMachine) -> Lanes:
         """Of a simulated machine whose run is over."""
-        busy_s, ends_s, h2d_bytes, d2h_bytes = (
+        return cls(
             machine.lane_busy_s(),
             machine.lane_ends_s(),
+            machine.waiting,
             machine.h2d_bytes,
             machine.d2h_bytes,
+            FigureTimes.of(machine),
         )
-        return cls(busy_s, ends_s, machine.waiting, h2d_bytes, d2h_bytes, FigureTimes.of(machine))
 
     @classmethod
     def sum(cls, several: Sequence[Lanes]) -> Lanes:

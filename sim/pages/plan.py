@@ -153,7 +153,7 @@ def _flat(caption: str, rows: list[dict[str, Any]]) -> Table:
     columns = []
     for name in names:
         numbers = all(isinstance(row.get(name), int | float | None) for row in rows)
-        columns.append(Column(name.replace("_", " "), _unit(name) if numbers else ""))
+        columns.append(Column(name.replace("_", " "), plot_unit(name) if numbers else ""))
     return Table(caption, columns, [[_cell(row.get(name)) for name in names] for row in rows])
 
 
@@ -175,9 +175,11 @@ def _best(plan: Plan) -> list[Section]:
         items.append(("price", best.price, "x", plan.prices.unit))
     for one in best.figures:
         band = (
-            "" if one.low is None or one.high is None else f"{_shown(one.key, one.low)} to {_shown(one.key, one.high)}"
+            ""
+            if one.low is None or one.high is None
+            else f"{show_figure(one.key, one.low)} to {show_figure(one.key, one.high)}"
         )
-        items.append((one.key, one.value, _unit(one.key), band))
+        items.append((one.key, one.value, plot_unit(one.key), band))
         items.append((f"{MARGIN} of {one.key}", one.margin_frac, "frac", "on the right side of the goal"))
     if best.replicas > 1:
         items.append(("replicas", best.replicas, "n", ""))
@@ -187,14 +189,6 @@ def _best(plan: Plan) -> list[Section]:
     if best.peak_vram_bytes is not None:
         items.append(("peak VRAM", best.peak_vram_bytes, "bytes", ""))
     return [Section("best", "The cheapest that reaches it", "", [Facts(items)])]
-
-
-def _shown(key: str, value: float) -> str:
-    return show_figure(key, value)
-
-
-def _unit(key: str) -> str:
-    return plot_unit(key)
 
 
 def _goal(plan: Plan, goal: Goal, at: int) -> Section:
@@ -233,7 +227,7 @@ def _all(plan: Plan) -> Section:
     several = any(one.replicas > 1 for one in plan.candidates)
     columns = [Column("policy"), Column("machine"), Column("GPUs", "n")]
     columns += [*([Column("replicas", "n")] if several else []), *price, Column("outcome")]
-    columns += [Column(key, _unit(key)) for key in keys]
+    columns += [Column(key, plot_unit(key)) for key in keys]
     columns += [Column("hits", "frac"), Column("peak VRAM", "bytes"), Column("bound by"), Column("reason")]
     rows: list[list[Any]] = []
     for one in plan.candidates:

@@ -47,7 +47,6 @@ WAITS = ("demand", "prefetch", "host", "cpu", "predictor", "gpu")
 WAITS_S = tuple(f"wait_{name}_s" for name in WAITS)
 WAIT_DRIVE_S = "wait_drive_s"
 """Of runs with a drive below host memory."""
-AT = {name: column for column, name in enumerate(COLUMNS)}
 
 
 def counted(of_engine: Ints, expert_bytes: int) -> Iterator[tuple[int, ...]]:
