@@ -54,7 +54,7 @@ def headline(data: Report) -> str:
 def report(data: Report) -> str:
     """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
     from sim.base.tables import render, table
-    from sim.base.units import show_seconds
+    from sim.base.units import show_seconds, show_value
     from sim.real.order import told
 
     rows = table(
@@ -77,7 +77,7 @@ def report(data: Report) -> str:
             c["policy"],
             _spec(c),
             "-" if said_s is None else show_seconds(said_s) + spread,
-            "-" if c["tpot_s"]["measured"] is None else show_seconds(c["tpot_s"]["measured"]),
+            show_value(c["tpot_s"]["measured"], "s"),
             _percent(c["tpot_s"]["error_frac"]),
             _percent(c["ttft_s"]["error_frac"]),
             _percent(c["classes"]["hit_rate"]["predicted"], sign=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sim.base.errors import BadInput
-from sim.base.units import parse_bytes, parse_seconds, show_bytes, show_joules, show_seconds
+from sim.base.units import parse_bytes, parse_seconds, show_value
 from sim.figures import row_of
 
 ALIASES = {"slo_attainment": "slo.attained_frac", "goodput": "slo.goodput_requests_per_s"}
@@ -75,12 +75,8 @@ def show_figure(key: str, value: float | None) -> str:
     if value is None:
         return "null"
     unit = unit_of(key)
-    if unit == "s":
-        return show_seconds(value)
-    if unit == "bytes":
-        return show_bytes(value)
-    if unit == "j":
-        return show_joules(value)
+    if unit in ("s", "bytes", "j"):
+        return show_value(value, unit)
     if unit in ("frac", "share"):
         return f"{100.0 * value:.4g} %"
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

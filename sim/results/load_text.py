@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.tables import plain
-from sim.base.units import show_count, show_seconds
+from sim.base.units import show_count, show_seconds, show_value
 from sim.figures import Errors
 from sim.results.figure import label_of
 
@@ -23,9 +23,9 @@ def under_load(result: Result) -> Table:
     known = [(title, stat, stat.sampling) for title, stat in named if isinstance(stat.sampling, Errors)]
     rows = plain("under load", "mean", *PERCENTILES) if known else plain("")
     for title, stat, errors in known:
-        rows.add_row(title, *(_seconds(_value(stat, name)) for name in ("mean", *PERCENTILES)))
+        rows.add_row(title, *(show_value(_value(stat, name), "s") for name in ("mean", *PERCENTILES)))
         ends: list[Ends] = [getattr(errors, name) for name in ("mean", *PERCENTILES)]
-        shown = ("-" if one is None else f"{_seconds(one[0])} - {_seconds(one[1])}" for one in ends)
+        shown = ("-" if one is None else f"{show_seconds(one[0])} - {show_seconds(one[1])}" for one in ends)
         blocks = f"{show_count(errors.blocks, 'block')} of {errors.block_requests:,}"
         rows.add_row(f"  95 %, {blocks}", *shown)
     return rows
@@ -34,7 +34,3 @@ def under_load(result: Result) -> Table:
 def _value(stat: Statistic, name: str) -> float | None:
     value: float | None = getattr(stat, name)
     return value
-
-
-def _seconds(duration_s: float | None) -> str:
-    return "-" if duration_s is None else show_seconds(duration_s)

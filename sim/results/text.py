@@ -10,7 +10,17 @@ from msgspec import structs
 from sim.base.lanes import CHARGED
 from sim.base.tables import listed, pairs, plain
 from sim.base.tables import render as laid_out
-from sim.base.units import RAM, show_bytes, show_count, show_frac, show_fracs, show_number, show_ram, show_seconds
+from sim.base.units import (
+    RAM,
+    show_bytes,
+    show_count,
+    show_frac,
+    show_fracs,
+    show_number,
+    show_ram,
+    show_seconds,
+    show_value,
+)
 from sim.engine.counts import CLASSES
 from sim.figures import Copies, with_lines
 from sim.results.by_layer_text import lines
@@ -79,7 +89,7 @@ def verdict(result: Result) -> str:
     tpot_s, bound, throughput_per_s = result.tpot_s.mean, result.bottleneck, result.throughput_tokens_per_s
     phase: Phased = "prefill" if tpot_s is None else result.phases.main
     if tpot_s is None:
-        speed = f"{_seconds(result.ttft_s.mean)} to the first token"
+        speed = f"{show_value(result.ttft_s.mean, 's')} to the first token"
     elif (decoding := decoding_per_s(result)) is not None:
         speed = f"{show_seconds(tpot_s)} per token ({_rate(decoding)} tokens/s decoding)"
     else:
@@ -183,7 +193,7 @@ def _times(result: Result) -> Table:
         (label_of("ttft_s.mean"), result.ttft_s, "prefill", bound.prefill),
         (label_of("tpot_s.mean"), result.tpot_s, "decode", bound.decode),
     ):
-        cells = [_seconds(value) for value in (stat.mean, stat.p50, stat.p95)]
+        cells = [show_value(value, "s") for value in (stat.mean, stat.p50, stat.p95)]
         shares = [show_frac(share) for share in parts.by_part().values()]
         rows.add_row(title, *cells, str(stat.n), f"   {phase} time:", *shares)
     if bound.mixed is not None:
@@ -208,7 +218,7 @@ def _rates(result: Result) -> Table:
     lanes = {"copy": "this link and room", "copy + cpu": "this link, CPU and room"}[bound.resource]
     lanes += " and these drafts" if result.draft is not None else ""
     rows.add_row(
-        "lower bound", f"TPOT {_seconds(bound.tpot_s)} for any lossless policy with {lanes}; this is {where} it"
+        "lower bound", f"TPOT {show_value(bound.tpot_s, 's')} for any lossless policy with {lanes}; this is {where} it"
     )
     return rows
 
@@ -244,8 +254,9 @@ def _load(result: Result) -> Table:
             f"{arrive}{serve}; {show_number(there)} requests there on average, {show_number(waiting)} of them waiting",
         )
         queue, service = result.queue_s, result.service_s
-        ends = "" if queue.p95 is None else f" (p50 {_seconds(queue.p50)}, p95 {_seconds(queue.p95)})"
-        rows.add_row("of the TTFT", f"{_seconds(queue.mean)} in the queue{ends}, {_seconds(service.mean)} served")
+        ends = "" if queue.p95 is None else f" (p50 {show_value(queue.p50, 's')}, p95 {show_value(queue.p95, 's')})"
+        waited, served = show_value(queue.mean, "s"), show_value(service.mean, "s")
+        rows.add_row("of the TTFT", f"{waited} in the queue{ends}, {served} served")
     if result.scheduling is not None:
         rows.add_row("scheduler", scheduler_line(result.scheduling))
     if slo is not None and slo.attained_frac is not None:
@@ -334,7 +345,7 @@ def _replicas(replicas: Sequence[Replica]) -> Table:
             show_frac(one.hit_rate),
             show_frac(one.busy_frac),
             *there,
-            _seconds(one.queue_mean_s) + unstable,
+            show_value(one.queue_mean_s, "s") + unstable,
         )
     return rows
 
@@ -525,10 +536,6 @@ def _rate(per_s: float) -> str:
 
 def _count(copies: Copies) -> str:
     return f"{copies.n:,} ({show_bytes(copies.bytes)})"
-
-
-def _seconds(duration_s: float | None) -> str:
-    return "-" if duration_s is None else show_seconds(duration_s)
 
 
 def _plain(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sim.base.units import show_seconds
+from sim.base.units import show_value
 from sim.figures import Bound, Timed
 from sim.results.record import Result
 from sim.results.sampling import Sample, ranks
@@ -75,7 +75,7 @@ def show_ratio(times: float) -> str:
 
 def show_tpot(result: Result) -> str:
     """As a table has it: `-` where there was but one output token."""
-    return "-" if result.tpot_s.mean is None else show_seconds(result.tpot_s.mean)
+    return show_value(result.tpot_s.mean, "s")
 
 
 def is_lossy(result: Result) -> bool:
