@@ -18,7 +18,7 @@ from sim.setup.naming import policy_of, words
 from sim.studies.common_bound import above_frac, bound_line, common_bound
 from sim.studies.compare_text import verdict
 from sim.studies.hosts import Machine, unlike_hosts
-from sim.studies.ranking import Row, is_bound, ranks_of, speed
+from sim.studies.ranking import Row, kind_of, ranks_of, speed
 
 if TYPE_CHECKING:
     from sim.figures import Bound
@@ -138,11 +138,6 @@ def _page(said: str, under: list[str], runs: list[Run], ranks: Sequence[Places],
     return Page("comparison", f"{show_count(len(runs), 'run')} compared", said, under, sections)
 
 
-def kind_of(result: Result) -> str:
-    """`system`, `lossy`, or `bound`: it knows the future, or has memory that the card has not."""
-    return "bound" if is_bound(result) else "lossy" if "lossy" in result.caveats else "system"
-
-
 def _time(result: Result) -> tuple[str, str]:
     return ("ttft_s", "TTFT") if result.tpot_s.mean is None else ("tpot_s", "TPOT")
 
@@ -158,7 +153,7 @@ def _ranking(runs: Sequence[Run], ranks: Sequence[Places], against: str) -> Sect
     ]
     traces = []
     for at, kind in enumerate(("system", "lossy", "bound")):
-        of = [i for i, run in enumerate(runs) if kind_of(run.result) == kind]
+        of = [i for i, run in enumerate(runs) if kind_of(run.result.caveats) == kind]
         if of:
             error = {
                 "type": "data",
@@ -229,7 +224,7 @@ def _figures(result: Result, common: Bound | None) -> list[Cell]:
 def _memory(runs: Sequence[Run]) -> Section:
     """Time against peak memory, and the runs that no other beats in both."""
     _, title = _time(runs[0].result)
-    of = [(run.result.peak_vram_bytes, speed(run.result), run.label, kind_of(run.result)) for run in runs]
+    of = [(run.result.peak_vram_bytes, speed(run.result), run.label, kind_of(run.result.caveats)) for run in runs]
     best = front([(memory, time) for memory, time, _, kind in of if kind == "system"])
     traces = []
     if len(best) > 1:

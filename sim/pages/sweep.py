@@ -12,6 +12,7 @@ from sim.pages.curves import plot_of
 from sim.pages.page import Cell, Column, Explorer, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, line
 from sim.results.figure import label_of, plot_unit
+from sim.studies.ranking import kind_of
 
 if TYPE_CHECKING:
     from sim.pages.inputs import Grid
@@ -66,11 +67,10 @@ def _title(name: str) -> str:
 
 
 def _kind(row: dict[str, Any]) -> tuple[str, str]:
-    """As `sim.studies.ranking.is_bound` has it, of a row; and its caveats in words."""
+    """What a row is of, and its caveats in words."""
     told = row.get("caveats")
     labels = [str(label) for label in told] if isinstance(told, list) else []
-    bound = any(label == "oracle" or label.startswith("does not fit") or "not applied" in label for label in labels)
-    return "bound" if bound else "lossy" if "lossy" in labels else "system", ", ".join(labels)
+    return kind_of(labels), ", ".join(labels)
 
 
 def _short(value: Any, digits: int) -> Cell:

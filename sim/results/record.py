@@ -36,6 +36,12 @@ def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, bool]]:
     return [(one.encode_name, one.name, one.default is None) for one in fields if not one.name.startswith("_")]
 
 
+def of_bound(caveat: str) -> bool:
+    """Whether a caveat makes a run a bound rather than a system: it knows the future, or has memory that the card has
+    not."""
+    return caveat == "oracle" or caveat.startswith("does not fit") or "not applied" in caveat
+
+
 class Kept(Protocol):
     """Where the tables of a run come from."""
 

@@ -28,6 +28,7 @@ from sim.results.energy_text import at_once, joules
 from sim.results.figure import label_of, show_figure
 from sim.results.grounds import TOP_FIGURES, show_ground
 from sim.results.load_text import under_load
+from sim.results.record import of_bound
 from sim.results.routing_words import routing_words
 from sim.results.scheduler_text import scheduler_line
 from sim.setup.naming import machine_of, policy_of, words
@@ -53,7 +54,6 @@ _SIZES = {
     "swapped_bytes": "KV cache that may go there",
     "host_memory_bytes": "host memory",
 }
-_CATCHES = ("oracle", "lossy")
 _ACTIVITY = {
     "cpu": "experts on the CPU",
     "h2d": "copies to the GPU",
@@ -102,11 +102,7 @@ def verdict(result: Result) -> str:
         speed += f", {result.draft.tokens_per_step:.2f} tokens a step by drafts of k={result.draft.k}"
     speed += at_once(result)
     # What turns the figure into a bound rather than a forecast belongs into the same sentence.
-    catch = "".join(
-        f"; {label}"
-        for label in result.caveats
-        if label in _CATCHES or label.startswith("does not fit") or "not applied" in label
-    )
+    catch = "".join(f"; {label}" for label in result.caveats if label == "lossy" or of_bound(label))
     rests_on = routing_words(result.caveats, result.model)
     catch += f"; {rests_on}" if rests_on else ""
     if bound.resource is None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sim.base.units import show_value
 from sim.figures import Bound, Timed
-from sim.results.record import Result
+from sim.results.record import Result, of_bound
 from sim.results.sampling import Sample, ranks
 from sim.studies.common_bound import above_frac
 
@@ -85,9 +85,12 @@ def is_lossy(result: Result) -> bool:
 
 def is_bound(result: Result) -> bool:
     """Whether the run is a bound rather than a system: it knows the future, or has memory the card has not."""
-    return "oracle" in result.caveats or any(
-        label.startswith("does not fit") or "not applied" in label for label in result.caveats
-    )
+    return kind_of(result.caveats) == "bound"
+
+
+def kind_of(caveats: Sequence[str]) -> str:
+    """`system`, `lossy`, or `bound`."""
+    return "bound" if any(map(of_bound, caveats)) else "lossy" if "lossy" in caveats else "system"
 
 
 def ranks_of(rows: Sequence[Row]) -> dict[str, Rank]:
