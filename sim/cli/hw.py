@@ -11,12 +11,13 @@ from sim.base.errors import BadInput
 from sim.base.files import bundled
 from sim.base.quantities import quantities
 from sim.base.tables import fold, prose, render, table
-from sim.base.units import RAM, show_bytes, show_count, show_flops, show_ram, show_rate, show_seconds
+from sim.base.units import RAM, show_bytes, show_count, show_ram, show_rate
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 from sim.profiles import find as profiles
 from sim.profiles.hardware import CPUS, GPUS, Bus, Hardware, Quantity, load_cpu, load_hardware
 from sim.profiles.overrides import grouped, parse_set
+from sim.results.grounds import show_figure
 
 
 @click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
@@ -181,18 +182,10 @@ def _bus(bus: Bus | None) -> str:
 
 
 def _show(path: str, value: float) -> str:
-    """A figure in the unit people use, chosen by the end of its name."""
+    """A figure in the unit people use; one without a unit is a share."""
     name = path.rsplit(".", 1)[-1]
-    if "flops_per_s" in path:
-        return show_flops(value)
-    if name.endswith("_bytes_per_s"):
-        return show_rate(value)
     if name in RAM:
         return show_ram(value)
-    if name.endswith("_bytes"):
-        return show_bytes(value)
-    if name.endswith("_s"):
-        return show_seconds(value)
-    if path.endswith("_w"):
-        return f"{value:g} W"
+    if "flops_per_s" in path or name.endswith(("_s", "_bytes", "_w")):
+        return show_figure(path, value)
     return f"{100 * value:.3g} %"
