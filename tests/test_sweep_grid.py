@@ -12,11 +12,11 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from sim.base.errors import BadInput
-from sim.base.kinds import NUMBER
+from sim.base.kinds import NUMBER, Kind
 from sim.options import OPTIONS
 from sim.studies.sweep.grid import Block, given, points_of, policy_of
 from sim.studies.sweep.grid_file import read_grid
-from sim.studies.sweep.values import kind_of, of_text
+from sim.studies.sweep.values import FREE, of_text
 
 FILE = """\
 grid:
@@ -28,6 +28,12 @@ grid:
 list:
 - {policy: belady, hw: a6000, cache: 16experts, seed: "1:2"}
 """
+
+
+def kind_of(name: str) -> Kind:
+    """Of an option; any other name is a parameter of a policy."""
+    row = OPTIONS.by_name.get(name)
+    return FREE if row is None else row.kind
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ list:
     ],
 )
 def test_values_of_an_axis(name: str, text: str, values: list[Any]) -> None:
-    found = of_text(text, kind_of(OPTIONS.by_name.get(name)), "--x")
+    found = of_text(text, kind_of(name), "--x")
     assert found == values
     assert [type(value) for value in found] == [type(value) for value in values]
 
@@ -84,7 +90,7 @@ def test_a_range_holds_what_is_typed(first: int, step: int, n: int) -> None:
 )
 def test_what_is_no_value(name: str, text: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        of_text(text, kind_of(OPTIONS.by_name.get(name)), "--x")
+        of_text(text, kind_of(name), "--x")
 
 
 def test_a_grid_is_the_product_and_policies_vary_fastest() -> None:

@@ -110,7 +110,7 @@ def settings(words: list[str] | tuple[str, ...], what: str = "--set") -> dict[st
             raise BadInput(f"{what}, got {word!r}: not KEY=VALUES; write e.g. distance=1,2,3 or distance=1:3")
         if key in found:
             raise BadInput(f"{what} {key}, got it twice: list its values, {key}=A,B")
-        found[key] = of_text(text, kind_of(OPTIONS.by_name[key] if OPTIONS.names(key) else None), f"{what} {key}")
+        found[key] = of_text(text, kind_of(key), f"{what} {key}")
     return found
 
 

@@ -52,10 +52,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
                 "own "
                 f"parameters stand behind its name, policy: 'NAME {bare}=...'"
             )
-        sets = {
-            key: of_data(value, kind_of(OPTIONS.by_name[key] if OPTIONS.names(key) else None), f"{what}.set.{key}")
-            for key, value in self.set.items()
-        }
+        sets = {key: of_data(value, kind_of(key), f"{what}.set.{key}") for key, value in self.set.items()}
         return block_of(policies, axes, sets, slo_of(self.slo, f"{what}.slo") if self.slo else {}, f"{what}.set")
 
 

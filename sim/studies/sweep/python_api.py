@@ -129,10 +129,7 @@ def block_of(policy: Who | Iterable[Who], hw: Name | Iterable[Name], axes: Mappi
             raise BadInput(f"{what}(), got {name}: it is no axis; leave it out")
         if values := _values(data, row.kind, name):
             found[row.field] = values
-    settings = {
-        key: _values(data, kind_of(OPTIONS.by_name[key] if OPTIONS.names(key) else None), f"set {key}")
-        for key, data in dict(sets).items()
-    }
+    settings = {key: _values(data, kind_of(key), f"set {key}") for key, data in dict(sets).items()}
     policies = [axis for kind in kinds for axis in _policies(kind)]
     return sorted_block(policies, found, settings, {} if slo is None else slo_of(slo), "set")
 

@@ -11,7 +11,7 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.base.files import parse_yaml
 from sim.base.kinds import TEXT, Kind
-from sim.options import Option
+from sim.options import OPTIONS
 
 Scalar = bool | int | float | str | None
 MOST_VALUES = 100_000
@@ -46,9 +46,9 @@ class Free(Kind):
 FREE = Free()
 
 
-def kind_of(row: Option | None) -> Kind:
-    """How values of a row are written; None: of no option of a run."""
-    return FREE if row is None else row.kind
+def kind_of(key: str) -> Kind:
+    """How values of a key of `set` are written. Raises BadInput for an option that is misspelt."""
+    return OPTIONS.by_name[key].kind if OPTIONS.names(key) else FREE
 
 
 def of_text(text: str, kind: Kind, what: str) -> list[Scalar]:
