@@ -198,6 +198,12 @@ class Capacity(NamedTuple):
         """For a message: bytes with three digits."""
         return show_bytes(self.amount) if self.unit == BYTES else str(self)
 
+    def experts(self, n_all: int, size_bytes: int) -> int:
+        """How many whole ones it holds, of so many and of that size; a share holds one at least."""
+        if self.unit == SHARE:
+            return max(1, int(self.amount * n_all))
+        return int(self.amount) if self.unit == EXPERTS else int(self.amount) // size_bytes
+
 
 def amount_in(unit: str, room: Capacity | None) -> Any:
     """Of a room that was asked for in this unit; None where it was not."""

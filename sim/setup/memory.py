@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from sim.base.errors import BadInput, DoesNotFit
-from sim.base.kinds import EXPERTS, SHARE, Capacity
+from sim.base.kinds import BYTES, EXPERTS, Capacity
 from sim.base.units import GIB, show_bytes, show_ram
 from sim.machine.cost import key_share
 from sim.machine.several import TENSOR, Several
@@ -247,12 +247,10 @@ def _wanted(rule: BudgetRule, size: int, n_total: int, shares: list[int]) -> lis
     if rule.cache is None:
         return None
     unit, amount = rule.cache
-    if unit == SHARE:
-        return [n * size for n in _dealt(max(1, int(amount * n_total)), shares)]
-    if unit == EXPERTS:
-        if amount > n_total:
-            raise BadInput(f"--cache, got {rule.cache}: the model has {n_total} experts; give 1 to {n_total}")
-        return [n * size for n in _dealt(int(amount), shares)]
+    if unit == EXPERTS and amount > n_total:
+        raise BadInput(f"--cache, got {rule.cache}: the model has {n_total} experts; give 1 to {n_total}")
+    if unit != BYTES:
+        return [n * size for n in _dealt(rule.cache.experts(n_total, size), shares)]
     given_bytes = [int(amount) * share // sum(shares) for share in shares]
     if min(given_bytes) < size:
         raise BadInput(

@@ -13,7 +13,7 @@ import msgspec
 
 from sim import __version__
 from sim.base.errors import BadInput
-from sim.base.kinds import BYTES, EXPERTS, Capacity, capacity_of
+from sim.base.kinds import Capacity, capacity_of
 from sim.base.stack_distance import RankStack, RecencyStack
 from sim.base.units import show_count, show_frac
 from sim.options import OPTIONS, RunSpec, unusual
@@ -76,6 +76,10 @@ class Curve(msgspec.Struct, frozen=True):
         """The policy, and what of the run is not as usual."""
         own = [row.titled(value) for row, value in unusual(self.spec) if row.field in VARIED]
         return ", ".join([self.label, *own])
+
+    def holds(self, room: Capacity) -> int:
+        """How many experts a room holds."""
+        return room.experts(self.n_experts, self.expert_bytes)
 
     def rate(self, n: int, phase: str = DECODE) -> float | None:
         """Share of the experts asked for that were there, with room for `n`."""
@@ -257,13 +261,6 @@ def _by_room(by_cache: list[list[int]], n_all: int) -> list[int]:
     return found
 
 
-def _experts(room: Capacity, curve: Curve) -> int:
-    """How many of them a room holds."""
-    if room.unit == EXPERTS:
-        return int(room.amount)
-    return int(room.amount) // curve.expert_bytes if room.unit == BYTES else max(1, int(room.amount * curve.n_experts))
-
-
 @dataclass
 class Curves:
     """Curves, and the sizes that were asked for; none for all."""
@@ -273,7 +270,7 @@ class Curves:
 
     def sizes(self, curve: Curve) -> list[int]:
         """Experts of room that the table tells of."""
-        chosen = sorted({_experts(room, curve) for room in self.asked}) or range(1, curve.n_experts + 1)
+        chosen = sorted({curve.holds(room) for room in self.asked}) or range(1, curve.n_experts + 1)
         return [n for n in chosen if curve.least <= n <= curve.n_experts]
 
     def notes(self) -> list[str]:
@@ -281,7 +278,7 @@ class Curves:
         found = dict.fromkeys(text for curve in self.curves for text in curve.notes)
         for curve in self.curves:
             for room in self.asked:
-                n = _experts(room, curve)
+                n = curve.holds(room)
                 if not curve.least <= n <= curve.n_experts:
                     what = f"note: {curve.title}: --cache {room} is left out: it is room for {show_count(n, 'expert')}"
                     found[f"{what}, and a size has {curve.least} to {curve.n_experts}"] = None
