@@ -47,8 +47,6 @@ DECIDING = (
     *("iteration_end", "request_end", "idle", "initial", "victim", "predictor_bytes", "drafting"),
 )
 
-Visit = Callable[[str, int, Sequence[int], int, int], None]
-
 
 class Curve(msgspec.Struct, frozen=True):
     """One policy's hits on one trace, by experts of room, from none to all.
