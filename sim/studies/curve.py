@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,8 @@ from sim.policy.order import EXPERT, Rank, Recency
 from sim.studies.pool import in_order
 from sim.studies.sweep.grid import MOST_POINTS, Block, points_of
 from sim.studies.sweep.point_store import check_table
-from sim.workload.iterations import DECODE, PHASES, PREFILL, Feed, Iteration
+from sim.workload.future import closed_loop
+from sim.workload.iterations import DECODE, PHASES, PREFILL, Iteration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,7 +180,7 @@ def _by_recency(setup: Setup, n_caches: int) -> tuple[dict[str, int], list[Recen
     n_layers, n_experts = setup.model.n_moe_layers, setup.model.n_experts
     stacks = [RecencyStack(n_layers * n_experts // n_caches, n_experts, len(PHASES)) for _ in range(n_caches)]
     asked = dict.fromkeys(PHASES, 0)
-    for iteration in _iterations(setup):
+    for iteration in closed_loop(setup.trace, setup.batching(open_loop=False)):
         row, kind = iteration.token, iteration.number
         for layer in range(n_layers):
             if row is not None:
@@ -192,13 +192,6 @@ def _by_recency(setup: Setup, n_caches: int) -> tuple[dict[str, int], list[Recen
             cache = layer % n_caches
             stacks[cache].visit(ids, at, n, (layer - cache) * n_experts, kind)
     return asked, stacks
-
-
-def _iterations(setup: Setup) -> Iterator[Iteration]:
-    batching, feed, index = setup.batching(open_loop=False), Feed(setup.trace), 0
-    while isinstance(ranges := batching.next(math.inf), list):
-        yield Iteration(index, ranges, setup.trace, feed.row(ranges))
-        index += 1
 
 
 def _by_rank(setup: Setup, n_caches: int) -> tuple[dict[str, int], list[RankStack]]:

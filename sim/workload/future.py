@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sim.workload.iterations import Feed, Iteration
@@ -10,6 +11,14 @@ from sim.workload.iterations import Feed, Iteration
 if TYPE_CHECKING:
     from sim.workload.batching import Batching
     from traces.format.reader import Trace
+
+
+def closed_loop(trace: Trace, batching: Batching) -> Iterator[Iteration]:
+    """The iterations that a closed loop will run, in their order; `batching` composes them and is used up."""
+    feed, index = Feed(trace), 0
+    while isinstance(ranges := batching.next(math.inf), list):
+        yield Iteration(index, ranges, trace, feed.row(ranges))
+        index += 1
 
 
 class Future:
@@ -26,15 +35,14 @@ class Future:
         self._uses: list[list[list[int]]] = [[[] for _ in range(trace.n_experts)] for _ in range(trace.n_layers)]
         self._at = [[0] * trace.n_experts for _ in range(trace.n_layers)]
         self._now = (-1, -1)
-        feed, index = Feed(trace), 0
-        while isinstance(ranges := batching.next(math.inf), list):
-            iteration = Iteration(index, ranges, trace, feed.row(ranges))
+        self.n_steps = 0
+        for iteration in closed_loop(trace, batching):
+            index = iteration.index
+            self.n_steps += trace.n_layers
             for layer in range(trace.n_layers):
                 uses = self._uses[layer]
                 for expert in iteration.chosen(layer):
                     uses[expert].append(index)
-            index += 1
-        self.n_steps = index * trace.n_layers
 
     def advance(self, iteration: int, layer: int) -> None:
         """The pass has entered this layer: uses up to and including it are no longer ahead."""
