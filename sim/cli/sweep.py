@@ -17,7 +17,7 @@ from sim.cli.spec_options import run_options
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
-    from sim.studies.runner import Answers
+    from sim.studies.pool import Answers
     from sim.studies.sweep.sweep import Swept
 
 axes = run_options(axis=True)

@@ -17,7 +17,7 @@ from sim.base.interrupts import heard, held
 from sim.studies.pool import Order
 
 if TYPE_CHECKING:
-    from sim.studies.pool import Call
+    from sim.studies.pool import Answers, Call
 
 CONNECT_S = 10.0
 ANSWER_S = 120.0
@@ -28,7 +28,7 @@ LOGGERS = ("distributed", "tornado", "asyncio")
 ONE_AT_A_TIME = threading.Lock()
 
 
-def answers_of(address: str) -> Callable[[Sequence[Call], int], Generator[tuple[int, Any], None, None]]:
+def answers_of(address: str) -> Answers:
     """`sim.studies.pool.answers` by the cluster whose scheduler is at `tcp://HOST:PORT`.
 
     A worker that ends without an answer loses nothing: the scheduler hands its calls to others. Workers read the same

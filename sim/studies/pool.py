@@ -21,6 +21,8 @@ from sim.base.interrupts import POLL_S, heard, held
 
 # A call: a function of a module and its arguments, which a process of its own can import and receive.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
+# Who answers calls, as `answers` does.
+Answers = Callable[[Sequence[Call], int], Generator[tuple[int, Any], None, None]]
 
 
 class Awaited(NamedTuple):
@@ -94,7 +96,7 @@ def in_order(
     calls: Sequence[Call],
     workers: int,
     done: Callable[[int, int], None] = lambda _done, _all: None,
-    pool: Callable[[Sequence[Call], int], Generator[tuple[int, Any], None, None]] = answers,
+    pool: Answers = answers,
 ) -> list[Any]:
     """All answers, in the order of the calls; `done` is told of (calls answered, in all). Raises as `answers` does."""
     found: dict[int, Any] = {}

@@ -5,7 +5,7 @@ Points are what names mean here and now (`sim.studies.sweep.work.Resolved`); an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +15,7 @@ from sim.bounds.time_bound import LowerBound
 from sim.figures import SCHEMA
 from sim.results.record import Result
 from sim.results.sampling import Sample, samples
-from sim.studies.pool import answers, n_cores
+from sim.studies.pool import Answers, answers, n_cores
 from sim.studies.sweep.point_store import BOUNDS, LAYERED, POINTS, Records
 from sim.studies.sweep.shared_recording import Families
 from sim.studies.sweep.work import OK, Resolved, bound_record, carried_out, only_bound
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 FEW_LAYERS = 200_000
 """Layers of output tokens in all points, below which starting processes takes longer than the work."""
 
-Answers = Callable[[Sequence["Call"], int], Generator[tuple[int, Any], None, None]]
 Progress = Callable[[int, int, str], None]
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.options import RunSpec
-    from sim.studies.pool import Call
-    from sim.studies.runner import Answers, Progress
+    from sim.studies.pool import Answers, Call
+    from sim.studies.runner import Progress
     from sim.studies.sweep.point_store import Records
 
 ATTAINED, GOODPUT = "slo.attained_frac", "slo.goodput_requests_per_s"

@@ -10,7 +10,7 @@ import msgspec
 from sim.base.units import show_count
 from sim.results.record import Result
 from sim.results.sampling import Sample
-from sim.studies.pool import answers
+from sim.studies.pool import Answers, answers
 from sim.studies.runner import Runner
 from sim.studies.sweep.grid import key_of
 from sim.studies.sweep.point_store import Records
@@ -18,7 +18,7 @@ from sim.studies.sweep.work import Resolved, resolve
 
 if TYPE_CHECKING:
     from sim.options import RunSpec
-    from sim.studies.runner import Answers, Progress
+    from sim.studies.runner import Progress
 
 FEWEST = 2
 """Requests of a look at few: fewer are mostly the filling of an empty cache."""

@@ -30,7 +30,7 @@ from sim.studies.plan.candidate import (
 )
 from sim.studies.plan.goal import Goal
 from sim.studies.plan.replays import Replays
-from sim.studies.pool import answers, n_cores
+from sim.studies.pool import Answers, answers, n_cores
 from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
 from sim.studies.sweep.point_store import Records
 from sim.studies.sweep.run import resolved
@@ -39,7 +39,7 @@ from sim.workload.load import NONE
 
 if TYPE_CHECKING:
     from sim.options import RunSpec
-    from sim.studies.runner import Answers, Progress
+    from sim.studies.runner import Progress
 
 MOST_POINTS = 10_000
 MOST_REPLICAS = 8

@@ -13,9 +13,9 @@ from sim.profiles.overrides import of_profile
 from sim.results.record import Result
 from sim.results.sampling import Sample
 from sim.setup.prepare import check_words
-from sim.studies.pool import answers, in_order
+from sim.studies.pool import Answers, answers, in_order
 from sim.studies.ranking import speed
-from sim.studies.runner import Answers, Progress, Runner, Work
+from sim.studies.runner import Progress, Runner, Work
 from sim.studies.sweep.work import OK, REFUSED, Resolved, resolve
 
 if TYPE_CHECKING:

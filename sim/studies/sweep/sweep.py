@@ -12,8 +12,8 @@ from sim.base.units import show_count
 from sim.figures import SCHEMA
 from sim.run import seldom_collected
 from sim.studies.hosts import of_specs
-from sim.studies.pool import answers, n_cores
-from sim.studies.runner import Answers, Progress, Work
+from sim.studies.pool import Answers, answers, n_cores
+from sim.studies.runner import Progress, Work
 from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
 from sim.studies.sweep.point_store import SWEEP, TABLE, Records
 from sim.studies.sweep.run import PointRow, each_once, resolved, run_points
