@@ -14,12 +14,12 @@ import msgspec
 
 from sim import __version__
 from sim.base.errors import MoesimError
-from sim.engine.run_loop import Clockwork, Loop, RequestTimes, Step, drive
+from sim.engine.run_loop import Clockwork, RequestTimes, Step
 from sim.figures import numbers
 from sim.policy.mistakes import blamed
 from sim.policy.watchdog import watched
 from sim.results.keep import Keep
-from sim.run import Outcome, assemble, execute, finished, prepare, report_of
+from sim.run import Outcome, assemble, execute, finished, prepare, report_of, run_through
 from sim.studies.diff.tables import CORE, OneRequest, of_sweep, requests_of
 from sim.workload.iterations import PHASES, PREFILL
 
@@ -162,17 +162,14 @@ def _replayed(named: Named, setup: Setup, scratch: Path | None, progress: Progre
             engine, machine = assemble(setup, log=log)
             clockwork = Clockwork()
             spent.append(Spent(clockwork, machine.waiting))
-            total = sum(request.outputs for request in setup.requests)
 
             def step(done: Step) -> None:
                 spent[0].take(done)
                 if on_step is not None:
                     on_step(done)
-                if progress is not None:
-                    progress(clockwork.n_put_out, total)
 
             began_s = time.perf_counter()
-            drive(Loop(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, on_step=step))
+            run_through(setup, engine, machine, step, progress, clockwork)
             return finished(setup, report_of(engine, machine, clockwork, began_s))
 
     folder = None if scratch is None else scratch / "run"
