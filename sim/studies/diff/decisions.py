@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.studies.diff.tables import Decision, decisions, rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sim.studies.diff.side import Side
 
 BEFORE, AFTER = 5, 3
@@ -76,12 +78,12 @@ def first_difference(a: Side, b: Side) -> tuple[FirstDifference | None, str]:
             f"from iteration {composed:,} on, other requests or tokens run together in A than in B; before it, every "
             "decision is the same"
         )
-    made = [
-        None if one is None else Made(**one._asdict(), used_before=used.get(one[1:3]), used_next=_next(side, one, at))
-        for side, one in ((a, own), (b, other))
-    ]
     phase, request = _when(a, (own or other).iteration)
     then_a, then_b = list(islice(first, AFTER)), list(islice(second, AFTER))
+    made = [
+        None if one is None else Made(**one._asdict(), used_before=used.get(one[1:3]), used_next=_next(one, later))
+        for one, later in ((own, chain(then_a, first)), (other, chain(then_b, second)))
+    ]
     return FirstDifference(at, phase, request, made[0], made[1], list(before), then_a, then_b), ""
 
 
@@ -93,12 +95,10 @@ def _composed_alike(a: Side, b: Side) -> float:
     return next((at for at, (here, there) in enumerate(zip_longest(own, other)) if here != there), math.inf)
 
 
-def _next(side: Side, one: Decision, at: int) -> int | None:
+def _next(one: Decision, later: Iterable[Decision]) -> int | None:
     """The next iteration of this run in which an expert is computed."""
-    for found in islice(decisions(side.tables, side.result.run_id) or (), at + 1, None):
-        if found.kind in RUNS and (found.layer, found.expert) == (one.layer, one.expert):
-            return found.iteration
-    return None
+    alike = (found for found in later if found.kind in RUNS and (found.layer, found.expert) == (one.layer, one.expert))
+    return next((found.iteration for found in alike), None)
 
 
 def _when(side: Side, iteration: int) -> tuple[str | None, int | None]:
