@@ -245,7 +245,7 @@ def load_recording(folder: Path) -> tuple[Recording, dict[str, Any]]:
 @click.option("--seed", default=1, show_default=True)
 @click.option("--temperature", default=0.8, show_default=True)
 @click.option("--precision", type=click.Choice(["f16", "u8"]), default="f16", show_default=True)
-@click.option("--cache", default="", help="loop or batched (default: batched on a GPU, the class's loop on a CPU)")
+@click.option("--experts", default="", help="loop or batched (default: batched on a GPU, the class's loop on a CPU)")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True)
 def main(
     checkpoint: Path,

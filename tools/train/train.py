@@ -56,7 +56,7 @@ def work(rank: int, settings: Settings, data: Path, out: Path, resume: bool, ren
 @click.option("--threads", default=0, help="threads of one process (0: torch's choice)")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--max-steps", default=1_000_000_000)
-@click.option("--cache", default="", help="dense or sorted (default: dense on a GPU, sorted on a CPU)")
+@click.option("--experts", default="", help="dense or sorted (default: dense on a GPU, sorted on a CPU)")
 @click.option("--workers", default=1, show_default=True, help="processes sharing each batch, one thread each (CPU)")
 @click.option("--compile/--no-compile", "compiled", default=False)
 @click.option("--resume/--no-resume", default=False)
