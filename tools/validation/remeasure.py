@@ -7,7 +7,6 @@ the accuracy of times is asked for; `cpu-medium` has experts so large that polic
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -171,7 +170,7 @@ def measure(
 
     A comparison beyond the tolerance of `validate` (exit 1) is a result, not a failure.
     """
-    from sim.base.files import replacing
+    from sim.base.files import write_json
     from sim.real.validate_text import read_report
 
     began_s, parts = time.monotonic(), []
@@ -184,8 +183,7 @@ def measure(
         parts.append(read_report(plan.kept(folder)))
         plan.kept(folder).unlink()
     data = together(parts)
-    with replacing(folder / f"{NAME}.json") as part:
-        part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / f"{NAME}.json", data)
     tell(f"[{time.monotonic() - began_s:4.0f} s] wrote {folder / f'{NAME}.json'}")
     return data
 

@@ -7,7 +7,6 @@ policies come first. No times are taken, so the machine may be busy.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -19,7 +18,7 @@ EXPERTS, OUTPUTS = 128, 16
 def command() -> None:
     """Speak, keep, print the table anew in docs/validate.md."""
     from sim.base.errors import DoesNotFit
-    from sim.base.files import replacing
+    from sim.base.files import write_json
     from sim.base.json import finite
     from sim.base.tables import IN_A_PIPE
     from sim.figures import SCHEMA
@@ -56,8 +55,7 @@ def command() -> None:
         if not row["lossy"] and not row["tokens_identical"]
     ]
     data = finite({"schema": SCHEMA, "checkpoint": CHECKPOINT, "policies": rows, "wrong": wrong})
-    with replacing(HERE / f"{CHECKPOINT}.json") as part:
-        part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_json(HERE / f"{CHECKPOINT}.json", data)
     table, page = kept_text([data], IN_A_PIPE), HERE.parents[1] / "docs" / "validate.md"
     if page.is_file():
         refresh(page, table, CHECKPOINT)
