@@ -48,8 +48,13 @@ def pasted(page: str) -> list[tuple[str, str]]:
 
 
 def refreshed(page: str, printed: dict[str, str]) -> str:
-    """The page with every block replaced by what its command prints now: command -> text."""
-    return BLOCK.sub(lambda m: f"{m[1]}{printed[m['command']]}\n{m['end']}", page)
+    """The page with the blocks of these commands replaced by what each prints now: command -> text."""
+
+    def now(block: re.Match[str]) -> str:
+        command = block["command"]
+        return f"{block[1]}{printed[command]}\n{block['end']}" if command in printed else block[0]
+
+    return BLOCK.sub(now, page)
 
 
 def main(words: list[str]) -> int:

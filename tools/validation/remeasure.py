@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tools.paste import pasted, refreshed
+
 if TYPE_CHECKING:
     from sim.real.comparison import Report
 
@@ -192,14 +194,11 @@ def refresh(page: Path, table: str, name: str = NAME) -> None:
     """Put a table in the place of the one that the page has. Raises ClickException where it has none of this name."""
     from sim.base.files import replacing
 
-    head = f"<!-- output of: moesim validate --table {name} -->\n```text\n"
-    text = page.read_text(encoding="utf-8")
-    before, found, rest = text.partition(head)
-    if not found:
-        raise click.ClickException(f"{page}: no block that begins with {head.splitlines()[0]}")
-    _, end, after = rest.partition("\n```\n")
+    command, text = f"moesim validate --table {name}", page.read_text(encoding="utf-8")
+    if command not in dict(pasted(text)):
+        raise click.ClickException(f"{page}: no block that begins with <!-- output of: {command} -->")
     with replacing(page) as part:
-        part.write_text(before + head + table.rstrip("\n") + end + after, encoding="utf-8")
+        part.write_text(refreshed(text, {command: table.rstrip("\n")}), encoding="utf-8")
 
 
 @click.command(help=__doc__)
