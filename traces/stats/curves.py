@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -164,20 +165,18 @@ def _counted(
 ) -> Floats:
     """Hit rates by size and layer of the stacks that `begin` makes."""
     n_rows, n_layers, top_k = experts.shape
-    cold = _cold(starts)
     layers = range(n_layers)
-    stacks: list[Any] = []
     hits = np.zeros((n_layers, max(sizes, default=0) + 1), np.int64)
-    for row in range(n_rows):
-        if row in cold or not row:
-            hits += [stack.hits(0)[: hits.shape[1]] for stack in stacks] or 0
-            stacks = [begin(layer) for layer in layers]
-        wanted = np.ascontiguousarray(experts[row], np.int64)
-        ids = wanted.reshape(-1)
-        for layer in layers:
-            stacks[layer].visit(ids, layer * top_k, top_k, 0, 0, *keys)
-        after(row, wanted)
-    hits += [stack.hits(0)[: hits.shape[1]] for stack in stacks] or 0
+    begins = [row for row in sorted({0, *_cold(starts)}) if row < n_rows]
+    for first, stop in pairwise([*begins, n_rows]):
+        stacks = [begin(layer) for layer in layers]
+        for row in range(first, stop):
+            wanted = np.ascontiguousarray(experts[row], np.int64)
+            ids = wanted.reshape(-1)
+            for layer in layers:
+                stacks[layer].visit(ids, layer * top_k, top_k, 0, 0, *keys)
+            after(row, wanted)
+        hits += [stack.hits(0)[: hits.shape[1]] for stack in stacks]
     rates: Floats = hits.T[list(sizes)] / (n_rows * top_k)
     return rates
 
