@@ -25,9 +25,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.common.surrogate import PREFIX, Surrogate
 from policies.lru import Lru
-from sim.policy import PREFILL, Assignment, BadInput, Evict, Gate, Param, Piece, Prefetch, Serve, Steps, View
+from sim.policy import (
+    PREFILL,
+    SURROGATE,
+    Assignment,
+    BadInput,
+    Evict,
+    Gate,
+    Param,
+    Piece,
+    Prefetch,
+    Serve,
+    Steps,
+    Surrogate,
+    View,
+)
 
 
 class Floe(Lru):
@@ -74,14 +87,14 @@ class Floe(Lru):
             self.traits = frozenset({"lossy", "evicts_eagerly"})  # type: ignore[misc]  # of this instance alone
         if self.predictor != "gate_reuse":
             self.needs = frozenset({"experts", "weights"})
-        if self.predictor.startswith(PREFIX):
-            self.labels = (PREFIX,)
+        if self.predictor.startswith(SURROGATE):
+            self.labels = (SURROGATE,)
         elif self.predictor not in ("gate_reuse", "none"):
             raise BadInput(f"floe.predictor, got {self.predictor!r}: write gate_reuse, none, or surrogate:0.88")
 
     def bind(self, view: View) -> None:
         super().bind(view)
-        drawn = self.predictor.startswith(PREFIX)
+        drawn = self.predictor.startswith(SURROGATE)
         self._surrogate = Surrogate(self.predictor, view.top_k, view.n_experts, self.seed) if drawn else None
         self._aimed: tuple[int, set[int]] = (-1, set())  # (layer, experts predicted for it)
         self._n = self._right = 0

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.homes import by_layer, homes, most_layers
-from policies.common.surrogate import PREFIX, Surrogate
 from sim.policy import (
     PREFILL,
+    SURROGATE,
     BadInput,
     Cancel,
     Evict,
@@ -35,6 +35,7 @@ from sim.policy import (
     Prefetch,
     RunGpu,
     Steps,
+    Surrogate,
     Ticket,
     View,
 )
@@ -98,8 +99,8 @@ class ProMoe(Policy):
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
         self.needs = frozenset({"experts", f"next_scores_{self.stride}"})
-        if self.predictor.startswith(PREFIX):
-            self.needs, self.labels = frozenset({"experts"}), (PREFIX,)
+        if self.predictor.startswith(SURROGATE):
+            self.needs, self.labels = frozenset({"experts"}), (SURROGATE,)
         elif self.predictor != "gate_reuse":
             raise BadInput(f"promoe.predictor, got {self.predictor!r}: gate_reuse, or surrogate:0.85; take one of them")
 

@@ -27,9 +27,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.surrogate import PREFIX, Surrogate
 from sim.policy import (
     PREFILL,
+    SURROGATE,
     Assignment,
     BadInput,
     Evict,
@@ -44,6 +44,7 @@ from sim.policy import (
     RunGpu,
     Steps,
     StoreSplit,
+    Surrogate,
     Ticket,
     View,
 )
@@ -90,13 +91,13 @@ class SpeculatingExperts(Policy):
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
-        self._drawn = self.predictor.startswith(PREFIX)
+        self._drawn = self.predictor.startswith(SURROGATE)
         levels = {"experts"}
         if self.predictor == "recorded":
             levels.add("next_scores_1")
             self.labels = ("gate reuse",)
         elif self._drawn:
-            self.labels = (PREFIX,)
+            self.labels = (SURROGATE,)
         elif self.predictor != "none":
             raise BadInput(
                 f"{self.name}.predictor, got {self.predictor!r}: write recorded, none, or a surrogate as in "
@@ -127,9 +128,9 @@ class SpeculatingExperts(Policy):
 
     def learn(self, store: StoreSplit) -> None:
         if self._drawn:
-            shares = self.predictor.removeprefix(PREFIX).removeprefix(":").split(",")
+            shares = self.predictor.removeprefix(SURROGATE).removeprefix(":").split(",")
             shape = (store.trace.top_k, store.trace.n_experts)
-            self._surrogates = [Surrogate(f"{PREFIX}:{share}", *shape, self.seed) for share in shares]
+            self._surrogates = [Surrogate(f"{SURROGATE}:{share}", *shape, self.seed) for share in shares]
 
     # -- foretelling ------------------------------------------------------------------------------------------------
 

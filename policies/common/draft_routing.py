@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from policies.common.surrogate import Surrogate
-from sim.policy import DECODE, Iteration, Ticket, View
+from sim.policy import DECODE, Iteration, Surrogate, Ticket, View
 
 
 class DraftRouting:

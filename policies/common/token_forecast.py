@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.surrogate import PREFIX, Surrogate
 from sim.policy import (
     FREE,
     LAST,
+    SURROGATE,
     BadInput,
     Iteration,
     Param,
@@ -26,12 +26,13 @@ from sim.policy import (
     Rank,
     Steps,
     StoreSplit,
+    Surrogate,
     TokenPaths,
     View,
 )
 
 Ids = NDArray[np.int64]
-SURROGATE = ", or a surrogate (--predictor surrogate:0.85)"
+OR_SURROGATE = ", or a surrogate (--predictor surrogate:0.85)"
 
 
 class Drawn:
@@ -78,8 +79,8 @@ class Forecasting(Policy):
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
-        if self.predictor.startswith(PREFIX):
-            self.needs, self.labels = frozenset({"experts"}), (PREFIX,)
+        if self.predictor.startswith(SURROGATE):
+            self.needs, self.labels = frozenset({"experts"}), (SURROGATE,)
         elif self.predictor != "tokens":
             raise BadInput(f"{self.name}.predictor, got {self.predictor!r}: write tokens, or surrogate:0.85")
 
@@ -95,8 +96,8 @@ class Forecasting(Policy):
         self._n = self._right = 0
 
     def learn(self, store: StoreSplit) -> None:
-        drawn = self.predictor.startswith(PREFIX)
-        self._source = Drawn(self.predictor, store, self.seed) if drawn else TokenPaths(store, self.name, SURROGATE)
+        drawn = self.predictor.startswith(SURROGATE)
+        self._source = Drawn(self.predictor, store, self.seed) if drawn else TokenPaths(store, self.name, OR_SURROGATE)
 
     def foretell(self, iteration: Iteration) -> None:
         """Take the forecast for an iteration."""

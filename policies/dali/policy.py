@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 from policies.common.homes import beside, each_layer, most_on_a_gpu
 from policies.common.placement import fits_whole
-from policies.common.surrogate import PREFIX, Surrogate
 from policies.dali.cache import Warc
 from policies.dali.shares import Costs, divide
 from sim.policy import (
     PREFILL,
+    SURROGATE,
     BadInput,
     Evict,
     Fetch,
@@ -47,6 +47,7 @@ from sim.policy import (
     RunGpu,
     Steps,
     StoreSplit,
+    Surrogate,
     View,
 )
 
@@ -106,8 +107,8 @@ class Dali(Policy):
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
-        if self.predictor.startswith(PREFIX):
-            self.needs, self.labels = frozenset({"experts"}), (PREFIX,)
+        if self.predictor.startswith(SURROGATE):
+            self.needs, self.labels = frozenset({"experts"}), (SURROGATE,)
         elif self.predictor != "recorded":
             raise BadInput(f"{self.name}.predictor, got {self.predictor!r}: write recorded, or surrogate:0.9")
         elif self.prefetch_size:

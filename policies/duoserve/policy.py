@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.surrogate import PREFIX, Surrogate
 from policies.duoserve.predictor import (
     Ids,
     Predictor,
@@ -35,6 +34,7 @@ from policies.duoserve.predictor import (
 )
 from sim.policy import (
     PREFILL,
+    SURROGATE,
     BadInput,
     Decision,
     Evict,
@@ -48,6 +48,7 @@ from sim.policy import (
     RunGpu,
     Steps,
     StoreSplit,
+    Surrogate,
     Ticket,
     View,
     Wait,
@@ -153,8 +154,8 @@ class DuoServe(Policy):
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
-        if self.predictor.startswith(PREFIX):
-            self.labels = (PREFIX,)
+        if self.predictor.startswith(SURROGATE):
+            self.labels = (SURROGATE,)
 
     def _n_slots(self, view: View) -> int:
         return int(self.slots or view.top_k)
@@ -190,7 +191,7 @@ class DuoServe(Policy):
         trace = store.trace
         self._mlp: Predictor | None = None
         self._outputs: NDArray[Any] | None = None
-        if self.predictor.startswith(PREFIX):
+        if self.predictor.startswith(SURROGATE):
             self._surrogate = Surrogate(stand_in(self.predictor, self._served), trace.top_k, trace.n_experts, self.seed)
             return
         model = trace.header.model
@@ -199,7 +200,7 @@ class DuoServe(Policy):
             raise BadInput(
                 f"policy duoserve, got a trace of {model!r}: no predictor is bundled for that model; train one with "
                 f"`moesim train duoserve --trace {trace.path} --out FILE` and name it with --predictor FILE, or let "
-                f"--predictor {PREFIX}:SHARE stand for one that names so large a share right"
+                f"--predictor {SURROGATE}:SHARE stand for one that names so large a share right"
             )
         self._outputs = outputs_for(path, trace)
         if self._outputs is None:

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.mlp import BLOCK, Floats, IntMlp, best, load, mlp_of
-from policies.common.surrogate import PREFIX
-from sim.policy import MAKE_ONE, BadInput, bundled
+from sim.policy import MAKE_ONE, SURROGATE, BadInput, bundled
 
 if TYPE_CHECKING:
     from sim.policy import Trace, TrainingTrace
@@ -181,7 +180,7 @@ def predictor_bytes(predictor: str, model: str, n_layers: int, n_experts: int, t
     """GPU memory of a predictor: what was published for the served model, else its networks' weights in fp32."""
     if model in PUBLISHED_MODELS:
         return PUBLISHED_BYTES
-    of_file = predictor != "trained" and not predictor.startswith(PREFIX)
+    of_file = predictor != "trained" and not predictor.startswith(SURROGATE)
     one_each = of_file and load(Path(predictor))[1].get("nets") == "per_layer"
     return 4 * (n_layers - 1 if one_each else 1) * parameters(n_layers, n_experts, top_k)
 
@@ -198,9 +197,9 @@ def stand_in(predictor: str, model: str) -> str:
     if model not in by_model:
         raise BadInput(
             f"predictor, got {predictor!r} and model {model}: Table 3 has {' and '.join(by_model)}; write "
-            f"{PREFIX}:SHARE or {PREFIX}:ALL/ANY"
+            f"{SURROGATE}:SHARE or {SURROGATE}:ALL/ANY"
         )
-    return f"{PREFIX}:{by_model[model]}"
+    return f"{SURROGATE}:{by_model[model]}"
 
 
 def read(path: Path, n_layers: int, n_experts: int, top_k: int) -> Predictor:

@@ -29,7 +29,6 @@ from pathlib import Path
 import numpy as np
 
 from policies.common.homes import asked_by_layer, each_layer, homes
-from policies.common.surrogate import PREFIX, Surrogate
 from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, profiled, reroute
 from policies.emoe.predict import (
     Counts,
@@ -43,6 +42,7 @@ from policies.emoe.predict import (
 )
 from policies.emoe.tasks import Recogniser
 from sim.policy import (
+    SURROGATE,
     Assignment,
     BadInput,
     Evict,
@@ -56,6 +56,7 @@ from sim.policy import (
     RunGpu,
     Steps,
     StoreSplit,
+    Surrogate,
     Ticket,
     View,
 )
@@ -216,9 +217,9 @@ class Emoe(Policy):
             self.needs = self.needs | {"token_ids"}
         # A model predicts, so its time and memory are charged; a surrogate stands for one.
         self._is_trained = self.selection == "predicted" and self.predictor != "frequency"
-        self._is_drawn = self._is_trained and self.predictor.startswith(PREFIX)
+        self._is_drawn = self._is_trained and self.predictor.startswith(SURROGATE)
         if self._is_drawn:
-            self.labels = (PREFIX,)
+            self.labels = (SURROGATE,)
 
     # -- before the run ---------------------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policies.common.surrogate import PREFIX, Surrogate
 from policies.fine_moe.map_cache import MapCache
 from policies.fine_moe.map_store import Floats
 from policies.fine_moe.map_track import MapTrack
 from policies.fine_moe.tracks import CountTrack, GateTrack, Track
 from sim.policy import (
+    SURROGATE,
     BadInput,
     Decision,
     Decisions,
@@ -30,6 +30,7 @@ from sim.policy import (
     Serve,
     Steps,
     StoreSplit,
+    Surrogate,
     Ticket,
     View,
     Wait,
@@ -155,8 +156,8 @@ class FineMoe(MapCache):
         super().__init__(**values)
         if self.track == "hit_count":
             self.needs = frozenset({"experts"})
-        elif self.track == "speculate" and self.predictor.startswith(PREFIX):
-            self.needs, self.labels = frozenset({"experts"}), (PREFIX,)
+        elif self.track == "speculate" and self.predictor.startswith(SURROGATE):
+            self.needs, self.labels = frozenset({"experts"}), (SURROGATE,)
         elif self.track == "speculate":
             if (self.distance or 0) > MAX_GATE_DISTANCE:
                 raise BadInput(

@@ -12,8 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.surrogate import Surrogate
-from sim.policy import DECODE, Gate, Iteration, Outlook, RequestInfo, StoreSplit, View, inverse_norm
+from sim.policy import DECODE, Gate, Iteration, Outlook, RequestInfo, StoreSplit, Surrogate, View, inverse_norm
 
 Floats = NDArray[np.float64]
 ALIKE = np.ones(1)  # the gate itself is asked

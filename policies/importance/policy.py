@@ -19,13 +19,13 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.surrogate import PREFIX
 from policies.importance.balance import Costs, Missing, best_front, by_batch, one_pass, two_pointers
 from policies.importance.cache import Leaving, counted
 from policies.importance.router import LoneToken, Thresholds, Token, route, tokens_of
 from policies.importance.stand_in import FORMS, StandIn
 from sim.policy import (
     PREFILL,
+    SURROGATE,
     Assignment,
     BadInput,
     DropQueue,
@@ -196,7 +196,7 @@ class Importance(Policy):
             self.needs = frozenset({"experts", "scores"})
         self._stand_in: StandIn | None = None
         if self.predictor != "recorded":
-            if not self.predictor.startswith(PREFIX):
+            if not self.predictor.startswith(SURROGATE):
                 raise BadInput(f"{self.name}.predictor, got {self.predictor!r}: write {FORMS}")
             if self.prefetch == "top_k":
                 raise BadInput(
@@ -204,7 +204,7 @@ class Importance(Policy):
                     "predicted top scores; take prefetch=top_score, or leave the predictor out"
                 )
             self._stand_in = StandIn(self.predictor, self.seed)
-            self.needs, self.labels = frozenset({"experts", "scores"}), (PREFIX,)
+            self.needs, self.labels = frozenset({"experts", "scores"}), (SURROGATE,)
         self.prefetch_depth = self.depth
 
     def bind(self, view: View) -> None:

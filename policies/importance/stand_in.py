@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policies.common.surrogate import draws_of, shares_of, take
 from policies.importance.router import Token
+from sim.policy import draws_of, shares_of, take
 
 FORMS = (
     "recorded, or surrogate:0.82/0.95, of the experts it names the share with a top score and, of the others, the "
