@@ -51,6 +51,7 @@ def test_one_command_makes_a_checkpoint_and_a_trace_that_validate_reads(tmp_path
     assert (log["steps"], Path(log["settings"]["begin_from"]).name) == (2, "mixtral-8x7b-small")
     with open_trace(str(trace)) as opened:
         assert (opened.n_layers, opened.n_experts, opened.top_k) == (16, 32, 8)
+        assert opened.header.stands_for == ""  # no model of the catalogue has that shape
     capsys.readouterr()
     asked = ("--hw", "rtx3090", "--cache", "256experts", "--outputs", 4, "--policy", "importance alpha=1", "--json")
     said = moesim(capsys, "validate", "--checkpoint", run, "--trace", trace, *asked)

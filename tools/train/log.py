@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sim.profiles.models import model_names
 from traces.format.header import REPEATING
 
 NAME = "training_log.json"
@@ -39,6 +40,12 @@ def labels_of(log: dict[str, Any]) -> tuple[str, ...]:
     """Of traces of the model. What it was begun from has taught it, too."""
     taught = any(phase.get("turning_coef") for phase in log.get("phases", ()))
     return (REPEATING,) if taught or REPEATING in log.get("begun_labels", ()) else ()
+
+
+def stands_for(log: dict[str, Any]) -> str:
+    """Id of the catalogue's model that has the trained shape; empty for a shape of this project's own."""
+    shape = str(log["settings"]["shape"])
+    return shape if shape in model_names() else ""
 
 
 def labels_at(checkpoint: Path) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ import click
 import numpy as np
 
 from sim.base.errors import BadInput
-from tools.train.log import NAME, labels_of
+from tools.train.log import NAME, labels_of, stands_for
 from tools.train.to_trace import facts_of, read_facts, text_of
 from traces.format.header import Header
 from traces.format.layout import DISTANCES, U4_SQUARE, U6_SQUARE, Array, Code
@@ -187,7 +187,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
             f"tools/train on {log['tokens_seen']} tokens{begun} ({log['hardware']}, {log['seconds']:.0f} s, torch "
             f"{log['torch']}, seed {settings['seed']}); not the published {settings['shape']}"
         ),
-        stands_for=settings["shape"],
+        stands_for=stands_for(log),
         weights_kind=weights_kind,
         labels=(*header.labels, *labels_of(log)),
         tokenizer=f"byte-level BPE of {n_tokens} tokens trained on the same corpus",

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from sim.base.errors import BadInput
-from tools.train.log import NAME, labels_of
+from tools.train.log import NAME, labels_of, stands_for
 from tools.train.record import DISTANCES, Recording, load_recording
 from traces.format.header import GateRule, Header
 from traces.format.layout import U6_SQUARE, U8_SQUARE
@@ -48,7 +48,7 @@ def header_of(
         top_k=top_k,
         gate=GateRule(score=FAMILIES[meta["model_type"]].score, renormalised=bool(meta["weights_renormalised"])),
         created_by="tools.train",
-        stands_for=settings["shape"],
+        stands_for=stands_for(log),
         weights_kind="applied",
         tokenizer=f"byte-level BPE of {recording.embedding.shape[0]} tokens trained on the same corpus",
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
