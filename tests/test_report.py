@@ -196,7 +196,7 @@ class TestRun:
         simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--out", tmp_path / "r")
         said = section(data_of(capsys, tmp_path / "r"), "lanes")
         assert said["blocks"] == []
-        assert "--set", "out.spans=on" in said["sentence"]
+        assert "--set out.spans=on" in said["sentence"]
         result = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--json").out
         (tmp_path / "r.json").write_text(result, encoding="utf-8")
         alone = data_of(capsys, tmp_path / "r.json")
