@@ -320,6 +320,22 @@ def test_a_wrong_prefetch_goes_first_once_its_layer_has_passed(tmp_path):
         assert policy.stats()["unasked_experts"] == pytest.approx(1 / 3)
 
 
+def same_prompts(path, ways):
+    """The prompt twice, the first in the store: `ways[token][layer]` is the one expert of four that the token takes."""
+    n, n_layers = len(ways), len(ways[0])
+    experts = np.array([ways, ways]).reshape(2 * n, n_layers, 1)
+    requests = [Request(0, 0, n, n, "", None, "store"), Request(1, n, n, n, "", None, "test")]
+    return write_trace(
+        path,
+        tiny_header(n_layers, 4, 1),
+        requests,
+        None,
+        experts=experts,
+        scores=np.eye(4)[experts[:, :, 0]],
+        embeddings=np.eye(4)[[*range(n), *range(n)]],
+    )
+
+
 @pytest.mark.parametrize(
     ("prefill", "prefetched", "classes", "maps"),
     [
@@ -336,18 +352,7 @@ def test_what_is_predicted_for_a_prompt(prefill, prefetched, classes, maps, tmp_
 
     Prefetching one layer ahead: the first layer's experts by meaning as the pass begins, the second's after a gate.
     """
-    experts = np.array([[[0], [1]], [[2], [3]]] * 2)
-    requests = [Request(0, 0, 2, 2, "", None, "store"), Request(1, 2, 2, 2, "", None, "test")]
-    path = write_trace(
-        tmp_path / "t",
-        tiny_header(2, 4, 1),
-        requests,
-        None,
-        experts=experts,
-        scores=np.eye(4)[experts[:, :, 0]],
-        embeddings=np.eye(4)[[0, 1, 0, 1]],
-    )
-    with Trace(path) as trace:
+    with Trace(same_prompts(tmp_path / "t", [[0, 1], [2, 3]])) as trace:
         seen = execute_easy(setup(FineMoe(distance=1, search_overhead_s=0.0, prefill=prefill), trace, room=4))
     assert [entry[1:] for entry in seen.log if entry[0] == "prefetch"] == prefetched
     assert seen.classes("prefill") == classes
@@ -375,17 +380,7 @@ def test_how_far_ahead_is_prefetched(tmp_path):
     Copies take half a second, attention one, an expert two. 0.1 is named by meaning as the pass begins. The gate of
     layer 0, a second later, names 1.1, 2.1 and 3.1, of which two are handed over; or each gate names the next one.
     """
-    experts = np.array([[[1]] * 4, [[1]] * 4])
-    requests = [Request(0, 0, 1, 1, "", None, "store"), Request(1, 1, 1, 1, "", None, "test")]
-    path = write_trace(
-        tmp_path / "t",
-        tiny_header(4, 4, 1),
-        requests,
-        None,
-        experts=experts,
-        scores=np.eye(4)[experts[:, :, 0]],
-        embeddings=np.eye(4)[[0, 0]],
-    )
+    path = same_prompts(tmp_path / "t", [[1] * 4])
     starts = {}
     for horizon in ("all", "distance"):
         policy = FineMoe(distance=1, search_overhead_s=0.0, horizon=horizon)
