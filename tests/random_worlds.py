@@ -378,9 +378,7 @@ def run(of: World, loop: Callable[..., Any], watched: bool = True) -> Seen:
 
 def by_engine(setup: Setup, spans: Any, log: Any) -> Any:
     engines: list[Engine] = []
-    outcome = execute(setup, spans, log, bounds=False, begun=engines.append)
-    run = Run(outcome, *engines)
-    return SimpleNamespace(result=outcome.result, report=outcome.report, engine=run.engine, machine=run.machine)
+    return Run(execute(setup, spans, log, bounds=False, begun=engines.append), *engines)
 
 
 def by_time_line(setup: Setup, spans: Any, log: Any) -> Any:
@@ -389,13 +387,13 @@ def by_time_line(setup: Setup, spans: Any, log: Any) -> Any:
     The oracle knows no critical path, which `bottleneck`, `provenance` and `uncertainty` rest on since;
     `test_critical_path.py` holds it.
     """
-    outcome = by_engine(setup, spans, log)
-    phases = outcome.report.phases.items()
+    seen = by_engine(setup, spans, log)
+    phases = seen.outcome.report.phases.items()
     shown = {name: one._replace(path_s=[*one.parts_s, 0.0, 0.0]) for name, one in phases}
-    result = {**plain(outcome.result), "bottleneck": msgspec.to_builtins(metrics.bottleneck(shown))}
+    result = {**plain(seen.result), "bottleneck": msgspec.to_builtins(metrics.bottleneck(shown))}
     if result["bottleneck"]["mixed"] is None:
         del result["bottleneck"]["mixed"]
-    return SimpleNamespace(result=result, engine=outcome.engine, machine=outcome.machine)
+    return SimpleNamespace(result=result, engine=seen.engine, machine=seen.machine)
 
 
 def by_simpy(setup: Setup, spans: Any, log: Any) -> Any:
