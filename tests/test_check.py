@@ -312,7 +312,7 @@ def test_a_baseline_that_is_edited_while_its_runs_are_replayed_stays(check, base
     [
         ("[]", "a baseline is a mapping"),
         ("schema: 2\nruns: []", "there are none"),
-        (f"schema: {1}\nruns: [{{policy: lru, hw: rtx3090}}]", "schema, got 1: 2 is read; write schema: 2"),
+        ("schema: 1\nruns: [{policy: lru, hw: rtx3090}]", "schema, got 1: 2 is read; write schema: 2"),
         ("schema: 2\nruns: [{hw: rtx3090}]", "no policy"),
         ("schema: 2\nruns: [{policy: lru}]", "no hardware"),
         ("schema: 2\nruns: [{policy: lru, hw: [rtx3090, a6000]}]", "got 2 runs: each field has one value"),

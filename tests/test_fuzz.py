@@ -60,7 +60,7 @@ BUDGETS: tuple[dict[str, Any], ...] = (
     {"cache": "3experts"},
     {"cache": "6experts"},
     {"cache": "50%"},
-    {"cache": f"{2000}B"},
+    {"cache": "2000B"},
 )
 
 

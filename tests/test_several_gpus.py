@@ -169,7 +169,9 @@ def test_memory_for_one_link_and_a_half(tmp_path):
     split = from_host(there, tmp_path, rows, 2, 1.5, way="split")
     assert split.lane("h2d0") == [("demand 0.2", 1, pytest.approx(1 + 40 / 3))]
     # One link alone takes what it can where memory is shared, and its part of it where that is split.
-    alone = [from_host(there, tmp_path, [[[1]]], 2, 1.5, way=way).lane("h2d1") for way in ("shared", "split", "apart")]
+    alone = [
+        from_host(there, tmp_path, [[[1]]], 2, 1.5, way=way).lane("h2d1") for way in ("shared", "split", "per-link")
+    ]
     assert alone == [[("demand 0.1", 1, 11)], [("demand 0.1", 1, pytest.approx(1 + 40 / 3))], [("demand 0.1", 1, 11)]]
 
 
