@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,38 +60,39 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         process.wait(timeout=30)
 
 
+def random_seeds(folder: Path, seeds: str) -> list[object]:
+    """A sweep of a point for each seed, every one of which takes a while."""
+    trace = mixtral_shaped(folder, outputs=200)
+    machine = ("--hw", "rtx3090", "--cache", "40experts")
+    return ["sweep", "--policy", "random", *machine, "--seed", seeds, "--trace", trace]
+
+
+@contextmanager
+def under_way(cluster: Cluster, out: Path, words: list[object]) -> Iterator[subprocess.Popen[str]]:
+    """A process of the sweep on the cluster, two points of which are done."""
+    there = [*words, "--out", out, "--cluster", cluster.address]
+    command = [sys.executable, "-m", "sim", *map(str, there)]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as sweep:
+        deadline_s = time.monotonic() + 180
+        while len(list(out.glob("points/*.json"))) < 2 and sweep.poll() is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        yield sweep
+
+
 @pytest.mark.thorough
 @needs_dask
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tmp_path: Path) -> None:
-    trace = mixtral_shaped(tmp_path, outputs=200)
-    words = [
-        "sweep",
-        "--policy",
-        "random",
-        "--hw",
-        "rtx3090",
-        "--cache",
-        "40experts",
-        "--seed",
-        "0:19",
-        "--trace",
-        trace,
-    ]
+    words = random_seeds(tmp_path, "0:19")
     assert moesim(capsys, *words, "--out", tmp_path / "here").code == 0
     victim, _ = cluster.worker(), cluster.worker()
-    there = [*words, "--out", tmp_path / "there", "--cluster", cluster.address]
-    command = [sys.executable, "-m", "sim", *map(str, there)]
-    with subprocess.Popen(command, stdout=-1, stderr=-1) as sweep:
-        deadline_s = time.monotonic() + 180
-        while len(list((tmp_path / "there").glob("points/*.json"))) < 2 and sweep.poll() is None:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.005)
-        under_way = sweep.poll() is None
+    with under_way(cluster, tmp_path / "there", words) as sweep:
+        runs = sweep.poll() is None
         victim.kill()
         _, said = sweep.communicate(timeout=120)
-    assert under_way, said.decode()
-    assert sweep.returncode == 0, said.decode()
+    assert runs, said
+    assert sweep.returncode == 0, said
     assert (tmp_path / "there" / "sweep.parquet").read_bytes() == (tmp_path / "here" / "sweep.parquet").read_bytes()
 
 
@@ -150,28 +151,8 @@ def test_a_port_on_which_something_else_answers(capsys: Any, monkeypatch: pytest
 @needs_dask
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_scheduler_that_is_killed_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    trace = mixtral_shaped(tmp_path, outputs=200)
     cluster.worker()
-    words = [
-        "sweep",
-        "--policy",
-        "random",
-        "--hw",
-        "rtx3090",
-        "--cache",
-        "40experts",
-        "--seed",
-        "0:199",
-        "--trace",
-        trace,
-    ]
-    there = [*words, "--out", tmp_path / "there", "--cluster", cluster.address]
-    command = [sys.executable, "-m", "sim", *map(str, there)]
-    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as sweep:
-        deadline_s = time.monotonic() + 180
-        while len(list((tmp_path / "there").glob("points/*.json"))) < 2 and sweep.poll() is None:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.005)
+    with under_way(cluster, tmp_path / "there", random_seeds(tmp_path, "0:199")) as sweep:
         cluster.processes[0].kill()
         _, said = sweep.communicate(timeout=60)
     assert sweep.returncode == 1, said
