@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 
 from sim.base.units import show_seconds
+from sim.cli import simulate
 from sim.pages.comparison import front
 from sim.pages.html import html_of
 from sim.pages.inputs import Grid
@@ -74,24 +76,22 @@ def unfounded(page: str) -> list[str]:
     return [text for text in parsed.texts if re.search(r"\d", text) and text not in shown and text not in every]
 
 
-@pytest.fixture
-def kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, Path]:
-    """Two runs of different policies with all their tables."""
-    trace = mixtral_shaped(tmp_path, outputs=12)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs of different policies with all their tables, and their trace."""
+    folder = tmp_path_factory.mktemp("runs")
+    machine = ("--hw", "rtx3090", "--trace", str(mixtral_shaped(folder, outputs=12)), "--cache", "50experts")
     for name, policy in (("a", "fine_moe"), ("b", "lru")):
-        options = (
-            "--policy",
-            policy,
-            "--hw",
-            "rtx3090",
-            "--trace",
-            trace,
-            "--cache",
-            "50experts",
-            "--set",
-            "out.spans=on",
-        )
-        assert simulated(capsys, *options, "--out", tmp_path / name).code == 0
+        with pytest.raises(SystemExit) as stop:
+            simulate(["--policy", policy, *machine, "--set", "out.spans=on", "--out", str(folder / name)])
+        assert not stop.value.code
+    return folder
+
+
+@pytest.fixture
+def kept(runs: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Copies of both, which a test may change."""
+    shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
     return tmp_path / "a", tmp_path / "b"
 
 
