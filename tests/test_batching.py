@@ -192,9 +192,12 @@ def easy_run(tmp_path: Path, batch: int, **spec: Any) -> Outcome:
     rows = [[[0]] for prompt, outputs in LENGTHS for _ in range(prompt + outputs - 1)]
     with Trace(from_rows(tmp_path / "t.safetensors", rows, 2, LENGTHS)) as trace:
         made = easy_setup(GpuOnly(), trace, 2, batch=batch)
-        made = replace(made, requests=[r._replace(arrival_s=0.0) for r in made.requests])
-        made = replace(made, open_loop=True)
-        made = replace(made, spec=RunSpec(policy="gpu_only", hw="easy", batch=batch, **spec))
+        made = replace(
+            made,
+            requests=[r._replace(arrival_s=0.0) for r in made.requests],
+            open_loop=True,
+            spec=RunSpec(policy="gpu_only", hw="easy", batch=batch, **spec),
+        )
         return execute(made, bounds=False)
 
 

@@ -151,8 +151,8 @@ def wild_run(rng, kind, world):
             True,
             made.policy.keeps_all,
         ),
+        pieces=Pieces(model.n_moe_layers, model.n_experts, "bf16", gpus, model.expert_bytes),
     )
-    made = replace(made, pieces=Pieces(model.n_moe_layers, model.n_experts, "bf16", gpus, model.expert_bytes))
     try:
         outcome = execute(made, bounds=False)
         return outcome.report, outcome.result, lower_bound(made)

@@ -30,9 +30,8 @@ DRIVE = tiered_worlds.drive(32.0, latency_s=3.0, alone_bytes_per_s=32.0)
 
 def above(policy: Any, trace: Trace, room: int, host: int, **machine: float) -> Any:
     made = easy_numbers.setup(policy, trace, room, **machine)
-    made = replace(made, hw=msgspec.structs.replace(made.hw, drive=DRIVE))
-    made = replace(made, tier=ThirdTier("easy", 2, EXPERT_BYTES))
-    return replace(made, host_bytes=host * EXPERT_BYTES)
+    hw = msgspec.structs.replace(made.hw, drive=DRIVE)
+    return replace(made, hw=hw, tier=ThirdTier("easy", 2, EXPERT_BYTES), host_bytes=host * EXPERT_BYTES)
 
 
 def test_reads_that_nobody_can_avoid_by_hand(tmp_path: Path) -> None:

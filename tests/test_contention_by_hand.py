@@ -28,9 +28,9 @@ def contended(policy, tmp_path, rows, room, terms: dict[str, float], **world: An
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, world.pop("n_experts", None))) as trace:
         made = setup(policy, trace, room, **world)
         given = {name: figure(terms.get(name, 0.0)) for name in (*TERMS, *WAYS)}
-        made = replace(made, hw=msgspec.structs.replace(made.hw, contention=Contention(**given)))
-        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator="simpy"))
-        return execute_easy(made)
+        hw = msgspec.structs.replace(made.hw, contention=Contention(**given))
+        spec = msgspec.structs.replace(made.spec, sim_simulator="simpy")
+        return execute_easy(replace(made, hw=hw, spec=spec))
 
 
 def test_a_copy_beside_an_expert_slows_both(tmp_path):

@@ -295,8 +295,8 @@ def easy_run(tmp_path: Path, draft: str | None) -> Outcome:
     with Trace(from_rows(tmp_path / "t.safetensors", ROWS, 4, [(1, 4)])) as trace:
         made = easy_setup(Lru(scope="global"), trace, 2)
         if draft is not None:
-            made = replace(made, spec=msgspec.structs.replace(made.spec, draft=draft))
-            made = replace(made, drafter=Drafter.of(made.spec))
+            spec = msgspec.structs.replace(made.spec, draft=draft)
+            made = replace(made, spec=spec, drafter=Drafter.of(spec))
         return execute(made, bounds=False)
 
 

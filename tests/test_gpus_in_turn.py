@@ -45,13 +45,12 @@ def in_turn(
     policy: Any, trace: Trace, room: int | list[int], engine: str = "core", dense: str = "layers", **world: Any
 ) -> Run:
     made = setup(policy, trace, room, gpus=2, **world)
-    made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine, parallel=dense))
+    spec = msgspec.structs.replace(made.spec, sim_simulator=engine, parallel=dense)
     p2p = Link(latency_s=figure(1.0), bandwidth_bytes_per_s=figure(TOKEN_BYTES))
-    made = replace(made, hw=msgspec.structs.replace(made.hw, p2p=p2p))
-    made = replace(made, homes=homes_by_layer(made.model, made.spec.several.stages_of(made.model.n_layers)))
-    shape = (trace.n_layers, trace.n_experts)
-    made = replace(made, pieces=Pieces(*shape, "bf16", 2, made.model.expert_bytes, made.homes))
-    return execute_easy(made)
+    hw = msgspec.structs.replace(made.hw, p2p=p2p)
+    homes = homes_by_layer(made.model, spec.several.stages_of(made.model.n_layers))
+    pieces = Pieces(trace.n_layers, trace.n_experts, "bf16", 2, made.model.expert_bytes, homes)
+    return execute_easy(replace(made, spec=spec, hw=hw, homes=homes, pieces=pieces))
 
 
 def by_hand(tmp_path: Path, there: Any, engine: str, **world: Any) -> Run:

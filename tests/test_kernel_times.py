@@ -373,10 +373,9 @@ def test_a_resident_token_is_launched_once_and_read_once(tmp_path: Path, engine:
     for resident in (False, True):
         with Trace(from_rows(tmp_path / f"{engine}.safetensors", rows, 3)) as trace:
             made = setup(Placed(there), trace, 6, launch_s=1.0, sync_s=5.0)
-            made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
+            spec = msgspec.structs.replace(made.spec, sim_simulator=engine)
             stack = msgspec.structs.replace(made.stack, grouped=True, graphs=True, kernel_times=TIMES)
-            made = replace(made, stack=resident_in(stack) if resident else stack)
-            seen = execute_easy(made)
+            seen = execute_easy(replace(made, spec=spec, stack=resident_in(stack) if resident else stack))
         ends.append(seen.end_s)
         shares = {f.figure: f.share for f in seen.result.provenance.figures}
         assert "engine.kernel_times.replayed_s" in shares
@@ -399,15 +398,10 @@ def test_routers_of_kept_layers_are_not_read(tmp_path: Path, engine: str) -> Non
     for policy in (Placed(there), Kept(there)):
         with Trace(from_rows(tmp_path / f"{engine}.safetensors", rows, 3)) as trace:
             made = setup(policy, trace, 6, launch_s=1.0, sync_s=5.0)
-            made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
+            spec = msgspec.structs.replace(made.spec, sim_simulator=engine)
             resident = Resident(graphs=True, kernels=made.stack.kernels)
-            made = replace(
-                made,
-                stack=msgspec.structs.replace(
-                    made.stack, grouped=True, graphs=True, kernel_times=TIMES, resident=resident
-                ),
-            )
-            seen = execute_easy(made)
+            own = {"grouped": True, "graphs": True, "kernel_times": TIMES, "resident": resident}
+            seen = execute_easy(replace(made, spec=spec, stack=msgspec.structs.replace(made.stack, **own)))
         assert seen.result.lower_bound.ttft_s <= seen.end_s
         ends.append(seen.end_s)
     assert ends == [32, 26]

@@ -126,13 +126,9 @@ def server(folder: Path, pool: KvPool | None, batch: int = 3, engine: str | None
     rows = [[[0]] for prompt, outputs in LENGTHS for _ in range(prompt + outputs - 1)]
     with Trace(from_rows(folder / "three.safetensors", rows, 2, LENGTHS)) as trace:
         made = easy_setup(GpuOnly(), trace, 2, batch=batch)
-        made = replace(made, kv=pool)
         preempt = "swap" if pool is not None and pool.swaps else "recompute"
-        made = replace(
-            made,
-            spec=RunSpec(hw="easy", policy="gpu_only", batch=batch, sim_simulator=engine, kv_preempt=preempt, **spec),
-        )
-        return execute(made, bounds=False)
+        asked = RunSpec(hw="easy", policy="gpu_only", batch=batch, sim_simulator=engine, kv_preempt=preempt, **spec)
+        return execute(replace(made, kv=pool, spec=asked), bounds=False)
 
 
 def ends(outcome: Outcome) -> list[tuple[float, float]]:
@@ -326,10 +322,13 @@ def pooled(engine: str, swaps: bool) -> Any:
 
     def loop(setup: Any, spans: Any, log: Any) -> Any:
         come = sorted(3 * setup.requests, key=lambda r: r.arrival_s or 0.0)
-        setup = replace(setup, requests=[r._replace(index=i) for i, r in enumerate(come)])
-        most = max(r.prompt_len + r.outputs - 1 for r in setup.requests)
-        setup = replace(setup, kv=KvPool(-(-most // 2), 2, 2 * setup.pieces.whole[0][0].n_bytes // 3 + 1, swaps))
-        setup = replace(setup, spec=msgspec.structs.replace(setup.spec, sim_simulator=engine))
+        most = max(r.prompt_len + r.outputs - 1 for r in come)
+        setup = replace(
+            setup,
+            requests=[r._replace(index=i) for i, r in enumerate(come)],
+            kv=KvPool(-(-most // 2), 2, 2 * setup.pieces.whole[0][0].n_bytes // 3 + 1, swaps),
+            spec=msgspec.structs.replace(setup.spec, sim_simulator=engine),
+        )
         return random_worlds.by_engine(setup, spans, log)
 
     return loop

@@ -58,10 +58,9 @@ class Server:
         with Trace(self.path) as trace:
             made = easy_setup(GpuOnly(), trace, 2, batch=batch)
             load = load_of(made.requests, source, n, seed)
-            made = replace(made, requests=load.requests, open_loop=load.open_loop, clients=load.clients)
             fields = {"hw": "easy", "policy": "gpu_only", "batch": batch, "arrivals": source, "scheduler": scheduler}
-            made = replace(made, spec=RunSpec(**fields, **spec))
-            return execute(made, bounds=False)
+            loaded = {"requests": load.requests, "open_loop": load.open_loop, "clients": load.clients}
+            return execute(replace(made, **loaded, spec=RunSpec(**fields, **spec)), bounds=False)
 
     def service_s(self) -> list[float]:
         """Of every recorded request, alone."""

@@ -48,10 +48,13 @@ def run(
     """`rows` above a drive, with room for `host` experts in host memory; a copy takes 4 s."""
     with Trace(from_rows(tmp_path / "easy.safetensors", rows, 4, lengths)) as trace:
         made = easy_numbers.setup(policy, trace, room, copy_s=4.0)
-        made = replace(made, hw=msgspec.structs.replace(made.hw, drive=drive))
-        made = replace(made, tier=ThirdTier("easy", **(TERMS | terms)))
-        made = replace(made, host_bytes=host * EXPERT_BYTES)
-        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
+        made = replace(
+            made,
+            hw=msgspec.structs.replace(made.hw, drive=drive),
+            tier=ThirdTier("easy", **(TERMS | terms)),
+            host_bytes=host * EXPERT_BYTES,
+            spec=msgspec.structs.replace(made.spec, sim_simulator=engine),
+        )
         return easy_numbers.execute_easy(made)
 
 

@@ -57,10 +57,13 @@ def test_a_read_and_a_copy_share_host_memory_by_hand(
         made = easy_numbers.setup(Lru(), trace, 3, copy_s=4.0)
         cpu = msgspec.structs.replace(made.hw.cpu, total_bandwidth_bytes_per_s=figure(M))
         drive = tiered_worlds.drive(M, latency_s=3.0)
-        made = replace(made, hw=msgspec.structs.replace(made.hw, drive=drive, cpu=cpu, contention=Contention()))
-        made = replace(made, tier=ThirdTier("easy", 4, EXPERT_BYTES))
-        made = replace(made, host_bytes=4 * EXPERT_BYTES)
-        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine, sim_contention=True))
+        made = replace(
+            made,
+            hw=msgspec.structs.replace(made.hw, drive=drive, cpu=cpu, contention=Contention()),
+            tier=ThirdTier("easy", 4, EXPERT_BYTES),
+            host_bytes=4 * EXPERT_BYTES,
+            spec=msgspec.structs.replace(made.spec, sim_simulator=engine, sim_contention=True),
+        )
         seen = easy_numbers.execute_easy(made)
     assert seen.lane("nvme")[2][2] == pytest.approx(read_s)
     ends_s = [end_s for _, _, end_s in seen.lane("h2d")]

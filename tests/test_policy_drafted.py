@@ -16,19 +16,22 @@ from policies.moe_speq import MoeSpeq
 from policies.sp_moe import SpMoe
 from sim.options import RunSpec
 from sim.policy.api import Policy
-from sim.run import execute, prepare
+from sim.run import Setup, execute, prepare
 from sim.setup.drafting import Drafter
 from traces.format.reader import Trace
 
 ROWS = [[[0], [0]], [[1], [1]], [[2], [2]]]  # a prompt of one token, and two to decode, in two layers
 
 
+def drafting(made: Setup, draft: str) -> Setup:
+    spec = msgspec.structs.replace(made.spec, draft=draft)
+    return replace(made, spec=spec, drafter=Drafter.of(spec))
+
+
 def replay(policy: Policy, tmp_path: Path, room: int = 8, draft: str = "k=1,acceptance=1,draft_s=4") -> Run:
     with Trace(from_rows(tmp_path / "t.safetensors", ROWS, 4, [(1, 3)])) as trace:
         made = setup(policy, trace, room)
-        made = replace(made, spec=msgspec.structs.replace(made.spec, draft=draft))
-        made = replace(made, drafter=Drafter.of(made.spec))
-        return execute_easy(made)
+        return execute_easy(drafting(made, draft))
 
 
 def copies(seen: Run) -> list[tuple[str, float, float]]:
@@ -95,9 +98,7 @@ def test_every_parameter_matters(kind: Any, knob: str, tmp_path: Path) -> None:
         logs = []
         for settings in (beside, beside | {knob: other}):
             made = setup(kind(**settings), trace, 20)
-            made = replace(made, spec=msgspec.structs.replace(made.spec, draft="k=2,acceptance=0.7,draft_s=3"))
-            made = replace(made, drafter=Drafter.of(made.spec))
-            seen = execute_easy(made)
+            seen = execute_easy(drafting(made, "k=2,acceptance=0.7,draft_s=3"))
             logs.append((seen.log, seen.spans))
     assert logs[0] != logs[1]
 

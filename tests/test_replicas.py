@@ -240,9 +240,9 @@ def serve(server: Server, come_s: list[float], **spec: Any) -> tuple[list[int], 
     with Trace(server.path) as trace:
         made = easy_setup(GpuOnly(), trace, 2, batch=spec.get("batch", 1))
         pairs = zip(made.requests, come_s, strict=True)
-        made = replace(made, requests=[one._replace(arrival_s=at_s) for one, at_s in pairs])
-        made = replace(made, open_loop=True)
-        made = replace(made, spec=RunSpec(hw="easy", policy="gpu_only", **spec))
+        requests = [one._replace(arrival_s=at_s) for one, at_s in pairs]
+        asked = RunSpec(hw="easy", policy="gpu_only", **spec)
+        made = replace(made, requests=requests, open_loop=True, spec=asked)
         outcome = execute(made, bounds=False)
     times = sorted(outcome.report.requests, key=lambda one: one.request.index)
     return [outcome.report.replica_of[one.request.index] for one in times], times
@@ -361,9 +361,10 @@ def test_any_load_is_served_once(
                 one._replace(arrival_s=None if clients else come_s[i], task=f"task {i % 3}")
                 for i, one in enumerate(made.requests)
             ],
+            open_loop=True,
+            clients=clients,
+            spec=RunSpec(hw="easy", policy="gpu_only", batch=batch, replicas=n, router=router),
         )
-        made = replace(made, open_loop=True, clients=clients)
-        made = replace(made, spec=RunSpec(hw="easy", policy="gpu_only", batch=batch, replicas=n, router=router))
         outcome = execute(made, bounds=False, watched=watched)
         again = execute(made, bounds=False)
     served = outcome.report.requests

@@ -51,12 +51,11 @@ def shared_out(
     **world: Any,
 ) -> Run:
     made = setup(policy, trace, room, gpus=gpus, **world)
-    made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine, **ways))
+    spec = msgspec.structs.replace(made.spec, sim_simulator=engine, **ways)
     enough_for_one = figure(made.hw.h2d.bandwidth_bytes_per_s.value)
     cpu = msgspec.structs.replace(made.hw.cpu, copies_bandwidth_bytes_per_s=enough_for_one)
     p2p = Link(latency_s=figure(peer[0]), bandwidth_bytes_per_s=figure(peer[1]))
-    made = replace(made, hw=msgspec.structs.replace(made.hw, p2p=p2p, cpu=cpu))
-    return execute_easy(made)
+    return execute_easy(replace(made, spec=spec, hw=msgspec.structs.replace(made.hw, p2p=p2p, cpu=cpu)))
 
 
 def by_hand(tmp_path: Path, rows: Any, there: Any, engine: str, gpus: int = 3, **ways: Any) -> Run:

@@ -20,6 +20,7 @@ from sim.bounds.time_bound import Bounds
 from sim.policy.api import Policy
 from sim.policy.decisions import RunCpu
 from sim.profiles.stack import calls_of, load_stack
+from sim.run import Setup
 from traces.format.reader import Trace
 
 ENGINES = ("core", "simpy")
@@ -40,9 +41,8 @@ def ran(
 ) -> Run:
     with Trace(from_rows(path / f"{engine}.safetensors", rows, 3)) as trace:
         made = setup(policy, trace, 3, **(machine or {}))
-        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
-        made = replace(made, stack=msgspec.structs.replace(made.stack, **stack))
-        return execute_easy(made)
+        spec = msgspec.structs.replace(made.spec, sim_simulator=engine)
+        return execute_easy(replace(made, spec=spec, stack=msgspec.structs.replace(made.stack, **stack)))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -74,16 +74,22 @@ def test_a_layer_as_one_region_pays_the_overhead_once(tmp_path: Path, engine: st
     assert seen.end_s == 2 * 10
 
 
+def in_calls(made: Setup, engine: str, **stack: Any) -> Setup:
+    """With a link of 2 s latency, and copies as the stack makes them."""
+    h2d = msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0))
+    return replace(
+        made,
+        spec=msgspec.structs.replace(made.spec, sim_simulator=engine),
+        hw=msgspec.structs.replace(made.hw, h2d=h2d),
+        stack=msgspec.structs.replace(made.stack, **stack),
+    )
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_call_of_a_copy_is_enqueued_and_waits_for_the_link(tmp_path: Path, engine: str) -> None:
     with Trace(from_rows(tmp_path / "t.safetensors", [[[0]]], 3)) as trace:
         made = setup(Lru(), trace, 3, copy_launch_s=1.0)
-        made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
-        made = replace(
-            made, hw=msgspec.structs.replace(made.hw, h2d=msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0)))
-        )
-        made = replace(made, stack=msgspec.structs.replace(made.stack, copy_calls=3, per_copy_s=figure(0.5)))
-        seen = execute_easy(made)
+        seen = execute_easy(in_calls(made, engine, copy_calls=3, per_copy_s=figure(0.5)))
     assert seen.lane("host") == [("launch copy 0.0", 1, 4.5)]
     assert seen.lane("h2d") == [("demand 0.0", 4.5, 20.5)]
     assert seen.end_s == 23.5
@@ -112,13 +118,7 @@ def test_a_kernel_that_gathers_pays_neither_calls_nor_latency(tmp_path: Path, en
     for calls in (1, 0):
         with Trace(from_rows(tmp_path / f"{engine}{calls}.safetensors", [[[0, 1, 2]]], 3)) as trace:
             made = setup(Lru(), trace, 3, copy_launch_s=1.0, copy_s=4.0)
-            made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
-            made = replace(
-                made,
-                hw=msgspec.structs.replace(made.hw, h2d=msgspec.structs.replace(made.hw.h2d, latency_s=figure(2.0))),
-            )
-            made = replace(made, stack=msgspec.structs.replace(made.stack, copy_calls=calls))
-            seen = execute_easy(made)
+            seen = execute_easy(in_calls(made, engine, copy_calls=calls))
         ends[calls] = [(start, end) for _, start, end in seen.lane("h2d")]
         assert seen.lane("host") == ([(f"launch copy 0.{n}", 1 + n, 2 + n) for n in range(3)] if calls else [])
         shares = {f.figure: f.share for f in seen.result.provenance.figures}
