@@ -37,10 +37,6 @@ from traces.format.reader import Trace
 replace = msgspec.structs.replace
 BOTH = pytest.mark.parametrize("engine", ["core", "simpy"])
 POWERED = ["rtx3090", "rtx4090", "rtx4090-5955wx", "rtx5090", "a100-80g-sxm", "h100-sxm", "h200-sxm"]
-WORLDS: list[dict[str, Any]] = [
-    *({}, {"gpus": 2}, {"replicas": 2, "arrivals": "poisson:0.1"}),
-    {"drive": "gen4x4", "ram": 60 * 10**9},
-]
 
 
 def powered(hw: Hardware) -> Hardware:

@@ -38,8 +38,6 @@ from sim.workload.load import DRAWN, load_of
 from sim.workload.slo import Slos, parse_slo
 from traces.format.reader import Trace
 
-ONE_LAYER = [[[0]]]
-
 
 class Server:
     """Nothing is offloaded: a request takes as long as its tokens, and nothing else is waited for.

@@ -20,7 +20,6 @@ from sim.workload.schedulers import find, schedulers
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = [ROOT / "docs" / "examples" / f"{name}.py" for name in ("shortest_prompt", "two_halves")]
-HALVES = EXAMPLES[1].read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "schedulers.md").read_text(encoding="utf-8")
 EVERY = [*schedulers(), *map(str, EXAMPLES)]
 

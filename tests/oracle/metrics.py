@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 # A percentile is given only when at least one observation is expected beyond it.
 _PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
-HIT_DEFINITIONS = {
-    "gate": "usable on the GPU when the gate asks (FineMoE release 2; the default)",
-    "slot": "has its room when the gate asks, in flight or not (cache look-up: HybriMoE figure 9, MoE-Infinity head)",
-    "cached": "usable when the gate asks and not brought by an unused prefetch (MoEpic, AdapMoE code)",
-    "token": "as gate, but every (token, expert) counts (MoEpic's tokens x K)",
-}
-
 # How far a figure may be off when its file gives no range of its own (assumed; see docs/provenance.md).
 SPREAD = {"measured": 0.05, "datasheet": 0.15, "assumed": 0.30}
 
