@@ -305,6 +305,7 @@ class TestSweep:
         assert found["verdict"] == said.json["answer"]
         explorer = section(found, "choose")["blocks"][0]
         assert set(explorer["axes"]) == {"label", "hw", "cache"}
+        assert explorer["capacities"] == ["cache"]  # one line over all of them
         names = [column["name"] for column in explorer["columns"]]
         rows = [dict(zip(names, row, strict=True)) for row in explorer["rows"]]
         ran = [row for row in said.json["rows"] if row["status"] == "ok"]

@@ -178,7 +178,7 @@
       const series = new Map();
       for (const row of rows) {
         if (cell(row, x) === null || cell(row, y) === null) continue;
-        const rest = where(row, open.filter((name) => name !== x && !(x === cost && BUDGETS.has(name))));
+        const rest = where(row, open.filter((name) => name !== x && !(x === cost && data.capacities.includes(name))));
         const key = cell(row, data.label) + (rest ? `, ${rest}` : "");
         if (!series.has(key)) series.set(key, []);
         series.get(key).push(row);
@@ -222,7 +222,6 @@
     update();
     drawn.push(() => draw(plot, box.traces, box.axes));
   };
-  const BUDGETS = new Set(["cache_frac", "experts", "expert_cache_bytes", "vram_bytes"]);
   const isNumber = (column) => ["s", "bytes", "frac", "n", "x"].includes(column.unit);
 
   document.getElementById("save").addEventListener("click", () => {

@@ -93,7 +93,8 @@ class Explorer:
     Attributes:
         columns: of the rows, first those that `axes` names. axes: columns with a selector each.
         measures: columns that may be drawn. x, y: which at first. label: the column that tells the lines apart.
-        goal: the measure of which less is asked for, and the measure of what it may cost.
+        goal: the measure of which less is asked for, and the measure of what it may cost. capacities: axes that say how
+            much of that there is, so that their values make one line where it is drawn across.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Explorer:
     y: str
     label: str
     goal: tuple[str, str]
+    capacities: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -118,6 +120,7 @@ class Explorer:
             "y": self.y,
             "label": self.label,
             "goal": list(self.goal),
+            "capacities": list(self.capacities),
         }
 
 

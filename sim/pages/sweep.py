@@ -108,7 +108,16 @@ def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
     time = next((name for name in ("tpot_s.mean", "ttft_s.mean") if name in names), names[0])
     room = next((name for name in numeric if len({row.get(name) for row in rows}) > 2), "peak_vram_bytes")
     explorer = Explorer(
-        "points", columns, shown, axes, [*names, *numeric], room, time, "label", (time, "peak_vram_bytes")
+        "points",
+        columns,
+        shown,
+        axes,
+        [*names, *numeric],
+        room,
+        time,
+        "label",
+        (time, "peak_vram_bytes"),
+        [name for name in axes if name in BUDGETS],
     )
     blocks: list[Any] = [explorer]
     if common - {""}:
