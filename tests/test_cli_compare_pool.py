@@ -20,7 +20,7 @@ from cli_help import mixtral_shaped, moesim
 from grids import few_each_time
 
 from sim.base.errors import CheckFailed
-from sim.studies.pool import answers
+from sim.studies.runner.pool import answers
 
 
 def test_the_number_of_workers_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from sim.base.errors import BadInput, DoesNotFit
 from sim.options import RunSpec
 from sim.results.attainment import parts
 from sim.run import Outcome, execute, prepare
-from sim.studies.sweep.work import bound_terms
+from sim.studies.runner.work import bound_terms
 from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo

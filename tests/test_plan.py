@@ -17,13 +17,12 @@ from sim.base.errors import BadInput
 from sim.base.units import show_seconds
 from sim.options import RunSpec
 from sim.profiles.hardware import load_hardware
-from sim.studies import runner
 from sim.studies.explain import time_of
 from sim.studies.plan import ways
 from sim.studies.plan.candidate import machine_of, nominal_gib
 from sim.studies.plan.goal import Reading, goals_of
-from sim.studies.sweep import shared_recording
-from sim.studies.sweep.work import carried_out
+from sim.studies.runner import runner, shared_recording
+from sim.studies.runner.work import carried_out
 
 CARDS = ("rtx3090", "a6000", "rtx5090")
 POLICIES = ("lru scope=global", "lfu scope=global", "lcp scope=global", "on_demand", "fiddler", "fifo scope=global")

@@ -19,7 +19,7 @@ from sim.base.errors import MoesimError
 from sim.policy.decisions import Fetch, Predict, RunGpu, Serve
 from sim.results.sampling import times_of
 from sim.run import Outcome, Recording, execute, record, tellable, timed
-from sim.studies.sweep import shared_recording
+from sim.studies.runner import shared_recording
 from traces.format.reader import Trace
 
 PLAIN = ("lru", "lfu", "fifo", "lcp", "mrs", "random", "belady", "lynx")

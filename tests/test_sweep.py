@@ -21,10 +21,10 @@ import moesim as face
 from sim.base.errors import BadInput, CheckFailed
 from sim.results.sampling import Sample
 from sim.results.tables import columns_of
-from sim.studies import runner
+from sim.studies.runner import runner
+from sim.studies.runner.work import carried_out
 from sim.studies.sweep.run import PointRow
 from sim.studies.sweep.table import POINT
-from sim.studies.sweep.work import carried_out
 
 BROKEN = """
 from sim.policy import Policy, RunGpu
@@ -419,8 +419,8 @@ class TestSummary:
 
         from sim.figures import Statistic
         from sim.options import RunSpec
+        from sim.studies.runner.work import Resolved
         from sim.studies.sweep.grid import Point
-        from sim.studies.sweep.work import Resolved
 
         mean = Statistic(sum(tpot) / len(tpot), None, None, None, len(tpot))
         said: Any = SimpleNamespace(
@@ -517,7 +517,7 @@ class TestSummary:
 
 def test_a_refused_sweep_leaves_no_trace_open(monkeypatch):
     from sim.base.errors import MoesimError
-    from sim.studies.sweep import work
+    from sim.studies.runner import work
     from sim.studies.sweep.grid import given
     from sim.studies.sweep.sweep import Asked, sweep
     from traces.format.reader import Trace

@@ -100,7 +100,7 @@ def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tm
 @needs_dask
 def test_workers_share_a_recording(capsys: Any, cluster: Cluster, tmp_path: Path, monkeypatch: Any) -> None:
     """One of them runs, and what it recorded times the other points wherever these are carried out."""
-    monkeypatch.setattr("sim.studies.sweep.shared_recording._KEPT", {})
+    monkeypatch.setattr("sim.studies.runner.shared_recording._KEPT", {})
     words = ["sweep", "--policy", "lru", "--hw", "rtx3090", "--cache", "40experts", "--trace", mixtral_shaped(tmp_path)]
     words += ["--set", "hw.h2d.bandwidth_bytes_per_s=1e10:4e10:1e10", "--json"]
     here = moesim(capsys, *words, "--out", tmp_path / "here").json
@@ -113,7 +113,7 @@ def test_workers_share_a_recording(capsys: Any, cluster: Cluster, tmp_path: Path
 
 @needs_dask
 def test_an_address_where_nobody_answers(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.studies.cluster.CONNECT_S", 0.5)
+    monkeypatch.setattr("sim.studies.runner.cluster.CONNECT_S", 0.5)
     words = ("sweep", "--policy", "lru", "--hw", "rtx3090", "--requests", "1")
     said = moesim(capsys, *words, "--cluster", "tcp://127.0.0.1:1").error
     assert "no scheduler answers there" in said
@@ -124,7 +124,7 @@ def test_an_address_where_nobody_answers(capsys: Any, monkeypatch: pytest.Monkey
 @needs_dask
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"])
 def test_a_port_on_which_something_else_answers(capsys: Any, monkeypatch: pytest.MonkeyPatch, says: bytes) -> None:
-    monkeypatch.setattr("sim.studies.cluster.CONNECT_S", 0.5)
+    monkeypatch.setattr("sim.studies.runner.cluster.CONNECT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         held = []
 

@@ -217,7 +217,7 @@ def test_a_bound_is_of_how_dense_parts_and_states_cross() -> None:
     """Points of one sweep that differ in these have bounds of their own."""
     from sim.options import RunSpec
     from sim.run import prepare
-    from sim.studies.sweep.work import bound_terms
+    from sim.studies.runner.work import bound_terms
 
     found = []
     for fields in ({}, {"gpus_dispatch": "all-to-all"}, {"parallel": "tensor"}, {"gpus_host_bandwidth": "split"}):

@@ -18,7 +18,7 @@ from sim.options import RunSpec
 from sim.profiles.models import Model
 from sim.results.expectations import judged, parsed
 from sim.setup.pairing import shape_of
-from sim.studies.pool import in_order
+from sim.studies.runner.pool import in_order
 
 Steps = Callable[[str], Any]  # a title -> a context that yields progress(done, total)
 

@@ -20,8 +20,8 @@ from sim.base.files import parse_yaml
 from sim.options import RunSpec
 from sim.options import spec_of as named
 from sim.policy.registry import find
-from sim.studies.runner import recorded
-from sim.studies.sweep.point_store import Records
+from sim.studies.runner.records import Records
+from sim.studies.runner.runner import recorded
 from sim.workload.load import NONE
 
 SEED = 0

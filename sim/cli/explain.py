@@ -56,8 +56,8 @@ def command(
     """
     from sim.studies.answer_file import begin, keep
     from sim.studies.explain import explain
+    from sim.studies.runner.work import closing_ready
     from sim.studies.sweep.grid import given
-    from sim.studies.sweep.work import closing_ready
 
     if out is not None:
         begin(out)

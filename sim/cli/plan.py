@@ -89,9 +89,9 @@ def command(
     from sim.studies.plan.goal import goals_of
     from sim.studies.plan.plan import ask
     from sim.studies.plan.request import PlanRequest
+    from sim.studies.runner.records import PLAN, Records
+    from sim.studies.runner.work import closing_ready
     from sim.studies.sweep.grid import given
-    from sim.studies.sweep.point_store import PLAN, Records
-    from sim.studies.sweep.work import closing_ready
 
     if resume and out is None:
         raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")

@@ -17,7 +17,7 @@ from sim.cli.spec_options import run_options
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
-    from sim.studies.pool import Answers
+    from sim.studies.runner.pool import Answers
     from sim.studies.sweep.sweep import Swept
 
 axes = run_options(axis=True)
@@ -132,12 +132,12 @@ def command(
 def pool_of(workers: int | None, cluster: str | None) -> Answers:
     """Who answers the calls. Raises BadInput."""
     if cluster is None:
-        from sim.studies.pool import answers
+        from sim.studies.runner.pool import answers
 
         return answers
     if workers is not None:
         raise BadInput("--workers, got it with --cluster: the cluster says how many there are; leave one of them out")
-    from sim.studies.cluster import answers_of
+    from sim.studies.runner.cluster import answers_of
 
     return answers_of(cluster)
 

@@ -11,9 +11,9 @@ import msgspec
 from sim.base.errors import BadInput, IllegalDecision, MoesimError
 from sim.options import RunSpec
 from sim.studies.ranking import Row
-from sim.studies.runner import Runner
-from sim.studies.sweep.point_store import Records
-from sim.studies.sweep.work import ERRORS, Resolved, closing_ready, meaning
+from sim.studies.runner.records import Records
+from sim.studies.runner.runner import Runner
+from sim.studies.runner.work import ERRORS, Resolved, closing_ready, meaning
 
 if TYPE_CHECKING:
     from sim.setup.setup import Setup

@@ -19,9 +19,9 @@ from sim.options import OPTIONS, RunSpec, unusual
 from sim.policy.api import overrides
 from sim.policy.decisions import Serve
 from sim.policy.order import EXPERT, Rank, Recency
-from sim.studies.pool import in_order
+from sim.studies.runner.pool import in_order
+from sim.studies.runner.records import check_table
 from sim.studies.sweep.grid import MOST_POINTS, Block, points_of
-from sim.studies.sweep.point_store import check_table
 from sim.workload.future import closed_loop
 from sim.workload.iterations import DECODE, PHASES, PREFILL, Iteration
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sim.engine.engine import Engine
     from sim.policy.api import Policy
     from sim.setup.setup import Setup
-    from sim.studies.runner import Progress
+    from sim.studies.runner.runner import Progress
 
 TABLE = "curve.parquet"
 ANY_HW = "rtx3090"

@@ -33,7 +33,7 @@ from sim.studies.plan.request import PlanRequest, candidates_of, drive_lines
 if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.setup.setup import Setup
-    from sim.studies.runner import Progress
+    from sim.studies.runner.runner import Progress
     from sim.studies.sweep.grid import Block
 
 _BARE = re.compile(r"\s*[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?\s*")

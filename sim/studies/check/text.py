@@ -10,7 +10,7 @@ from sim.base.tables import tabled
 from sim.base.units import show_count
 from sim.results.figure import show_figure
 from sim.studies.check.check import BETTER, MISSPELT, NEW, SAME
-from sim.studies.sweep.work import OK
+from sim.studies.runner.work import OK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

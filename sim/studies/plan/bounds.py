@@ -12,18 +12,18 @@ from sim.figures import numbers
 from sim.results.metrics import statistic
 from sim.studies.plan.candidate import EXCLUDED, Candidate
 from sim.studies.plan.goal import Goal, Reading
-from sim.studies.runner import recorded
+from sim.studies.runner.records import LIMITS
+from sim.studies.runner.runner import recorded
 from sim.studies.sweep.grid import key_of
-from sim.studies.sweep.point_store import LIMITS
 from sim.workload.slo import Slo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.options import RunSpec
-    from sim.studies.pool import Answers, Call
-    from sim.studies.runner import Progress
-    from sim.studies.sweep.point_store import Records
+    from sim.studies.runner.pool import Answers, Call
+    from sim.studies.runner.records import Records
+    from sim.studies.runner.runner import Progress
 
 ATTAINED, GOODPUT = "slo.attained_frac", "slo.goodput_requests_per_s"
 ENOUGH = 4

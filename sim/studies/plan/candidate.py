@@ -18,7 +18,7 @@ from sim.profiles.drives import DRIVES
 from sim.profiles.hardware import Hardware, load_hardware
 from sim.profiles.precisions import BITS_PER_PARAM
 from sim.studies.plan.goal import Reading
-from sim.studies.sweep.work import OK, Resolved
+from sim.studies.runner.work import OK, Resolved
 
 if TYPE_CHECKING:
     from sim.results.record import Result

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from sim.base.extras import need
-from sim.studies.cluster import answers_of
 from sim.studies.keywords import with_options
 from sim.studies.plan.goal import goals_of
 from sim.studies.plan.plan import ask
 from sim.studies.plan.request import PlanRequest
-from sim.studies.pool import answers
-from sim.studies.sweep.point_store import PLAN, Records
+from sim.studies.runner.cluster import answers_of
+from sim.studies.runner.pool import answers
+from sim.studies.runner.records import PLAN, Records
 from sim.studies.sweep.python_api import Who, block_of
 
 if TYPE_CHECKING:

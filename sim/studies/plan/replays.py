@@ -10,15 +10,15 @@ import msgspec
 from sim.base.units import show_count
 from sim.results.record import Result
 from sim.results.sampling import Sample
-from sim.studies.pool import Answers, answers
-from sim.studies.runner import Runner
+from sim.studies.runner.pool import Answers, answers
+from sim.studies.runner.records import Records
+from sim.studies.runner.runner import Runner
+from sim.studies.runner.work import Resolved, resolve
 from sim.studies.sweep.grid import key_of
-from sim.studies.sweep.point_store import Records
-from sim.studies.sweep.work import Resolved, resolve
 
 if TYPE_CHECKING:
     from sim.options import RunSpec
-    from sim.studies.runner import Progress
+    from sim.studies.runner.runner import Progress
 
 FEWEST = 2
 """Requests of a look at few: fewer are mostly the filling of an empty cache."""

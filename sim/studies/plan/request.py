@@ -30,16 +30,16 @@ from sim.studies.plan.candidate import (
 )
 from sim.studies.plan.goal import Goal
 from sim.studies.plan.replays import Replays
-from sim.studies.pool import Answers, answers, n_cores
+from sim.studies.runner.pool import Answers, answers, n_cores
+from sim.studies.runner.records import Records
+from sim.studies.runner.work import OK, REFUSED, Resolved
 from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
-from sim.studies.sweep.point_store import Records
 from sim.studies.sweep.run import resolved
-from sim.studies.sweep.work import OK, REFUSED, Resolved
 from sim.workload.load import NONE
 
 if TYPE_CHECKING:
     from sim.options import RunSpec
-    from sim.studies.runner import Progress
+    from sim.studies.runner.runner import Progress
 
 MOST_POINTS = 10_000
 MOST_REPLICAS = 8

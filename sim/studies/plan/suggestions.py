@@ -30,13 +30,13 @@ from sim.studies.plan.axes import (
 from sim.studies.plan.candidate import EXCLUDED, MISSES, NOT_RUN, SCREENED, Candidate, closest
 from sim.studies.plan.goal import Goal
 from sim.studies.plan.replays import Replays
-from sim.studies.runner import recorded
-from sim.studies.sweep.point_store import SUGGESTIONS
+from sim.studies.runner.records import SUGGESTIONS
+from sim.studies.runner.runner import recorded
 
 if TYPE_CHECKING:
     from sim.options import RunSpec
     from sim.studies.plan.request import PlanRequest
-    from sim.studies.pool import Call
+    from sim.studies.runner.pool import Call
 
 REPLAYED, BOUND = "replayed", "bound"
 WHAT = {LINK: "bandwidth", CACHE: "vram", CPU: "cpu_bandwidth", DRIVE: "drive_bandwidth", HOST: "host_memory"}

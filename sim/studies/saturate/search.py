@@ -16,7 +16,7 @@ import msgspec
 from sim.base.errors import BadInput
 from sim.options import RunSpec
 from sim.results.routing_words import of_results
-from sim.studies.pool import in_order, n_cores
+from sim.studies.runner.pool import in_order, n_cores
 
 STEPS = 7
 """Of the bisection: to 1/128 of what can be served."""

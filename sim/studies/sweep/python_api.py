@@ -14,11 +14,11 @@ from sim.base.extras import need
 from sim.base.kinds import Kind
 from sim.options import OPTIONS
 from sim.policy.registry import name_in_file
-from sim.studies.cluster import answers_of
 from sim.studies.curve import curves
 from sim.studies.keywords import with_options
 from sim.studies.option_types import Axes, Name
-from sim.studies.pool import answers
+from sim.studies.runner.cluster import answers_of
+from sim.studies.runner.pool import answers
 from sim.studies.sweep.grid import MOST_POINTS, Block, PolicyAxis, policy_of
 from sim.studies.sweep.grid import block_of as sorted_block
 from sim.studies.sweep.sweep import Asked

@@ -13,16 +13,16 @@ from sim.profiles.overrides import of_profile
 from sim.results.record import Result
 from sim.results.sampling import Sample
 from sim.setup.prepare import check_words
-from sim.studies.pool import Answers, answers, in_order
 from sim.studies.ranking import speed
-from sim.studies.runner import Progress, Runner, Work
-from sim.studies.sweep.work import OK, REFUSED, Resolved, resolve
+from sim.studies.runner.pool import Answers, answers, in_order
+from sim.studies.runner.runner import Progress, Runner, Work
+from sim.studies.runner.work import OK, REFUSED, Resolved, resolve
 
 if TYPE_CHECKING:
     from sim.options import RunSpec
-    from sim.studies.pool import Call
+    from sim.studies.runner.pool import Call
+    from sim.studies.runner.records import Records
     from sim.studies.sweep.grid import Point
-    from sim.studies.sweep.point_store import Records
 
 AT_ONCE = 16
 """Points resolved by one call of a worker."""

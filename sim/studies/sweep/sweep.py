@@ -12,13 +12,13 @@ from sim.base.units import show_count
 from sim.figures import SCHEMA
 from sim.run import seldom_collected
 from sim.studies.hosts import of_specs
-from sim.studies.pool import Answers, answers, n_cores
-from sim.studies.runner import Progress, Work
+from sim.studies.runner.pool import Answers, answers, n_cores
+from sim.studies.runner.records import SWEEP, TABLE, Records
+from sim.studies.runner.runner import Progress, Work
+from sim.studies.runner.work import BROKE_A_RULE, FAILED, OK, closing_ready
 from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
-from sim.studies.sweep.point_store import SWEEP, TABLE, Records
 from sim.studies.sweep.run import PointRow, each_once, resolved, run_points
 from sim.studies.sweep.summary import Summary, settings_of, summarise
-from sim.studies.sweep.work import BROKE_A_RULE, FAILED, OK, closing_ready
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,7 +18,7 @@ from sim.studies.sweep.summary import Group, Summary, ratio, settings_of
 
 if TYPE_CHECKING:
     from sim.figures import Bound
-    from sim.studies.runner import Work
+    from sim.studies.runner.runner import Work
     from sim.studies.sweep.run import PointRow
 
 MOST_SHOWN = 40

@@ -14,10 +14,10 @@ from sim import __version__
 from sim.base.errors import BadInput, CheckFailed, MoesimError
 from sim.base.extras import need
 from sim.base.interrupts import heard, held
-from sim.studies.pool import Order
+from sim.studies.runner.pool import Order
 
 if TYPE_CHECKING:
-    from sim.studies.pool import Answers, Call
+    from sim.studies.runner.pool import Answers, Call
 
 CONNECT_S = 10.0
 ANSWER_S = 120.0
@@ -29,7 +29,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 
 def answers_of(address: str) -> Answers:
-    """`sim.studies.pool.answers` by the cluster whose scheduler is at `tcp://HOST:PORT`.
+    """`sim.studies.runner.pool.answers` by the cluster whose scheduler is at `tcp://HOST:PORT`.
 
     A worker that ends without an answer loses nothing: the scheduler hands its calls to others. Workers read the same
     files by the same names, and have to have this version installed.

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.run import Outcome, Recording, execute, record, tellable, timed
-from sim.studies.pool import Awaited
+from sim.studies.runner.pool import Awaited
 
 if TYPE_CHECKING:
     from sim.setup.setup import Setup
-    from sim.studies.sweep.work import Resolved
+    from sim.studies.runner.work import Resolved
 
 MOST_KEPT = 4
 """Recordings of a process; points of one family follow one another."""

@@ -19,8 +19,8 @@ from sim.figures import SCHEMA
 from sim.options import VALUE, RunSpec, unusual
 from sim.policy.mistakes import told
 from sim.policy.registry import find
-from sim.studies.sweep.shared_recording import NO_FAMILY, Answer, Family, family_terms, outcome_of
-from sim.studies.sweep.shared_recording import told as known
+from sim.studies.runner.shared_recording import NO_FAMILY, Answer, Family, family_terms, outcome_of
+from sim.studies.runner.shared_recording import told as known
 
 if TYPE_CHECKING:
     from sim.setup.setup import Setup

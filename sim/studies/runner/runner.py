@@ -1,6 +1,6 @@
 """Points -> outcomes: one loop that looks up what is recorded, runs the rest and records it. Every study asks it.
 
-Points are what names mean here and now (`sim.studies.sweep.work.Resolved`); an outcome is a record of plain data.
+Points are what names mean here and now (`sim.studies.runner.work.Resolved`); an outcome is a record of plain data.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sim.bounds.time_bound import LowerBound
 from sim.figures import SCHEMA
 from sim.results.record import Result
 from sim.results.sampling import Sample, samples
-from sim.studies.pool import Answers, answers, n_cores
-from sim.studies.sweep.point_store import BOUNDS, LAYERED, POINTS, Records
-from sim.studies.sweep.shared_recording import Families
-from sim.studies.sweep.work import OK, Resolved, bound_record, carried_out, only_bound
+from sim.studies.runner.pool import Answers, answers, n_cores
+from sim.studies.runner.records import BOUNDS, LAYERED, POINTS, Records
+from sim.studies.runner.shared_recording import Families
+from sim.studies.runner.work import OK, Resolved, bound_record, carried_out, only_bound
 
 if TYPE_CHECKING:
-    from sim.studies.pool import Call
+    from sim.studies.runner.pool import Call
 
 FEW_LAYERS = 200_000
 """Layers of output tokens in all points, below which starting processes takes longer than the work."""
@@ -31,7 +31,7 @@ Progress = Callable[[int, int, str], None]
 
 class Work(NamedTuple):
     """What became of the points that can be set up: recorded by an earlier command, run by decisions of their own, or
-    timed by those of another point (`sim.studies.sweep.shared_recording`)."""
+    timed by those of another point (`sim.studies.runner.shared_recording`)."""
 
     there: int
     replayed: int

@@ -1,0 +1,1 @@
+"""Points -> outcomes: what every study asks for its runs."""
