@@ -13,7 +13,7 @@ import yaml
 from cli_help import simulated
 from tiny_traces import ALL, surgery, tiny_header, tiny_trace
 
-from sim.base import files
+from sim.base import yaml_rules
 from sim.base.errors import HEAD_CHARS, TAIL_CHARS, BadInput, one_line
 from sim.base.files import MAX_YAML_BYTES, bundled, parse_yaml, read_yaml
 from sim.cli import main
@@ -415,7 +415,7 @@ class TestHostileYaml:
         for package in ("hwprofiles.gpus", "hwprofiles.models", "hwprofiles.stacks"):
             for path in bundled(package, ".yaml").values():
                 text = path.read_text(encoding="utf-8")
-                slow, quick = (yaml.load(text, Loader=kind) for kind in (files._Loader, files._QuickLoader))
+                slow, quick = (yaml.load(text, Loader=kind) for kind in (yaml_rules._Loader, yaml_rules._QuickLoader))
                 assert repr(slow) == repr(quick), path
 
     def test_depth_that_profiles_have_is_fine(self) -> None:

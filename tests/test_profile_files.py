@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import os
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from sim.base import index
 from sim.base.errors import BadInput
 from sim.base.files import bundled, parse_yaml, read_yaml
+from sim.profiles import find
 from sim.profiles.find import as_a_start
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
@@ -105,7 +105,7 @@ class TestIndex:
         other.write_bytes(b"aliases: [yours]\n")
         assert index.facts(known) is None, "no index"
         entry = {"sha256": index.digest(known), "names": ["mine"]}
-        (tmp_path / index.NAME).write_text(json.dumps({"known": entry}))
+        (tmp_path / index.NAME).write_text(index.written({"known": entry}))
         assert index.facts(known) == entry
         assert index.facts(other) is None
         known.write_bytes(b"aliases: [mine]\r\n")
@@ -116,20 +116,27 @@ class TestIndex:
         os.utime(tmp_path / index.NAME, ns=(0, 1))
         assert index.facts(known) is None
 
-    def test_a_run_parses_no_file_that_it_does_not_name(self) -> None:
+    def test_a_run_on_bundled_profiles_parses_no_yaml(self) -> None:
         code = (
-            "import sim.base.files as files\n"
-            "parse, seen = files.parse_yaml, []\n"
-            "def told(text, where):\n    seen.append(where)\n    return parse(text, where)\n"
-            "files.parse_yaml = told\n"
-            "from sim.profiles.overrides import Overrides\n"
-            "from sim.setup.pairing import trace_for\n"
+            "import sys\n"
+            "from sim.profiles.models import load_model\n"
             "from sim.setup.prepare import prepare\n"
-            "from sim.setup.spec import RunSpec\n"
-            "prepare(RunSpec(policy='lru', hw='4090')).close()\n"
-            "trace_for('glm-4.6', Overrides())\n"
-            "print(seen)"
+            "from sim.options import RunSpec\n"
+            "prepare(RunSpec(policy='lru', hw='4090', engine='llama_cpp')).close()\n"
+            "load_model('glm-4.6')\n"
+            "print('yaml' in sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        named = {"rtx4090", "core-i9-13900k", "mixtral-8x7b", "bare", "glm-4.6"}  # a GPU names its host's CPU
-        assert {Path(where).stem for where in ast.literal_eval(done.stdout)} == named
+        assert done.stdout == "False\n"
+
+    def test_a_profile_is_what_its_file_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An edited file is read, whatever the index remembers of it."""
+        monkeypatch.setattr("sim.profiles.find.PACKAGE", tmp_path)
+        path = tmp_path / "known.yaml"
+        path.write_bytes(b"id: one\n")
+        known = {"sha256": index.digest(path), "data": {"id": "one"}}
+        (tmp_path / index.NAME).write_text(index.written({"known": known}))
+        find.read(path, "model")["id"] = "changed by its reader"
+        assert find.read(path, "model") == {"id": "one"}
+        path.write_bytes(b"id: two\n")
+        assert find.read(path, "model") == {"id": "two"}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from sim.base.files import bundled
-from sim.base.index import NAME, digest
+from sim.base.files import bundled, read_yaml
+from sim.base.index import NAME, digest, written
 from sim.profiles.find import names_in
 from sim.profiles.models import load_model
 from traces.synth import fitted
@@ -24,6 +23,7 @@ def indexed(package: str) -> dict[str, dict[str, Any]]:
             facts["shape"] = list(fitted.load(stem).shape)
         else:
             facts["names"] = names_in(file)
+            facts["data"] = read_yaml(file)
         if package == "hwprofiles.models":
             model = load_model(stem)
             facts["shape"] = [model.n_moe_layers, model.n_experts, model.top_k]
@@ -33,8 +33,7 @@ def indexed(package: str) -> dict[str, dict[str, Any]]:
 
 def text_of(package: str) -> str:
     """The index of a package, a line per file."""
-    lines = (f"{json.dumps(stem)}: {json.dumps(facts)}" for stem, facts in indexed(package).items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return written(indexed(package))
 
 
 def path_of(package: str) -> Path:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 TOO_LITTLE = ("cannot allocate memory", "failed to map segment", "cannot apply additional memory protection")
 """How an import fails where there is no room for a library."""
-NEW_OBJECTS = 20_000
-"""Before a process looks for cycles: imports make many objects and none of them."""
+NEW_OBJECTS = 200_000
+"""Before a process looks for cycles: imports and tables make many objects and none of them; a look takes 5 ms."""
 LEAST_BYTES = 120e6
 """NumPy alone takes about as much; with less, its OpenBLAS ends the process as it likes."""
 

@@ -9,7 +9,8 @@ import msgspec
 import yaml
 
 from sim.base.errors import BadInput
-from sim.base.files import FLOAT, read_yaml
+from sim.base.files import read_yaml
+from sim.base.yaml_rules import FLOAT
 from sim.options import OPTIONS, RunSpec, spec_of
 
 

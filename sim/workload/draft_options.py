@@ -7,7 +7,6 @@ rejected, and one token of the model's own comes out after them.
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from decimal import Decimal
@@ -209,6 +208,7 @@ def read_accepted(path: Path) -> list[list[int]]:
     Raises:
         BadInput: naming file, row and what is wrong.
     """
+    import csv
 
     way_out = "name a CSV with a column accepted"
     try:

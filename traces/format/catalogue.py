@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache, lru_cache
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ def bundled_traces() -> dict[str, Path]:
 
 @cache
 def _folder() -> Path:
-    return Path(str(resources.files("traces"))) / "data"
+    return Path(__file__).resolve().parents[1] / "data"
 
 
 @lru_cache(maxsize=1)

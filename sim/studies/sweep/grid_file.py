@@ -9,7 +9,8 @@ import msgspec
 import yaml
 
 from sim.base.errors import BadInput
-from sim.base.files import MAX_YAML_BYTES, compose_yaml, parse_yaml, read_text, to_struct
+from sim.base.files import MAX_YAML_BYTES, parse_yaml, read_text, to_struct
+from sim.base.yaml_rules import compose
 from sim.options import OPTIONS
 from sim.studies.sweep.grid import Block, PolicyAxis, block_of, policy_of
 from sim.studies.sweep.values import FREE, Range, kind_of, of_data
@@ -113,7 +114,7 @@ def read_grid(path: Path) -> list[Block]:
 
 def _no_base_60(text: str, path: Path) -> None:
     """Refuse `1:8` without quotes: YAML 1.1 takes it for 68, a number of base 60, where a range was meant."""
-    waiting: list[Any] = [compose_yaml(text)]
+    waiting: list[Any] = [compose(text)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, yaml.ScalarNode):
