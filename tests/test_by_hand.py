@@ -10,7 +10,7 @@ import pytest
 from cli_help import simulated
 from safetensors.numpy import load_file
 
-from traces.format.catalogue import DEFAULT, bundled_traces
+from traces.format.bundled import DEFAULT, bundled_traces
 from traces.format.reader import Trace
 from traces.format.squeeze import unsqueeze
 

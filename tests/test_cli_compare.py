@@ -21,7 +21,7 @@ from sim.results.sampling import Sample
 from sim.studies.compare import Candidate, none_ran
 from sim.studies.compare_text import verdict
 from sim.studies.ranking import Row, ranks_of
-from traces.format.catalogue import DEFAULT, bundled_traces
+from traces.format.bundled import DEFAULT, bundled_traces
 
 BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the bundled traces are not in this checkout")
 LEVELS = {"weights", "scores", "token_ids", "embeddings", "tasks"}

@@ -33,7 +33,7 @@ from sim.results.run_folder import TABLES
 from sim.results.tables import columns_of
 from sim.workload.iterations import PHASES
 from tools import figures_page, paste
-from traces.format.catalogue import DEFAULT, bundled_traces
+from traces.format.bundled import DEFAULT, bundled_traces
 from traces.format.layout import LEVELS
 
 ROOT = Path(__file__).resolve().parent.parent

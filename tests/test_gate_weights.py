@@ -11,7 +11,7 @@ from sim.workload.gate import Arrays
 from sim.workload.gate import Gate as Spoken
 from sim.workload.iterations import Iteration, Range
 from sim.workload.learn_split import requests_of
-from traces.format.catalogue import bundled_traces
+from traces.format.bundled import bundled_traces
 from traces.format.header import GateRule
 from traces.format.reader import Trace
 

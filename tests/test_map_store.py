@@ -14,7 +14,7 @@ from policies.fine_moe.map_track import MapTrack
 from sim.options import RunSpec
 from sim.policy import Outlook, Rank, StoreSplit, keep, recalled
 from sim.run import assemble, prepare, training_split
-from traces.format.catalogue import DEFAULT, bundled_traces
+from traces.format.bundled import DEFAULT, bundled_traces
 
 BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the bundled traces are not in this checkout")
 

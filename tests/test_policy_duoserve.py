@@ -42,7 +42,7 @@ from sim.options import RunSpec
 from sim.profiles.models import load_model
 from sim.run import execute, prepare
 from sim.workload.learn_split import StoreSplit
-from traces.format.catalogue import DEFAULT, bundled_traces
+from traces.format.bundled import DEFAULT, bundled_traces
 from traces.format.reader import Trace
 
 BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the default trace is not in this checkout")

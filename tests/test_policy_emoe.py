@@ -20,7 +20,7 @@ from reports.reproduce.rows import load_experiments, load_rows
 from sim.base.errors import BadInput, DoesNotFit
 from sim.conformance import seeded
 from sim.profiles.models import load_model
-from traces.format.catalogue import bundled_traces
+from traces.format.bundled import bundled_traces
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace

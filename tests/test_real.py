@@ -109,7 +109,7 @@ def test_lossless_policies_with_bundled_predictors_too(name):
     """On the bundled trace, whose shape they were trained for, with experts and vocabulary made small."""
     from sim.options import RunSpec
     from sim.run import prepare
-    from traces.format.catalogue import DEFAULT, bundled_traces
+    from traces.format.bundled import DEFAULT, bundled_traces
 
     if DEFAULT not in bundled_traces():
         pytest.skip("the default trace is not in this checkout")

@@ -20,7 +20,8 @@ from sim.real.devices.open import open_lanes  # noqa: E402
 from sim.real.generate import open_checkpoint, speak, talk  # noqa: E402
 from sim.real.run import execute_real  # noqa: E402
 from sim.run import prepare  # noqa: E402
-from traces.format.catalogue import DEFAULT, bundled_traces, default_trace  # noqa: E402
+from traces.format.bundled import DEFAULT, bundled_traces  # noqa: E402
+from traces.format.catalogue import default_trace  # noqa: E402
 from traces.record.load import named  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the default trace is not in this checkout")

@@ -18,7 +18,7 @@ from policies.lru import Lru
 from sim.base.errors import BadInput
 from sim.cli import main
 from sim.run import execute
-from traces.format.catalogue import bundled_traces
+from traces.format.bundled import bundled_traces
 from traces.format.check import check_trace
 from traces.format.header import REPEATING
 from traces.format.reader import Trace

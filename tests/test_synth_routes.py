@@ -13,7 +13,7 @@ from tiny_traces import from_rows
 
 from sim.base.errors import BadInput
 from sim.cli import main
-from traces.format.catalogue import bundled_traces
+from traces.format.bundled import bundled_traces
 from traces.format.reader import Trace
 from traces.stats import observe
 from traces.stats.summary import summarise

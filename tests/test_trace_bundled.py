@@ -15,7 +15,7 @@ from sim.base.errors import BadInput
 from sim.cli import main
 from sim.profiles.models import load_model, model_names
 from sim.setup.pairing import default_model, shape_of
-from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
+from traces.format.bundled import DEFAULT, bundled_traces, traces_that_fit
 from traces.format.check import check_trace
 from traces.format.layout import DISTANCES
 from traces.format.reader import Trace

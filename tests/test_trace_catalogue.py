@@ -5,7 +5,7 @@ from tiny_traces import from_rows, tiny_trace
 
 from sim.base.errors import BadInput
 from traces import open_trace
-from traces.format import catalogue
+from traces.format import bundled, catalogue
 from traces.format.reader import Trace
 
 
@@ -21,11 +21,12 @@ def test_explicit_rows(tmp_path):
 def test_names_and_paths(tmp_path, monkeypatch):
     full = tiny_trace(tmp_path / "full.safetensors", n_layers=5, n_experts=6)
     assert open_trace(str(full)).name == "full"
-    monkeypatch.setattr(catalogue, "bundled_traces", lambda: {"mixtral-8x7b-small": full})
+    for module in (bundled, catalogue):
+        monkeypatch.setattr(module, "bundled_traces", lambda: {"mixtral-8x7b-small": full})
     assert open_trace("mixtral-8x7b-small").n_tokens == 28
     assert catalogue.default_trace().path == full
-    assert catalogue.traces_that_fit(5, 6, 2) == ["mixtral-8x7b-small"]
-    assert catalogue.traces_that_fit(5, 6, 3) == []
+    assert bundled.traces_that_fit(5, 6, 2) == ["mixtral-8x7b-small"]
+    assert bundled.traces_that_fit(5, 6, 3) == []
     with pytest.raises(BadInput, match="did you mean 'mixtral-8x7b-small'"):
         open_trace("mixtral-8x7b-smal")
     monkeypatch.setattr(catalogue, "bundled_traces", dict)
@@ -39,5 +40,5 @@ def test_a_name_that_was_bundled_once_says_what_took_its_place():
     for old, new in catalogue.SUCCEEDED.items():
         with pytest.raises(BadInput, match=f"{old}.*{new} has taken its place") as stopped:
             catalogue.resolve(old)
-        assert new in catalogue.bundled_traces()
+        assert new in bundled.bundled_traces()
         assert "\n" not in str(stopped.value)

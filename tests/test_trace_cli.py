@@ -8,7 +8,7 @@ import pytest
 from tiny_traces import surgery, tiny_trace
 
 from sim.cli import main
-from traces.format import catalogue
+from traces.format import bundled, catalogue
 
 
 @pytest.fixture
@@ -24,12 +24,14 @@ def moesim(capsys, *args):
 
 
 def test_list(capsys, monkeypatch, tiny):
-    monkeypatch.setattr(catalogue, "bundled_traces", dict)
+    for module in (bundled, catalogue):
+        monkeypatch.setattr(module, "bundled_traces", dict)
     assert moesim(capsys)[:2] == (
         0,
         "no traces are bundled; give the path of a trace file (format: traces/FORMAT.md)\n",
     )
-    monkeypatch.setattr(catalogue, "bundled_traces", lambda: {"mixtral-8x7b-small": tiny})
+    for module in (bundled, catalogue):
+        monkeypatch.setattr(module, "bundled_traces", lambda: {"mixtral-8x7b-small": tiny})
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = moesim(capsys)
     assert code == 0

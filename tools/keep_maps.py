@@ -14,7 +14,7 @@ from policies.fine_moe.map_track import KEPT
 from sim.options import RunSpec
 from sim.policy import keep
 from sim.run import assemble, prepare, training_split
-from traces.format.catalogue import bundled_traces
+from traces.format.bundled import bundled_traces
 
 
 def main() -> None:

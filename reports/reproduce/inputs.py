@@ -19,7 +19,8 @@ from reports.reproduce.rows import TraceKind
 from sim.base.errors import BadInput
 from sim.profiles.models import Model
 from sim.setup.pairing import shape_of
-from traces.format.catalogue import DEFAULT, open_trace, resolve, traces_that_fit
+from traces.format.bundled import DEFAULT, traces_that_fit
+from traces.format.catalogue import open_trace, resolve
 from traces.format.reader import Trace
 from traces.synth.fitted import fitted, load
 

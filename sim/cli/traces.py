@@ -57,7 +57,8 @@ command.add_command(traces_realism.command)
 def list_() -> None:
     """The bundled traces: what was trained on what, how good it is, and what the routing is like."""
     from sim.base.tables import plain, render
-    from traces.format.catalogue import bundled_traces, facts_of, open_trace
+    from traces.format.bundled import bundled_traces
+    from traces.format.catalogue import facts_of, open_trace
 
     names = bundled_traces()
     columns, origins = [], []
@@ -80,7 +81,8 @@ def list_() -> None:
 
 def _list() -> None:
     from sim.base.tables import plain, prose, render
-    from traces.format.catalogue import DEFAULT, bundled_traces, open_trace
+    from traces.format.bundled import DEFAULT, bundled_traces
+    from traces.format.catalogue import open_trace
 
     names = bundled_traces()
     if not names:

@@ -47,7 +47,7 @@ def command(sources: tuple[str, ...], as_json: bool) -> None:
     Of one trace a page, of several one row each beside the published ones. `all` stands for the bundled traces, `fits`
     for those drawn from the bundled fits.
     """
-    from traces.format.catalogue import bundled_traces
+    from traces.format.bundled import bundled_traces
     from traces.stats.realism import judge
     from traces.synth.fitted import fitted
 

@@ -116,7 +116,7 @@ def command(
 
 def kept(source: str) -> tuple[Profile | None, tuple[str, int, int, int] | None]:
     """The profile of a fit, by its name or file, with the model and shape it is for; nothing for a trace."""
-    from traces.format.catalogue import bundled_traces
+    from traces.format.bundled import bundled_traces
     from traces.synth import fitted
 
     if source in bundled_traces() or not (source in fitted.fitted() or source.endswith((".yaml", ".yml"))):

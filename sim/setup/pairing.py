@@ -14,7 +14,7 @@ from sim.base.paths import mode_of
 from sim.profiles.find import called
 from sim.profiles.models import PACKAGE, load_model, model_names
 from sim.workload.load import NONE
-from traces.format.catalogue import DEFAULT, bundled_traces, traces_that_fit
+from traces.format.bundled import DEFAULT, bundled_traces, traces_that_fit
 from traces.format.shapes import family
 
 if TYPE_CHECKING:

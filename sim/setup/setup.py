@@ -43,7 +43,7 @@ from sim.workload.load import NONE, PROCESSES
 from sim.workload.router import Router
 from sim.workload.scheduler import Scheduler
 from sim.workload.slo import Slos
-from traces.format.catalogue import bundled_traces
+from traces.format.bundled import bundled_traces
 
 if TYPE_CHECKING:
     from sim.options import RunSpec

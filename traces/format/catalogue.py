@@ -1,9 +1,8 @@
-"""The bundled traces, and how a name on the command line becomes an open trace."""
+"""How a name on the command line becomes an open trace: bundled, a file, or drawn when it is asked for."""
 
 from __future__ import annotations
 
 import json
-from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,30 +10,14 @@ import numpy as np
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.paths import mode_of
 from sim.base.units import show_bytes
-from traces.format.layout import SUFFIX
+from traces.format import growing
+from traces.format.bundled import DEFAULT, bundled_traces
 from traces.format.reader import Trace
 
-DEFAULT = "mixtral-8x7b-small"
 SUCCEEDED = {  # names that were bundled once, and what took their place
     "qwen1.5-moe-small": "qwen1.5-moe-chat",
     "deepseek-moe-16b-small": "deepseek-moe-16b-chat",
 }
-
-
-def bundled_traces() -> dict[str, Path]:
-    """Name -> path of every trace in `traces/data`, sorted by name."""
-    folder = _folder()
-    return dict(_listed(folder, folder.stat().st_mtime_ns)) if folder.is_dir() else {}
-
-
-@cache
-def _folder() -> Path:
-    return Path(__file__).resolve().parents[1] / "data"
-
-
-@lru_cache(maxsize=1)
-def _listed(folder: Path, mtime_ns: int) -> dict[str, Path]:  # noqa: ARG001 - it tells a changed folder
-    return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
 
 def resolve(name: str | Path) -> Path:
@@ -115,18 +98,10 @@ def default_trace() -> Trace:
     return open_trace(DEFAULT)
 
 
-def traces_that_fit(n_layers: int, n_experts: int, top_k: int) -> list[str]:
-    """Names of the bundled traces of exactly this routing shape; an unreadable one fits nothing.
+def _rows_of(path: Path, request: int) -> growing.Rows:
+    from traces.synth.drawn import rows_of  # slow to load, and mostly not needed
 
-    The default comes first, then those whose requests follow one another: who names a model asks for no load.
-    """
-    fitting: list[tuple[bool, str]] = []
-    for name, path in bundled_traces().items():
-        try:
-            with Trace(path) as trace:
-                if (trace.n_layers, trace.n_experts, trace.top_k) == (n_layers, n_experts, top_k):
-                    arriving = any(request.arrival_s is not None for request in trace.requests)
-                    fitting.append((arriving, name))
-        except BadInput:
-            continue
-    return [name for _, name in sorted(fitting, key=lambda found: (found[1] != DEFAULT, *found))]
+    return rows_of(path, request)
+
+
+growing.draw = _rows_of

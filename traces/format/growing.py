@@ -26,6 +26,8 @@ DRAWN_SHA256 = "drawn_sha256"
 """The header's key for the digest of what a trace is drawn from."""
 Rows = Mapping[str, Array]
 """Tensor -> rows of one request, as they are stored."""
+draw: Callable[[Path, int], Rows] | None = None
+"""Draws a request of a file; `traces.format.catalogue` knows how."""
 _FOUND: dict[tuple[str, int, int, int], set[int]] = {}  # file -> requests that this process has found sound
 
 
@@ -91,9 +93,9 @@ class Growing:
         mark = marks(self._path) / f"{request}.sha256"
         if not self._is_there(mark, request):
             from sim.base.files import replacing
-            from traces.synth.drawn import rows_of
 
-            self._put(request, rows_of(self._path, request))
+            assert draw is not None
+            self._put(request, draw(self._path, request))
             found = self._digest(request)
             with replacing(mark) as part:
                 part.write_text(f"{found}\n", encoding="ascii")

@@ -28,7 +28,7 @@ import platformdirs
 from sim import __version__
 from sim.base.errors import BadInput
 from sim.base.files import must_be_writable, sweep_out
-from traces.format.catalogue import DEFAULT, bundled_traces, open_trace
+from traces.format.bundled import DEFAULT, bundled_traces
 from traces.format.growing import Rows, marks
 from traces.format.header import Header
 from traces.format.layout import SPLITS, SUFFIX, Array
@@ -269,6 +269,6 @@ def _profile(source: str, wanted: tuple[int, int, int] | None) -> tuple[Profile,
         return found.profile, (n_layers, n_experts, top_k)
     from traces.synth.fit import fit  # loads scipy
 
-    with open_trace(source) as trace:
+    with Trace(bundled_traces()[source]) as trace:
         shape = trace.n_layers, trace.n_experts, trace.top_k
         return fit(trace, routes=wanted in (None, shape)), shape

@@ -134,7 +134,7 @@ def _set_up(spec: RunSpec, id_: str) -> Setup:
 
 def _with_model(spec: RunSpec) -> RunSpec:
     """The specification with its trace's model named: finding it takes opening that."""
-    from traces.format.catalogue import DEFAULT
+    from traces.format.bundled import DEFAULT
 
     if spec.model is not None:
         return spec
