@@ -6,9 +6,9 @@ import pytest
 
 from sim.machine.cost import Cost
 from sim.profiles.cpu_products import TOKENS_PER_S, expert_flops_frac, flops_per_weight
-from sim.profiles.gguf import BLOCKS
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
+from sim.profiles.precisions import BLOCKS
 from sim.profiles.stack import load_stack
 
 WEIGHTS = 3 * 2048 * 768  # of an expert of Qwen3-30B-A3B: 4,718,592

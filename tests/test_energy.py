@@ -23,8 +23,8 @@ from tiny_traces import from_rows
 from policies.lru import Lru
 from sim.base.errors import BadInput
 from sim.options import RunSpec
-from sim.profiles.hardware import Hardware, hardware_names, load_hardware
-from sim.profiles.power import COUNTED, CpuPower, DrivePower, GpuPower
+from sim.profiles.drives import DrivePower
+from sim.profiles.hardware import COUNTED, CpuPower, GpuPower, Hardware, hardware_names, load_hardware
 from sim.results.energy import Spent, parts
 from sim.results.expectations import judged, parsed
 from sim.results.figure import better, show_figure

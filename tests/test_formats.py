@@ -8,12 +8,11 @@ from cli_help import moesim, simulated
 
 from sim.base.errors import BadInput, DoesNotFit
 from sim.machine.cost import Cost
-from sim.profiles.gguf import BLOCKS, MIXES, Mixed, stored
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model, model_names
-from sim.profiles.precisions import BITS_PER_PARAM, PLAIN, bytes_of
+from sim.profiles.precisions import BITS_PER_PARAM, BLOCKS, MIXES, PLAIN, bytes_of, stored
 from sim.profiles.stack import load_stack
-from sim.profiles.stored import StoredAs
+from sim.profiles.stored import Mixed, StoredAs
 from sim.setup.memory import check_host
 
 # (weights, bytes) of a block: the static_asserts of ggml-org/llama.cpp ggml/src/ggml-common.h.

@@ -11,9 +11,8 @@ from sim.base.errors import BadInput
 from sim.base.quantities import USER_REF
 from sim.options import RunSpec
 from sim.profiles.hardware import Hardware, load_hardware
-from sim.profiles.labels import ONLY_SHOWN
 from sim.profiles.models import Model
-from sim.profiles.overrides import Overrides, apply, grouped, parse_set
+from sim.profiles.overrides import ONLY_SHOWN, Overrides, apply, grouped, parse_set
 from sim.profiles.stack import Stack
 from sim.run import prepare
 

@@ -13,10 +13,9 @@ from sim.base.units import show_bytes, show_frac
 from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 from sim.profiles import find as profiles
-from sim.profiles.gguf import BLOCKS, MIXES
 from sim.profiles.models import PACKAGE, Model, load_model, model_names
 from sim.profiles.overrides import grouped, parse_set
-from sim.profiles.precisions import BITS_PER_PARAM, PLAIN
+from sim.profiles.precisions import BITS_PER_PARAM, BLOCKS, MIXES, PLAIN
 
 if TYPE_CHECKING:
     from sim.base.tables import Table

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.profiles.gguf import MIXES, Mixed
+from sim.profiles.precisions import MIXES
+from sim.profiles.stored import Mixed
 
 if TYPE_CHECKING:
     from sim.profiles.geometry import Geometry

@@ -11,7 +11,13 @@ import msgspec
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.quantities import Quantity
-from sim.profiles.power import DrivePower
+
+
+class DrivePower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One drive: between reads, and while it reads."""
+
+    waiting_w: Quantity
+    busy_w: Quantity
 
 
 class Drive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

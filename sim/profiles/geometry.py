@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sim.profiles.gguf import MIXES, Mixed
 from sim.profiles.precisions import BITS_PER_PARAM as BITS_PER_PARAM
+from sim.profiles.precisions import MIXES
 from sim.profiles.precisions import bytes_of as bytes_of
-from sim.profiles.stored import StoredAs, parts_of
+from sim.profiles.stored import Mixed, StoredAs, parts_of
 
 MAX_LAYERS = 4096  # layers get listed, so a number that no model has would be a list that no memory holds
 
@@ -116,6 +116,11 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Layers with routed experts in the encoder, 0 for a decoder-only model."""
         return 0 if self.encoder is None else self.encoder.n_layers - len(self.encoder.dense_layers)
 
+    @property
+    def n_routed(self) -> int:
+        """Routed experts of all layers, the encoder's included."""
+        return (self.n_moe_layers + self.n_encoder_moe_layers) * self.n_experts
+
     # Parameters -------------------------------------------------------------------------------------------------
 
     def _ffn_params(self, intermediate_size: int) -> int:
@@ -215,7 +220,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def routed_params(self) -> int:
         """Parameters of all routed experts, the encoder's included."""
-        return (self.n_moe_layers + self.n_encoder_moe_layers) * self.n_experts * self.expert_params()
+        return self.n_routed * self.expert_params()
 
     def dense_params(self) -> int:
         """Parameters of everything that is not a routed expert, the encoder included."""
@@ -248,8 +253,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def expert_bytes(self, precision: str = "bf16") -> int:
         """Bytes of one routed expert; the mean over layers, rounded up, where a mix gives them different types."""
-        parts = parts_of(self, precision)
-        return bytes_of(self.expert_params(), precision) if parts is None else parts.expert
+        return parts_of(self, precision).expert
 
     def expert_bytes_by_layer(self, precision: str = "bf16") -> list[int]:
         """Bytes of one routed expert of each MoE layer of a decode step."""
@@ -259,47 +263,35 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def shared_expert_bytes(self, precision: str = "bf16") -> int:
         """Bytes of the shared experts of one layer."""
-        parts = parts_of(self, precision)
-        return bytes_of(self.shared_expert_params(), precision) if parts is None else parts.shared
+        return parts_of(self, precision).shared
 
     def attention_bytes(self, precision: str = "bf16") -> int:
         """Weight bytes of the attention of one decode layer."""
-        parts = parts_of(self, precision)
-        return bytes_of(self.attention_params(), precision) if parts is None else parts.attention
+        return parts_of(self, precision).attention
 
     def gate_bytes(self, precision: str = "bf16") -> int:
         """Bytes of one router."""
-        parts = parts_of(self, precision)
-        return bytes_of(self.gate_params(), precision) if parts is None else parts.gate
+        return parts_of(self, precision).gate
 
     def dense_ffn_bytes(self, precision: str = "bf16") -> int:
         """Bytes of the FFN of one dense layer, 0 for a model without one."""
-        parts = parts_of(self, precision)
-        return bytes_of(self.dense_ffn_params(), precision) if parts is None else parts.dense_ffn
+        return parts_of(self, precision).dense_ffn
 
     def embedding_bytes(self, precision: str = "bf16") -> int:
         """Bytes of the input embedding."""
-        parts = parts_of(self, precision)
-        return bytes_of(self.embedding_params(), precision) if parts is None else parts.embedding
+        return parts_of(self, precision).embedding
 
     def head_bytes(self, precision: str = "bf16") -> int:
         """Weight bytes read to compute logits; with tied embeddings these are the embedding's own bytes."""
-        parts = parts_of(self, precision)
-        if parts is not None:
-            return parts.head
-        return bytes_of(self.head_params() + self.tied_embeddings * self.embedding_params(), precision)
+        return parts_of(self, precision).head
 
     def dense_bytes(self, precision: str = "bf16") -> int:
         """Bytes of everything that is not a routed expert."""
-        parts = parts_of(self, precision)
-        return bytes_of(self.dense_params(), precision) if parts is None else parts.dense
+        return parts_of(self, precision).dense
 
     def routed_bytes(self, precision: str = "bf16") -> int:
         """Bytes of all routed experts, each rounded up on its own as it is copied on its own; of a mix, exact."""
-        parts = parts_of(self, precision)
-        if parts is not None:
-            return parts.routed
-        return (self.n_moe_layers + self.n_encoder_moe_layers) * self.n_experts * self.expert_bytes(precision)
+        return parts_of(self, precision).routed
 
     def host_bytes(self, precision: str = "bf16") -> int:
         """Bytes of the tables that stay in host memory beside the experts; of a mix, in the type of its embedding."""

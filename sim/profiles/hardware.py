@@ -16,14 +16,41 @@ from sim.base.quantities import check_quantities, quantities
 from sim.profiles import find as profiles
 from sim.profiles import overrides as sets
 from sim.profiles.curves import Curves
-from sim.profiles.drives import OWN, SOURCES, Drive, drive_of
-from sim.profiles.power import CpuPower, GpuPower, check_power
+from sim.profiles.drives import OWN, SOURCES, Drive, DrivePower, drive_of
 
 GPUS, CPUS = "hwprofiles.gpus", "hwprofiles.cpus"
 READ, TOTAL = "cpu.memory_bandwidth_bytes_per_s", "cpu.total_bandwidth_bytes_per_s"
 
 Dtype = Literal["fp32", "fp16", "bf16", "fp8"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+COUNTED = GPU, MACHINE = "gpu", "machine"
+"""What `--set sim.energy` counts: the boards alone, as their own counters do, or also CPU, host memory and drive."""
+
+
+class GpuPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One board.
+
+    waiting_w: the program's context is alive and clocks are up, and no kernel runs; copies may. memory_bound_w,
+    compute_bound_w: kernels run, and their bytes or their arithmetic take longest.
+    """
+
+    waiting_w: Quantity
+    memory_bound_w: Quantity
+    compute_bound_w: Quantity
+
+
+class CpuPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The processor's package and the modules of host memory.
+
+    waiting_w: one thread drives the GPU. busy_w: all cores compute experts. memory_waiting_w, memory_busy_w: nothing is
+    read; read at all that memory gives. rest_w: what else a meter at the wall would see (board, fans, losses).
+    """
+
+    waiting_w: Quantity
+    busy_w: Quantity
+    memory_waiting_w: Quantity
+    memory_busy_w: Quantity
+    rest_w: Quantity | msgspec.UnsetType = msgspec.UNSET
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,6 +140,13 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return {term: figure for term, figure in terms.items() if figure is not None}
 
 
+Power = GpuPower | CpuPower | DrivePower
+AT_LEAST: dict[type[Power], tuple[tuple[str, str], ...]] = {
+    GpuPower: (("waiting_w", "memory_bound_w"), ("waiting_w", "compute_bound_w")),
+    CpuPower: (("waiting_w", "busy_w"), ("memory_waiting_w", "memory_busy_w")),
+    DrivePower: (("waiting_w", "busy_w"),),
+}
+"""Watts while a part waits, and those while it works."""
 Range = tuple[float, float]
 
 
@@ -173,15 +207,25 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.structs.replace(self, gpu=gpu)._without_sources_of(figures)
 
     @property
+    def power(self) -> dict[str, Power | msgspec.UnsetType]:
+        """The watts of each of its parts."""
+        parts = {"gpu": self.gpu.power, "cpu": self.cpu.power}
+        return parts if self.drive is msgspec.UNSET else {**parts, "drive": self.drive.power}
+
+    @property
     def without_power(self) -> Hardware:
         """The same without watts, and without what only they cite."""
-        watts: list[Quantity] = []
-        parts = {"gpu": self.gpu, "cpu": self.cpu, "drive": self.drive}
-        for name, part in parts.items():
-            if part is not msgspec.UNSET and part.power is not msgspec.UNSET:
-                watts += [figure for _, figure in quantities(part.power)]
-                parts[name] = msgspec.structs.replace(part, power=msgspec.UNSET)
-        return msgspec.structs.replace(self, **parts)._without_sources_of(watts) if watts else self
+        blocks = {name: block for name, block in self.power.items() if block is not msgspec.UNSET}
+        if not blocks:
+            return self
+        parts = {name: msgspec.structs.replace(getattr(self, name), power=msgspec.UNSET) for name in blocks}
+        watts = [figure for block in blocks.values() for _, figure in quantities(block)]
+        return msgspec.structs.replace(self, **parts)._without_sources_of(watts)
+
+    def lacking(self, counted: str) -> list[str]:
+        """The blocks without which the joules of what `--set sim.energy` counts are not known."""
+        wanted = {"gpu"} if counted == GPU else self.power.keys()
+        return [f"{name}.power" for name, block in self.power.items() if name in wanted and block is msgspec.UNSET]
 
     def _without_sources_of(self, figures: Iterable[Quantity]) -> Hardware:
         """The same without what only figures cited that it no longer has."""
@@ -235,7 +279,7 @@ def load_hardware(
         hardware = relinked(hardware, link, set(overrides))
     hardware = _with_more_channels(hardware, before, overrides, where)
     check_quantities(hardware, hardware.sources, where)
-    check_power(hardware, where)
+    _check_power(hardware, where)
     if hardware.one_memory and hardware.gpu.link is not None:
         raise BadInput(
             f"{where}: gpu.link, got one: CPU and GPU have one memory (one_memory), and no link; leave one out"
@@ -250,6 +294,18 @@ def load_cpu(name: str) -> Cpu:
     """A bundled CPU by its id, or an own file. Raises BadInput: unknown, or malformed."""
     where = f"CPU {name}"
     return profiles.convert(_with_cpu({}, name, where)["cpu"], Cpu, where)
+
+
+def _check_power(hw: Hardware, where: str) -> None:
+    """Raises BadInput for a part that draws less while it works than while it waits."""
+    for name, block in hw.power.items():
+        for waiting, working in () if block is msgspec.UNSET else AT_LEAST[type(block)]:
+            least, most = getattr(block, waiting).value, getattr(block, working).value
+            if most < least:
+                raise BadInput(
+                    f"{where}: {name}.power.{working}, got {most:g}: less than {waiting}, {least:g}; a part draws no "
+                    "less while it works, so correct one of them"
+                )
 
 
 def _with_drive(data: dict[str, Any], drive: str | None, overrides: Mapping[str, object], where: str) -> dict[str, Any]:

@@ -11,10 +11,38 @@ import msgspec
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import parse_yaml
 from sim.base.quantities import Quantity, user_figure
-from sim.profiles.labels import refuse_labels
 
 GROUPS = ("hw", "model", "engine")
 """What keys begin with that name fields of profiles."""
+
+
+_WORDS = dict.fromkeys(
+    ("id", "name", "aliases", "note", "sources", "schema"),
+    "what was set is in every result; a file of your own has its own, see docs/profiles.md",
+)
+_CPU = "set hw.cpu.memory_bandwidth_bytes_per_s and hw.cpu.flops_per_s, which are of all cores"
+_LINK = "set hw.h2d.bandwidth_bytes_per_s (and hw.d2h.bandwidth_bytes_per_s), or name a link: --pcie gen5x16"
+
+ONLY_SHOWN: dict[str, dict[str, str]] = {
+    "hw": {
+        **_WORDS,
+        "gpu.link": _LINK,
+        "gpu.n_sms": "set hw.gpu.flops_per_s.bf16 and hw.gpu.memory_bandwidth_bytes_per_s, which are of the whole GPU",
+        "gpu.l2_bytes": "set hw.gpu.memory_bandwidth_bytes_per_s, which is effective, caches included",
+        "cpu.n_cores": _CPU,
+        **{f"cpu.{name}": "set hw.cpu=ID for another CPU" for name in ("id", "name", "note")},
+    },
+    "engine": _WORDS,
+    "model": {
+        **{key: text for key, text in _WORDS.items() if key != "sources"},
+        **dict.fromkeys(("hf_id", "source"), _WORDS["name"]),
+        "published": "sizes follow from the geometry: set model.expert_intermediate_size and the like",
+        "activation": "set model.matrices_per_expert, which decides an expert's size",
+        "gate.order": "set model.gate.score and model.gate.renormalised",
+    },
+}
+"""Fields that are shown and never computed with, so that setting one would change nothing: group -> path (whatever lies
+under it too) -> the figure that matters."""
 
 
 class Overrides(msgspec.Struct, frozen=True):
@@ -94,9 +122,12 @@ def apply(data: Mapping[str, Any], overrides: Mapping[str, object], kind: type[m
     left to the conversion that follows.
 
     Raises:
-        BadInput: a path that `kind` does not have, or that is only shown (`sim.profiles.labels`).
+        BadInput: a path that `kind` does not have, or that is only shown (`ONLY_SHOWN`).
     """
-    refuse_labels(group, overrides.items())
+    for path, value in overrides.items():
+        for label, way_out in ONLY_SHOWN[group].items():
+            if path == label or path.startswith(f"{label}."):
+                raise BadInput(f"--set {group}.{path}, got {value!r}: it is only shown, never computed with; {way_out}")
     result: dict[str, Any] = dict(data)
     # Shorter paths first: `hw.cpu=...` replaces what `hw.cpu.n_cores=...` then refines, in whichever order they came.
     for path, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sim.base.quantities import Quantity
 from sim.figures import Energy, Input, Provenance
-from sim.profiles.drives import Drive
-from sim.profiles.power import GPU, CpuPower, DrivePower, GpuPower, lacking
+from sim.profiles.drives import Drive, DrivePower
+from sim.profiles.hardware import GPU, CpuPower, GpuPower
 from sim.results.provenance import span
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def energy(
     figures, n_replicas = report.lanes.figures, report.n_machines
     if counted is None or figures is None:
         return None
-    if missing := lacking(setup.hw, counted):
+    if missing := setup.hw.lacking(counted):
         return Energy(counted, missing, None, None, None, None, {}, None)
     time = spent(report.lanes, figures, makespan_s, setup.spec.gpus, n_replicas)
     drawn = list(parts(setup.hw, counted, time))

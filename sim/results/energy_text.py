@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.units import show_frac, show_joules
-from sim.profiles.power import MACHINE
+from sim.profiles.hardware import MACHINE
 from sim.results.grounds import TOP_FIGURES, show_ground
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from sim.base.errors import MoesimError
 from sim.base.units import show_bytes, show_count, show_ram, show_rate
 from sim.options import OPTIONS
 from sim.profiles.drives import Drive
-from sim.profiles.gguf import BLOCKS, MIXES
-from sim.profiles.precisions import BITS_PER_PARAM, PLAIN
+from sim.profiles.precisions import BITS_PER_PARAM, BLOCKS, MIXES, PLAIN
 from sim.studies.plan.bounds import limit_of
 from sim.studies.plan.goal import Goal, Reading, growing, readings
 

@@ -14,7 +14,6 @@ from sim.base.errors import BadInput
 from sim.base.units import show_count
 from sim.options import OPTIONS
 from sim.policy.registry import find, policies
-from sim.profiles.power import lacking
 from sim.results.routing_words import labels_of, routing_words
 from sim.studies.hosts import of_specs
 from sim.studies.plan.bounds import rule_out
@@ -225,7 +224,7 @@ def _every(request: PlanRequest, prices: Prices | None) -> list[Candidate]:
 
 def _without_watts(spec: RunSpec) -> str:
     """Why nobody knows the joules that a run is to count, in a line; empty where its profile has watts."""
-    if spec.sim_energy is None or not (blocks := lacking(hardware_of(spec), spec.sim_energy)):
+    if spec.sim_energy is None or not (blocks := hardware_of(spec).lacking(spec.sim_energy)):
         return ""
     missing = " and ".join(f"hw.{block}" for block in blocks)
     way_out = "give its watts in a profile of yours (docs/energy.md)"
