@@ -194,10 +194,10 @@ def above_drive(setup: Setup, tier: ThirdTier, machine: Machine, cost: Cost, arr
     check_declared(kind)
     host_bytes = setup.host_bytes - model.host_bytes(setup.spec.precision)  # tables stay there, whatever leaves
     pieces = Pieces(model.n_moe_layers, model.n_experts, setup.spec.precision, 1, model.expert_bytes)
-    whole = {"scope": "global"} if "scope" in {param.name for param in kind.params} else {}  # as a page cache: one list
     with blamed(kind):
-        host = HostTier(kind(**whole), machine, pieces, host_bytes, cost, arrays, model.top_k, tier.read_ahead)
-        host.start(training_split(setup, host.policy), tier.start == WARM)
+        policy = kind(**kind.as_one_list)
+        host = HostTier(policy, machine, pieces, host_bytes, cost, arrays, model.top_k, tier.read_ahead)
+        host.start(training_split(setup, policy), tier.start == WARM)
     return Tiered(machine, host)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from policies.common.homes import by_layer, most_layers
-from sim.policy import Param, Piece, Policy, View
+from sim.policy import Param, ParamValue, Piece, Policy, View
 
 
 def scope_param(default: str) -> Param:
@@ -27,6 +27,7 @@ class ScopedCache(Policy):
     """
 
     params: ClassVar[tuple[Param, ...]] = (scope_param("layer"),)
+    as_one_list: ClassVar[dict[str, ParamValue]] = {"scope": "global"}
     scope: str
 
     def min_experts(self, view: View) -> int:

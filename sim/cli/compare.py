@@ -136,7 +136,7 @@ def specified(given: dict[str, Any], settings: tuple[str, ...], item: str, named
     """`fine_moe variant=code` as a run; `said` tells it from others of that policy. Raises BadInput."""
     from sim.options import option_meant
     from sim.policy.policy_file import split
-    from sim.setup.words import for_one
+    from sim.setup.naming import for_one
     from sim.studies.compare import Candidate
 
     if not item.split():

@@ -117,7 +117,7 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
 def stated(given: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     """Fields that options, `--set` and the words behind the policy's name give. Raises BadInput."""
     from sim.policy.policy_file import split
-    from sim.setup.words import words_of
+    from sim.setup.naming import words_of
 
     typed = {name: value for name, value in given.items() if value is not None}
     said = typed.get("policy")

@@ -125,6 +125,7 @@ class Policy:
         prefetch_depth: speculative copies handed to each GPU's copy engine at once; None: all, as they are asked.
         ranks_by_trace: what its `Rank` says of experts that the running layer does not ask for rests on the trace
             alone, so that one replay tells the hits of every budget (`moesim curve`). one_size: why not.
+        as_one_list: parameters with which it is one list over all layers, as host memory above a drive keeps experts.
         known_ahead: layers by which its own, fine-tuned model names experts earlier.
         copies_mapped: it copies straight out of the file that its engine maps, through no page-locked buffer.
     """
@@ -148,6 +149,7 @@ class Policy:
     prefetch_depth: int | None = None
     ranks_by_trace: bool = False  # an instance may say so by its parameters
     one_size: ClassVar[str] = ""
+    as_one_list: ClassVar[dict[str, ParamValue]] = {}
     order: Order | None = None  # who leaves, instead of `victim`; an instance sets it in `bind`
 
     def __init__(self, **values: Any) -> None:

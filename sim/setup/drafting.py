@@ -12,7 +12,6 @@ from sim.base.errors import BadInput
 from sim.machine.cost import Cost
 from sim.profiles.models import load_model
 from sim.setup.memory import Demand
-from sim.setup.request_estimates import experts_s
 from sim.workload.draft_options import REJECTED, Draft, parse_draft, read_accepted
 from sim.workload.draft_steps import Drafts
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range
@@ -138,3 +137,15 @@ class DraftModel:
                 host_s + n_dense * launches.dense.all_s,
             )
         return max(gpu_s, host_s)
+
+
+def experts_s(cost: Cost, precision: str, counts: list[int]) -> float:
+    """A layer's experts, each for so many tokens."""
+    if not cost.launches.grouped:
+        return sum(cost.expert(n, precision).duration_s for n in counts)
+    leader, slack_s = cost.leader(counts[0], precision)
+    experts_s = leader.duration_s
+    for n in counts[1:]:
+        member, slack_s = cost.member(slack_s, n, precision)
+        experts_s += member.duration_s
+    return experts_s

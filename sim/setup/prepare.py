@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from sim.base.errors import BadInput, DoesNotFit, IllegalDecision, did_you_mean
+from sim.base.errors import BadInput, DoesNotFit, IllegalDecision
 from sim.machine.copy_prices import crowded
 from sim.machine.memory_law import needs_events
 from sim.machine.several import DATA, GPU0, PER_EXPERT, TENSOR, Several, homes_by_layer, way_of
@@ -23,11 +22,16 @@ from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.overrides import Overrides
 from sim.profiles.stack import load_stack
+from sim.setup.checks import (
+    check_beside,
+    check_copies,
+    check_options,
+    check_replicas,
+    check_scheduler,
+    check_watts,
+)
 from sim.setup.drafting import Drafter
-from sim.setup.kv_pool import check_host_room, demand_of, kv_pool
-from sim.setup.memory import BudgetRule, Demand, check_host, host_need, plan
-from sim.setup.one_memory import check_beside, check_copies
-from sim.setup.options import check_options
+from sim.setup.memory import BudgetRule, Demand, check_host, check_host_room, demand_of, host_need, kv_pool, plan
 from sim.setup.pairing import (
     check_shape,
     default_model,
@@ -39,13 +43,11 @@ from sim.setup.pairing import (
 )
 from sim.setup.placement import read_placement
 from sim.setup.predictions import predicting, with_levels
-from sim.setup.replicas import check_replicas
 from sim.setup.setup import Setup
-from sim.setup.third_tier import BUFFERED, check_together, described, host_memory_of, maps_its_file, third_tier
+from sim.setup.third_tier import BUFFERED, described, host_memory_of, maps_its_file, third_tier
 from sim.workload.drawn_levels import DrawnTrace
-from sim.workload.learn_split import no_store, requests_of
+from sim.workload.learn_split import requests_of
 from sim.workload.load import load_of
-from sim.workload.scheduler import Scheduler
 from sim.workload.surrogate import SURROGATE
 from traces.format.catalogue import open_trace
 
@@ -80,7 +82,8 @@ def prepare(spec: RunSpec, kind: type[Policy] | None = None) -> Setup:
     trace = open_trace(name)
     try:
         setup = _fit(unhurried(spec, trace), spec, named, trace)
-        return replace(setup, run_id=setup.identity())
+        vars(setup)["run_id"] = setup.identity()  # nobody has it yet; a copy would take digests of files once more
+        return setup
     except BaseException:
         trace.close()
         raise
@@ -107,7 +110,7 @@ def _resolve(spec: RunSpec, kind: type[Policy] | None = None) -> _Named:
     if without_file(kind):
         policy.labels = (*policy.labels, WITHOUT_FILE)
     check_options(spec)
-    _check_watts(spec, overrides)
+    check_watts(spec, overrides)
     if not spec.sim_contention and (off := [key for key in overrides.hw if key.startswith("contention.")]):
         raise BadInput(
             f"--set hw.{off[0]}, got it with --set sim.contention=off: nothing shares memory then; leave one out"
@@ -217,16 +220,6 @@ def _keeps_all_if_room(policy: Policy, model: Model) -> bool:
         wrong = IllegalDecision(f"got {answer!r}: it answers with True or False")
         raise located(wrong, policy, "keeps_all_if_room", -1)
     return answer
-
-
-def _check_watts(spec: RunSpec, overrides: Overrides) -> None:
-    """Raises BadInput for watts that are set where no energy is counted."""
-    watts = next((key for key in overrides.hw if key.split(".")[1:2] == ["power"]), None)
-    if spec.sim_energy is None and watts is not None:
-        raise BadInput(
-            f"--set hw.{watts}, got {overrides.hw[watts]!r} without --set sim.energy: watts decide nothing else; add "
-            "--set sim.energy=gpu or --set sim.energy=machine"
-        )
 
 
 def to_draw(spec: RunSpec) -> str | None:
@@ -366,11 +359,9 @@ def _fit(taken: RunSpec, asked: RunSpec, named: _Named, trace: Trace) -> Setup:
         idle=idle,
         said=said,
     )
-    if tier is not None:
-        check_together(setup)
     if hw.one_memory:
         check_beside(setup)
-    _check_scheduler(setup)
+    check_scheduler(setup)
     check_replicas(setup)
     if not setup.timeless and "oracle" in policy.traits:
         how = f"--batch {spec.batch}" if setup.scheduler.in_order else f"--scheduler {setup.scheduler.name}"
@@ -379,27 +370,3 @@ def _fit(taken: RunSpec, asked: RunSpec, named: _Named, trace: Trace) -> Setup:
             "future to know; use --batch 1 and first come, first served, or a trace without arrivals"
         )
     return setup
-
-
-def _check_scheduler(setup: Setup) -> None:
-    """Raises BadInput where the scheduler lacks what it goes by, or an SLO names a task that no request has."""
-    kind, slos = setup.scheduler, setup.slos
-    who = f"--scheduler {kind.name}"
-    if kind.passes is not Scheduler.passes and setup.drafter is not None:
-        raise BadInput(f"{who} with --draft: it shares out decode steps of one token each; leave one of them out")
-    if "outputs" in kind.needs and not setup.store:
-        raise no_store(setup.trace, f"{who} expects of a request what its task put out there")
-    if "prices" in kind.needs and not setup.store:
-        raise no_store(
-            setup.trace, f"{who} expects a request's prompt to need the experts that its task's needed there"
-        )
-    if "paths" in kind.needs:
-        setup.trace.require_all(frozenset({"token_ids"}), who)
-        if not setup.store:
-            raise no_store(setup.trace, f"{who} learns there where tokens of each id are routed")
-    if "deadlines" in kind.needs and not (slos and setup.open_loop):
-        raise BadInput(f"{who}: it goes by deadlines, which are arrivals and SLOs; give --arrivals and --slo")
-    tasks = sorted({request.task for request in setup.requests})
-    for task in slos.tasks():
-        if task not in tasks:
-            raise BadInput(f"--slo, got task {task!r}: no request has it; {did_you_mean(task, tasks)}")

@@ -1,11 +1,10 @@
-"""Of several replicas: what may be asked for, and the setup of each."""
+"""The setup of each of several replicas."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sim.base.errors import BadInput
 from sim.policy.mistakes import blamed
 
 if TYPE_CHECKING:
@@ -33,20 +32,3 @@ def _setup_of(setup: Setup, number: int) -> Setup:
         own = type(policy)(**settings)
     own.labels = policy.labels
     return replace(setup, policy=own, pieces=setup.pieces.anew(), requests=[], clients=0)
-
-
-def check_replicas(setup: Setup) -> None:
-    """Raises BadInput where requests do not come one after the other, or somebody would have to know who goes where."""
-    spec, policy = setup.spec, setup.policy
-    if spec.replicas == 1:
-        return
-    if not setup.open_loop:
-        raise BadInput(
-            f"--replicas, got {spec.replicas} with requests back to back: a router sends requests on as they come; add "
-            "--arrivals poisson:RATE, or closed:CLIENTS for machines that are never idle"
-        )
-    if "oracle" in policy.traits:
-        raise BadInput(
-            f"policy {policy.name} with --replicas {spec.replicas}: which requests a replica gets depends on time, so "
-            "there is no future to know; leave --replicas out, or take another policy"
-        )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from sim.setup.drafting import experts_s
 from sim.workload.iterations import PREFILL, Iteration, Range
 from sim.workload.known_requests import Profiled, by_task
 from sim.workload.learn_split import StoreSplit
@@ -76,18 +77,6 @@ def _iteration_s(setup: Setup, cost: Cost, iteration: Iteration) -> float:
         gpu_s += n_dense * cost.dense_layer(iteration).duration_s
         host_s += n_dense * launches.dense.all_s
     return max(gpu_s, host_s)
-
-
-def experts_s(cost: Cost, precision: str, counts: list[int]) -> float:
-    """A layer's experts, each for so many tokens."""
-    if not cost.launches.grouped:
-        return sum(cost.expert(n, precision).duration_s for n in counts)
-    leader, slack_s = cost.leader(counts[0], precision)
-    experts_s = leader.duration_s
-    for n in counts[1:]:
-        member, slack_s = cost.member(slack_s, n, precision)
-        experts_s += member.duration_s
-    return experts_s
 
 
 def missing_experts(setup: Setup) -> list[tuple[str, float]]:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sim.machine.cost import Cost
     from sim.profiles.hardware import Hardware
     from sim.profiles.stack import Stack
-    from sim.setup.setup import Setup
 
 DIRECT, BUFFERED = "direct", "buffered"
 COLD, WARM = "cold", "warm"
@@ -116,12 +115,6 @@ def _since(stack: str, maps: bool, may_map: bool) -> str:
     if may_map:
         return f", since engine {stack} maps no file with engine.pinned=true"
     return f", since engine {stack} maps no file (llama.cpp does, and reads more slowly: --engine llama_cpp)"
-
-
-def check_together(setup: Setup) -> None:
-    """Raises BadInput for what a drive below host memory does not go with."""
-    if setup.tier is not None and setup.machine is not None:
-        raise BadInput("--drive with a machine of one's own: it reads from no drive; leave it out")
 
 
 def host_memory_of(spec: RunSpec, hw: Hardware) -> int:

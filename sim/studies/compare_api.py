@@ -14,7 +14,7 @@ from sim.base.files import to_struct
 from sim.options import OPTIONS, RunSpec, option_meant
 from sim.policy.policy_file import split
 from sim.policy.registry import name_in_file
-from sim.setup.words import for_one
+from sim.setup.naming import for_one
 from sim.studies.against import baseline, with_baseline
 from sim.studies.common_bound import common_bound, facts_of
 from sim.studies.compare import Candidate, by_scheduler, expanded, run_all

@@ -19,8 +19,8 @@ from sim.results.by_layer import expert_table, layer_table
 from sim.results.record import Result
 from sim.results.replicas import request_rows
 from sim.run import execute
+from sim.setup.naming import words_of
 from sim.setup.prepare import prepare
-from sim.setup.words import words_of
 from sim.studies.keywords import with_options
 from sim.studies.option_types import Name, Options
 
