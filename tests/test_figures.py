@@ -125,7 +125,7 @@ def test_files_of_before_are_refused_in_a_line(tmp_path: Path, capsys: pytest.Ca
         assert "schema, got 1: 2 is read" in said.err
         assert way_out in said.err
     with pytest.raises(BadInput, match="schema, got 1: 2 is read; let `moesim validate --out` write it again"):
-        from sim.real.validate_text import read
+        from sim.real.comparison import read
 
         (tmp_path / "v.json").write_text('{"schema": 1, "comparisons": []}')
         read(tmp_path / "v.json")

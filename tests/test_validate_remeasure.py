@@ -16,7 +16,8 @@ from sim.base.files import bundled
 from sim.cli import VERBS, moesim
 from sim.policy.registry import find
 from sim.profiles.models import load_model
-from sim.real.validate_text import kept_text, read
+from sim.real.comparison import read
+from sim.real.validate_text import kept_text
 from tools.validation import remeasure, repredict
 
 KEPT = read(bundled("reports.validation", ".json")["cpu-backend"])

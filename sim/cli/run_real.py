@@ -13,7 +13,6 @@ from sim.cli.say import say
 
 if TYPE_CHECKING:
     from sim.cli.run_request import RunRequest
-    from sim.options import RunSpec
     from sim.real.run import Measured
     from sim.results.record import Result
     from sim.setup.setup import Setup
@@ -24,6 +23,7 @@ def run_real(request: RunRequest) -> int:
     from sim.cli.progress import RunBar
     from sim.cli.spec_options import specify, tell_drawing, warn_if_changed
     from sim.real.devices.open import usable_device
+    from sim.real.requirements import prepare_real
     from sim.real.run import execute_real
     from sim.results.sinks import check_places, recorded
 
@@ -70,26 +70,6 @@ def checkpoint_folder(name: str) -> Path:
     return folder
 
 
-def prepare_real(spec: RunSpec, place: str, precision_given: bool) -> Setup:
-    """The setup of a real run: in the precision that the device computes in, unless another was asked for."""
-    import msgspec
-
-    from sim.real.requirements import check, serving_precision
-    from sim.run import prepare
-
-    setup = prepare(spec)
-    precision = serving_precision(place, setup.model)
-    if not precision_given and precision != spec.precision:
-        setup.close()
-        setup = prepare(msgspec.structs.replace(spec, precision=precision))
-    try:
-        check(setup)
-    except BaseException:
-        setup.close()
-        raise
-    return setup
-
-
 def _say_where(setup: Setup, place: str, request: RunRequest) -> None:
     """The first line: where the run takes place, and why there."""
     from sim.real.devices.lanes import cores
@@ -112,22 +92,8 @@ def _with_prediction(done: Measured, drawn: dict[str, Any]) -> None:
     label = None
     if done.setup.hw.name != done.machine.lanes.title:
         label = f"the profile {again.hw.id} describes another device than {done.machine.lanes.title}"
-    done.result.prediction = Prediction(
-        hw=again.hw.id,
-        label=label,
-        ttft_s=result.ttft_s,
-        tpot_s=result.tpot_s,
-        e2e_s=result.e2e_s,
-        throughput_tokens_per_s=result.throughput_tokens_per_s,
-        hit_rate=result.hit_rate,
-        late_hit_rate=result.late_hit_rate,
-        miss_rate=result.miss_rate,
-        h2d_bytes=result.h2d_bytes,
-        d2h_bytes=result.d2h_bytes,
-        bottleneck=result.bottleneck,
-        uncertainty=result.uncertainty,
-        lane_utilisation=result.lane_utilisation,
-    )
+    same = {name: getattr(result, name) for name in Prediction.__struct_fields__ if name not in ("hw", "label")}
+    done.result.prediction = Prediction(hw=again.hw.id, label=label, **same)
 
 
 def _print(done: Measured, request: RunRequest) -> None:
@@ -157,28 +123,25 @@ def _print(done: Measured, request: RunRequest) -> None:
 
 def beside(result: Result) -> str:
     """Measured and predicted, two lines of times and one of what the host spent on policy code."""
-    from sim.base.tables import render, table
+    from sim.base.tables import tabled
     from sim.base.units import show_bytes, show_seconds
 
     predicted, measured = result.prediction, result.measured
     assert predicted is not None
     assert measured is not None
-    rows = table("", "measured", f"predicted for {predicted.hw}", "ratio")
-    for title, real, said in (
-        ("TTFT", result.ttft_s, predicted.ttft_s),
-        ("TPOT", result.tpot_s, predicted.tpot_s),
+    rows = []
+    scatter, each_s = predicted.uncertainty.plus_minus_frac, measured.policy_code_per_iteration_s
+    for title, real_s, said_s in (
+        ("TTFT", result.ttft_s.mean, predicted.ttft_s.mean),
+        ("TPOT", result.tpot_s.mean, predicted.tpot_s.mean),
     ):
-        real_s, said_s = real.mean, said.mean
-        if real_s is None or said_s is None:
-            continue
-        scatter = predicted.uncertainty.plus_minus_frac
-        spread = f" +- {show_seconds(said_s * scatter)}" if scatter else ""
-        rows.add_row(title, show_seconds(real_s), f"{show_seconds(said_s)}{spread}", f"{said_s / real_s:.2f}")
-    rows.add_row("to the device", show_bytes(result.h2d_bytes), show_bytes(predicted.h2d_bytes), "")
-    each_s = measured.policy_code_per_iteration_s
+        if real_s is not None and said_s is not None:
+            spread = f" +- {show_seconds(said_s * scatter)}" if scatter else ""
+            rows.append((title, show_seconds(real_s), show_seconds(said_s) + spread, f"{said_s / real_s:.2f}"))
+    rows.append(("to the device", show_bytes(result.h2d_bytes), show_bytes(predicted.h2d_bytes), ""))
     if each_s is not None:
-        rows.add_row("policy code", f"{show_seconds(each_s)} an iteration", "not simulated", "")
-    text = str(render(rows))
-    for label in result.caveats:
-        text += f"note: {label}\n" if "host buffers" in label or label.startswith("stopped") else ""
-    return text + (f"note: {predicted.label}\n" if predicted.label else "")
+        rows.append(("policy code", f"{show_seconds(each_s)} an iteration", "not simulated", ""))
+    notes = [label for label in result.caveats if "host buffers" in label or label.startswith("stopped")]
+    notes += [predicted.label] if predicted.label else []
+    table = tabled(("", "measured", f"predicted for {predicted.hw}", "ratio"), rows)
+    return table + "".join(f"note: {label}\n" for label in notes)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.base.errors import BadInput
-from sim.base.interrupts import answered
-from sim.base.tables import fold
+from sim.base.extras import need
 from sim.cli.output_place import OutputFile
-from sim.cli.say import say
+from sim.cli.say import note, say
 from sim.cli.spec_options import Value
 from sim.cli.unique_options import UniqueOptions
 from sim.options import OPTIONS
-from sim.real.validate_text import kept_text, read, read_report, report, talk_report
 
 if TYPE_CHECKING:
-    from sim.real.comparison import Comparison, Report, Talk
+    from sim.options import RunSpec
+    from sim.real.comparison import Report, Talk
 
 TALK_OUTPUTS = 32
 CACHES = OPTIONS.by_field["cache"]
@@ -35,8 +34,8 @@ CACHES = OPTIONS.by_field["cache"]
     "--policy",
     "policies",
     multiple=True,
-    metavar="NAME|FILE.py",
-    help="What decides; repeat it. With --checkpoint parameters may follow the name: 'emoe p=1'.",
+    metavar="'NAME KEY=VALUE ...'",
+    help="What decides; repeat it. Parameters may follow the name: 'emoe p=1'.",
 )
 @click.option(
     "--cache", "caches", multiple=True, metavar=CACHES.metavar, type=Value(CACHES), help=f"{CACHES.help}; repeat it."
@@ -109,13 +108,8 @@ CACHES = OPTIONS.by_field["cache"]
 def command(
     policies: tuple[str, ...],
     caches: tuple[str, ...],
-    hw: str | None,
     device: str | None,
-    model: str,
-    trace: str | None,
     precision: str | None,
-    requests: int,
-    batch: int,
     settings: tuple[str, ...],
     checkpoint: str | None,
     outputs: int | None,
@@ -125,245 +119,75 @@ def command(
     resume: bool,
     as_json: bool,
     tables: tuple[str, ...],
+    **run: Any,
 ) -> int:
     """Simulate and really run: predicted, measured and error of TTFT, TPOT, hits, bytes and lanes; exit 1 beyond F."""
+    from sim.real.comparison import read, read_report
+    from sim.real.validate_text import kept_text
+
     if tables:
         from sim.base.files import bundled
 
         kept = bundled("reports.validation", ".json")
         click.echo(kept_text([read(kept.get(name, Path(name))) for name in tables]), nl=False)
         return 0
-    if not policies or hw is None:
+    if not policies or run["hw"] is None:
         missing = "--policy" if not policies else "--hw"
         raise BadInput(
             f"{missing}, got none: it is needed; e.g. moesim validate --policy lru --cache 64experts --hw my-cpu.yaml, "
             "whose profile `calibrate --device cpu --model cpu-small --name my-cpu` writes"
         )
-    if checkpoint is not None:
-        talked = _talk(
-            checkpoint, policies, caches or (None,), hw, device, trace, requests, settings, outputs or TALK_OUTPUTS
-        )
-        _keep(talked, out)
-        click.echo(json.dumps(talked) if as_json else fold(talk_report(talked)), nl=as_json)
-        return 1 if talked["wrong"] else 0
     if resume and out is None:
         raise BadInput("--resume, got no --out: it continues the file that --out names; give both")
-    earlier = read_report(out)["comparisons"] if resume and out is not None and out.is_file() else []
-    try:
-        data = _measure(
-            policies,
-            caches or (None,),
-            hw,
-            device,
-            model,
-            trace,
-            precision,
-            requests,
-            batch,
-            settings,
-            tolerance,
-            as_json,
-            outputs,
-            repeat,
-            earlier,
-            out,
-        )
-    except KeyboardInterrupt:
-        raise click.Abort from None
-    _keep(data, out)
+    need("validate", "torch", *(() if checkpoint else ("scipy",)))
+    from sim.real.devices.open import usable_device
+
+    keep = partial(_keep, out)
+    if checkpoint is not None:
+        from sim.cli.run_real import checkpoint_folder
+        from sim.real.generate import generated
+
+        folder = checkpoint_folder(checkpoint)
+        specs = _specs(policies, caches, settings, run | {"model": str(folder), "precision": "fp32"})
+        data: Report | Talk = generated(specs, folder, usable_device(device), outputs or TALK_OUTPUTS)
+    else:
+        from sim.real.validate import Asked, validate
+
+        specs = _specs(policies, caches, settings, run | {"precision": precision or "bf16"})
+        earlier = read_report(out)["comparisons"] if resume and out is not None and out.is_file() else []
+        asked = Asked(specs, usable_device(device), precision is not None, outputs, repeat, tolerance, earlier)
+        try:
+            data = validate(asked, (lambda _: None) if as_json else note, note, keep)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+    keep(data)
     if as_json:
         click.echo(json.dumps(data))
     else:
-        say(report(data), nl=False)
-    if data["interrupted"]:
-        click.echo("interrupted; what was compared until then is above", err=True)
+        say(kept_text([data]), nl=False)
+    if data.get("interrupted"):
+        note("interrupted; what was compared until then is above")
         return 130
     return 1 if data["wrong"] else 0
 
 
-def _measure(
-    policies: tuple[str, ...],
-    caches: tuple[str | None, ...],
-    hw: str,
-    device: str | None,
-    model: str,
-    trace: str | None,
-    precision: str | None,
-    requests: int,
-    batch: int,
-    settings: tuple[str, ...],
-    tolerance: float,
-    quiet: bool,
-    outputs: int | None,
-    repeat: int,
-    kept: list[Comparison],
-    out: Path | None,
-) -> Report:
-    """Every policy with every cache, on lanes and weights that are opened once. `kept`: comparisons made earlier."""
-    import msgspec
-
-    from sim.base.json import finite
-    from sim.cli.run_real import prepare_real
-    from sim.figures import SCHEMA
+def _specs(
+    policies: tuple[str, ...], caches: tuple[str, ...], settings: tuple[str, ...], run: dict[str, Any]
+) -> list[RunSpec]:
+    """Every policy with every capacity. Raises BadInput."""
+    from sim.cli.spec_options import stated
     from sim.options import spec_of
-    from sim.real.devices import environment
-    from sim.real.devices.lanes import cores
-    from sim.real.devices.open import usable_device
-    from sim.real.order import order
-    from sim.real.run import opened
-    from sim.real.validate import Case, compared, judge, summary
 
-    place = usable_device(device)
-    asked: dict[str, Any] = {"hw": hw, "model": model, "trace": trace, "precision": precision or "bf16"}
-    asked |= {"requests": requests, "batch": batch, "set": OPTIONS.settings(settings)}
-    cases = [
-        spec_of({**asked, "policy": policy, "cache": cache}, "moesim validate")
-        for cache in caches
+    return [
+        spec_of(stated({**run, "policy": policy, "cache": cache}, settings), "moesim validate")
+        for cache in caches or (None,)
         for policy in policies
     ]
-    largest: Any = None
-    for number, spec in enumerate(cases):  # everything that may be refused is refused before anything runs
-        setup = prepare_real(spec, place, precision is not None)
-        setup.close()
-        if number == 0 and not quiet:
-            for note in setup.notes():
-                click.echo(note, err=True)
-        cases[number] = setup.spec
-        if largest is None or sum(setup.memory.expert_bytes) > sum(largest.memory.expert_bytes):
-            largest = setup
-    runs, machine = [Case(spec, outputs) for spec in cases], environment.machine()
-    title, distinct = "", 0
-    known: list[Comparison | None] = [None] * len(runs)
-    wanted = [{**msgspec.to_builtins(spec), "outputs": outputs} for spec in cases]
-
-    def so_far(interrupted: bool) -> Report:
-        comparisons: list[Comparison] = [
-            earlier or {**compared(run), "case": case}
-            for run, case, earlier in zip(runs, wanted, known, strict=True)
-            if earlier or run.reals
-        ]
-        wrong = [
-            f"{c['policy']}, cache {c['case']['cache'] or 'default'}: {text}"
-            for c in comparisons
-            for text in judge(c, tolerance)
-        ]
-        found: Report = finite(
-            {
-                "schema": SCHEMA,
-                "device": title,
-                "cores": cores(),
-                "machine": machine,
-                "distinct_host_experts": distinct,
-                "profile": Path(hw).stem if hw.endswith((".yaml", ".yml")) else hw,
-                "load": list(_load()),
-                "date": time.strftime("%Y-%m-%d", time.gmtime()),
-                "tolerance_frac": tolerance,
-                "comparisons": comparisons,
-                "order": order(comparisons),
-                **summary(comparisons),
-                "repeats": repeat,
-                "interrupted": interrupted,
-                "wrong": wrong,
-            }
-        )
-        return found
-
-    with opened(largest, place, largest.spec.seed) as (lanes, weights):
-        if largest.hw.name != lanes.title:
-            click.echo(
-                f"note: the profile {largest.hw.id} describes another device than {lanes.title}, so errors are "
-                "not the simulator's; `calibrate` writes one of this device",
-                err=True,
-            )
-        title, distinct = lanes.title, weights.distinct
-        known = [
-            next(
-                (
-                    c
-                    for c in kept
-                    if c.get("case") == case and c["device"] == title and len(c["repeats"]["ttft_s"]) >= repeat
-                ),
-                None,
-            )
-            for case in wanted
-        ]
-        todo = [run for run, earlier in zip(runs, known, strict=True) if earlier is None]
-        try:
-            for run in todo:
-                run.predict()
-            for number in range(repeat):  # in turn, so that a machine that drifts does so for all of them
-                for run in todo:
-                    if not quiet:
-                        of = f", run {number + 1} of {repeat}" if repeat > 1 else ""
-                        click.echo(f"{run.spec.policy}, room {run.spec.cache or 'default'}{of} ...", err=True)
-                    run.carry_out(lanes, weights)
-                    _keep(so_far(True), out)
-        except KeyboardInterrupt:
-            if any(known) or any(run.reals for run in runs):
-                answered()
-                return so_far(True)
-            raise
-    return so_far(False)
 
 
-def _keep(data: Report | Talk, out: Path | None) -> None:
+def _keep(out: Path | None, data: Report | Talk) -> None:
     if out is not None:
         from sim.base.files import replacing
 
         with replacing(out) as part:
             part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-
-
-def _talk(
-    checkpoint: str,
-    policies: tuple[str, ...],
-    caches: tuple[str | None, ...],
-    hw: str,
-    device: str | None,
-    trace: str | None,
-    requests: int,
-    settings: tuple[str, ...],
-    outputs: int,
-) -> Talk:
-    """The real small model under every policy; what a lossless one changes is wrong."""
-    from sim.base.json import finite
-    from sim.base.kinds import EXPERTS, amount_in
-    from sim.cli.run_real import checkpoint_folder
-    from sim.options import spec_of
-    from sim.policy.policy_file import split
-    from sim.real.devices.open import usable_device
-    from sim.real.generate import talk
-
-    folder = checkpoint_folder(checkpoint)
-    specs, named_so = [], []
-    for cache in caches:
-        for item in policies:
-            policy, *own = split(item) or [""]
-            asked: dict[str, Any] = {
-                "policy": policy,
-                "hw": hw,
-                "model": str(folder),
-                "trace": trace,
-                "precision": "fp32",
-            }
-            asked |= {"requests": requests, "set": OPTIONS.settings((*settings, *own))}
-            specs.append(spec_of({**asked, "cache": cache}, "moesim validate"))
-            named_so.append(" ".join((policy, *own)))
-    rows = talk(specs, folder, usable_device(device), outputs)
-    for row, name, spec in zip(rows, named_so, specs, strict=True):
-        row |= {"policy": name, "experts": amount_in(EXPERTS, spec.capacity)}
-    wrong = [
-        f"{row['policy']}: lossless, yet its tokens differ from the resident model's"
-        for row in rows
-        if not row["lossy"] and not row["tokens_identical"]
-    ]
-    from sim.figures import SCHEMA
-
-    found: Talk = finite({"schema": SCHEMA, "checkpoint": folder.name, "policies": rows, "wrong": wrong})
-    return found
-
-
-def _load() -> tuple[float, ...]:
-    import os
-
-    return os.getloadavg() if hasattr(os, "getloadavg") else ()

@@ -141,7 +141,7 @@ def read(path: Path) -> Input:
     if "rows" in data and "answer" in data:
         return Grid(*_text_of(data, path), _rows(data["rows"], path), hits="demand_copies_n" in _columns(data))
     if "comparisons" in data or "checkpoint" in data:
-        from sim.real.validate_text import read as kept
+        from sim.real.comparison import read as kept
 
         return Validation(kept(path))
     raise BadInput(f"{path}: JSON of no kind that is known here; give {ANSWERS}")

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict, final
+
+import msgspec
+
+from sim.base.errors import BadInput
+from sim.base.files import read_object
+from sim.figures import check_schema
+
+MAX_BYTES = 64 * 1024 * 1024
+WAY_OUT = "let `moesim validate --out` write it again"
 
 
 class Pair(TypedDict):
@@ -47,7 +57,7 @@ class Decisions(TypedDict):
 
 
 class Comparison(TypedDict):
-    """One policy at one budget in both worlds."""
+    """One policy with one capacity in both worlds."""
 
     policy: str
     params: dict[str, bool | int | float | str | None]
@@ -82,7 +92,7 @@ class Comparison(TypedDict):
 
 
 class Order(TypedDict):
-    """How well policies at one budget come in the order that was predicted (`sim.real.order.order`)."""
+    """How well policies with one capacity come in the order that was predicted (`sim.real.order.order`)."""
 
     policies: int
     noise_s: float | None
@@ -148,3 +158,24 @@ class Talk(TypedDict):
     checkpoint: str
     policies: list[Talked]
     wrong: list[str]
+
+
+def read(path: Path) -> Report | Talk:
+    """Kept comparisons. Raises BadInput."""
+    data = read_object(path, MAX_BYTES, WAY_OUT)
+    check_schema(data, path, WAY_OUT)
+    if not {"comparisons", "policies"} & set(data):
+        raise BadInput(f"{path}: not comparisons of `moesim validate --out`; {WAY_OUT}")
+    try:
+        found: Report | Talk = msgspec.convert(data, Talk) if "policies" in data else msgspec.convert(data, Report)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadInput(f"{path}: not comparisons of `moesim validate --out` ({error}); {WAY_OUT}") from None
+    return found
+
+
+def read_report(path: Path) -> Report:
+    """Kept comparisons of simulation and measurement. Raises BadInput."""
+    found = read(path)
+    if "policies" in found:
+        raise BadInput(f"{path}: what a checkpoint generated, not comparisons with a simulation; name another file")
+    return found

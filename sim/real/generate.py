@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.base.errors import BadInput
+from sim.base.json import finite
 from sim.base.kinds import EXPERTS, amount_in
+from sim.figures import SCHEMA
+from sim.profiles.overrides import of_profile
 from sim.real.live import LiveIteration, LiveRouting, LiveTrace
 from sim.real.run import assemble_real, open_weighed, run_real
 from sim.real.weights.weights import Weights
 from sim.run import execute, prepare
+from sim.setup.naming import show
 from sim.workload.iterations import Iteration
 
 if TYPE_CHECKING:
     from sim.options import RunSpec
-    from sim.real.comparison import Talked
+    from sim.real.comparison import Talk, Talked
     from sim.real.devices.lanes import Lanes
     from sim.results.record import Result
     from sim.setup.setup import Setup
@@ -125,9 +129,10 @@ def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> lis
             )
             same = [a == b for r in base[0].tokens for a, b in zip(base[0].tokens[r], text.tokens[r], strict=True)]
             replay = open_loop(spec)
+            own = {key: value for key, value in spec.set.items() if not of_profile(key)}
             rows.append(
                 {
-                    "policy": text.policy,
+                    "policy": " ".join([text.policy, *(f"{key}={show(key, value)}" for key, value in own.items())]),
                     "lossy": text.lossy,
                     "tokens": len(same),
                     "tokens_same_frac": float(np.mean(same)),
@@ -146,3 +151,15 @@ def talk(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> lis
     finally:
         lanes.close()
     return rows
+
+
+def generated(specs: list[RunSpec], folder: Path, device: str, n_outputs: int) -> Talk:
+    """The real small model under every policy, with what is wrong: what a lossless one changes."""
+    rows = talk(specs, folder, device, n_outputs)
+    wrong = [
+        f"{row['policy']}: lossless, yet its tokens differ from the resident model's"
+        for row in rows
+        if not row["lossy"] and not row["tokens_identical"]
+    ]
+    found: Talk = finite({"schema": SCHEMA, "checkpoint": folder.name, "policies": rows, "wrong": wrong})
+    return found

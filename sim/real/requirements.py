@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sim.base.errors import BadInput
 from sim.base.units import show_bytes
 from sim.profiles.precisions import BITS_PER_PARAM
 from sim.real.devices.environment import free_host_bytes
 from sim.real.weights.forms import check_form
 from sim.real.weights.weights import check_supported
+from sim.run import prepare
 
 if TYPE_CHECKING:
+    from sim.options import RunSpec
     from sim.profiles.models import Model
     from sim.real.devices.protocol import Device
     from sim.setup.setup import Setup
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 SLACK_FRAC = 0.9
 """Share of free memory a run may take."""
 SMALL = "cpu-small"
+HOST_ALONE = "it keeps every expert in this host's memory"
 
 
 def serving_precision(device: str, model: Model) -> str:
@@ -32,31 +37,39 @@ def serving_precision(device: str, model: Model) -> str:
     return "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
 
 
+def prepare_real(spec: RunSpec, place: str, precision_given: bool) -> Setup:
+    """The setup of a real run: in the precision that the device computes in, unless another was asked for."""
+    setup = prepare(spec)
+    precision = serving_precision(place, setup.model)
+    if not precision_given and precision != spec.precision:
+        setup.close()
+        setup = prepare(msgspec.structs.replace(spec, precision=precision))
+    try:
+        check(setup)
+    except BaseException:
+        setup.close()
+        raise
+    return setup
+
+
 def check(setup: Setup) -> None:
     """Raises BadInput for what no real run here carries out."""
-    if setup.tier is not None or setup.spec.ram is not None:
-        asked = "--ram" if setup.tier is None else "--drive"
-        raise BadInput(f"--real, got {asked}: real runs keep every expert in this host's memory; leave it out")
-    if setup.spec.sim_energy is not None:
-        raise BadInput(
-            f"--set sim.energy, got {setup.spec.sim_energy!r} with --real: joules come of a profile's watts, and a "
-            "real "
-            "run measures none; simulate it"
-        )
-    if setup.kv is not None:
-        raise BadInput("--real, got --kv-memory: real runs have no pool of pages; leave it out")
+    spec, whole = setup.spec, "a real run takes each prompt whole, as an iteration of its own"
+    for option, asked, why in (
+        ("--drive", None if setup.tier is None else spec.drive, HOST_ALONE),
+        ("--ram", spec.ram, HOST_ALONE),
+        ("--set sim.energy", spec.sim_energy, "joules come of a profile's watts, and it measures none"),
+        ("--kv-memory", None if setup.kv is None else spec.kv_memory, "it has no pool of pages"),
+        ("--draft", None if setup.drafter is None else spec.draft, "it decodes a token at a time"),
+        ("--prefill-chunk", spec.prefill_chunk, whole),
+        ("--set batch.static", spec.batch_static or None, whole),
+        ("--replicas", spec.replicas if spec.replicas > 1 else None, "it runs on this one machine"),
+    ):
+        if asked is not None:
+            raise BadInput(f"{option}, got {asked!r} with --real: {why}; leave it out")
     if setup.several.unusual:
         raise BadInput(f"--real, got {setup.several.unusual}: simulated only; leave it out")
-    if setup.drafter is not None:
-        raise BadInput("--draft: a real run decodes a token at a time; leave it out")
-    if setup.spec.prefill_chunk is not None or setup.spec.batch_static:
-        asked = "--prefill-chunk" if setup.spec.prefill_chunk is not None else "--set batch.static=on"
-        raise BadInput(f"{asked}: a real run takes each prompt whole, as an iteration of its own; leave it out")
-    if setup.spec.replicas > 1:
-        raise BadInput(
-            f"--replicas, got {setup.spec.replicas} with --real: it runs on this one machine; leave one of them out"
-        )
-    check_supported(setup.model, setup.spec.precision)
+    check_supported(setup.model, spec.precision)
     for precision in lower_precisions(setup):
         check_form(precision, setup.model.hidden_size)
 
@@ -74,12 +87,12 @@ def check_memory(setup: Setup, device: Device, free: tuple[int, int]) -> int:
         free: bytes free on the device and on the host; on the CPU backend both come out of host memory.
 
     Raises:
-        BadInput: dense weights, caches and the expert budget do not fit the device, or no layer's experts the host.
+        BadInput: dense weights, KV caches and experts do not fit the device, or no layer's experts the host.
     """
     model, precision = setup.model, setup.spec.precision
     on_device, on_host = (int(SLACK_FRAC * n_bytes) for n_bytes in free)
     need = setup.memory.parts.held_bytes + sum(setup.memory.expert_bytes)
-    smaller = "lower --cache" if model.id == SMALL else f"take --model {SMALL}, or fewer --cache"
+    smaller = "lower --cache" if model.id == SMALL else f"take --model {SMALL}, or lower --cache"
     if need > on_device:
         raise BadInput(
             f"--real, got --model {model.id}: it needs {show_bytes(need)} on {device.place}, which "

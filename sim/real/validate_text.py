@@ -1,220 +1,156 @@
-"""Comparisons of `moesim validate` as tables, for the terminal and for the docs, and read back from their files."""
+"""Comparisons of `moesim validate`: the columns that text and pages show, and the text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.base.errors import BadInput
-from sim.figures import check_schema
+from sim.base.tables import fold, tabled
+from sim.base.units import show_change, show_count, show_value
+from sim.real.order import order, told
 
 if TYPE_CHECKING:
-    from sim.real.comparison import Comparison, Report, Talk
+    from sim.real.comparison import Comparison, Off, Report, Talk
 
-MAX_BYTES = 64 * 1024 * 1024
-
-
-def read(path: Path) -> Report | Talk:
-    """Kept comparisons. Raises BadInput."""
-    import msgspec
-
-    from sim.base.files import read_object
-    from sim.real.comparison import Report, Talk
-
-    way_out = "let `moesim validate --out` write it again"
-    data = read_object(path, MAX_BYTES, way_out)
-    check_schema(data, path, way_out)
-    if not {"comparisons", "policies"} & set(data):
-        raise BadInput(f"{path}: not comparisons of `moesim validate --out`; {way_out}")
-    try:
-        found: Report | Talk = msgspec.convert(data, Talk) if "policies" in data else msgspec.convert(data, Report)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise BadInput(f"{path}: not comparisons of `moesim validate --out` ({error}); {way_out}") from None
-    return found
+MOST_OPERATIONS = 8
+MEASURED = "error: of the prediction, as a share of what was measured. IQR: of measured iterations. hits: hit rates."
+GENERATED = (
+    "as resident: tokens that the resident model generates too. closed, open loop: activations changed where the model "
+    "routes itself, and in replay. mass kept: of the gate, in replay."
+)
 
 
-def read_report(path: Path) -> Report:
-    """Kept comparisons of simulation and measurement. Raises BadInput."""
-    found = read(path)
-    if "policies" in found:
-        raise BadInput(f"{path}: what a checkpoint generated, not comparisons with a simulation; name another file")
-    return found
+class Shown(NamedTuple):
+    """A column: its title, its unit (`s`, `frac`, `n`, `x`, nothing for words), and what it reads of a row."""
+
+    title: str
+    unit: str
+    read: Callable[[Any], Any]
+    signed: bool = False
 
 
-def headline(data: Report) -> str:
-    """How far off, in a line."""
-    from sim.base.units import show_count
-
-    median, worst = data["tpot_s_median_error_frac"], data["tpot_s_worst_error_frac"]
-    head = f"{show_count(len(data['comparisons']), 'comparison')} on {data['device']}"
-    return head if median is None else f"{head}: TPOT off by {median:.1%} (median), {worst:.1%} (worst)"
-
-
-def report(data: Report) -> str:
-    """The verdict first, then a row per comparison, lanes of the worst one, and what is wrong."""
-    from sim.base.tables import render, table
-    from sim.base.units import show_seconds, show_value
-    from sim.real.order import told
-
-    rows = table(
-        "policy",
-        "experts",
-        "TPOT predicted",
-        "measured",
-        "error",
-        "TTFT error",
-        "hits predicted",
-        "measured",
-        "bytes",
-        "decisions",
-        "worst lane",
-    )
-    for c in data["comparisons"]:
-        scatter, said_s = c["plus_minus_frac"], c["tpot_s"]["predicted"]
-        spread = f" +- {show_seconds(scatter * said_s)}" if scatter and said_s else ""
-        rows.add_row(
-            c["policy"],
-            _spec(c),
-            "-" if said_s is None else show_seconds(said_s) + spread,
-            show_value(c["tpot_s"]["measured"], "s"),
-            _percent(c["tpot_s"]["error_frac"]),
-            _percent(c["ttft_s"]["error_frac"]),
-            _percent(c["classes"]["hit_rate"]["predicted"], sign=False),
-            _percent(c["classes"]["hit_rate"]["measured"], sign=False),
-            _percent(c["bytes"]["h2d_bytes"]["error_frac"]),
-            "identical" if c["decisions"]["identical"] else "differ",
-            c["worst_lane"],
-        )
-    text = f"{headline(data)}\n\n{render(rows)}\n"
-    furthest = max(data["comparisons"], key=lambda c: abs(c["tpot_s"]["error_frac"] or 0.0))
-    lanes = table("per iteration", "predicted", "measured", "off")
-    most = sorted(furthest["operations"].items(), key=lambda item: -abs(item[1]["off_s"]))[:8]
-    shown = {**furthest["lanes"], **dict(most)}
-    for name, row in shown.items():
-        lanes.add_row(
-            name, show_seconds(row["predicted_s"]), show_seconds(row["measured_s"]), f"{1e3 * row['off_s']:+.3f} ms"
-        )
-    text += f"lanes and operations of {furthest['policy']}, {_spec(furthest)} experts:\n{render(lanes)}\n"
-    for where, ranked in data["order"].items():
-        text += told(where, ranked) + "\n"
-    for label in sorted({label for c in data["comparisons"] for label in c["caveats"]}):
-        text += f"note: {label}\n"
-    return text + "".join(f"wrong: {line}\n" for line in data["wrong"])
-
-
-def talk_report(data: Talk) -> str:
-    """A row per policy under which the model generated, and what is wrong."""
-    from sim.base.tables import render, table
-
-    rows = table(
-        "policy",
-        "lossy",
-        "tokens",
-        "as resident",
-        "perplexity",
-        "resident",
-        "change",
-        "changed, closed loop",
-        "open loop",
-        "gate mass kept, open loop",
-    )
-    for row in data["policies"]:
-        rows.add_row(
-            row["policy"],
-            "yes" if row["lossy"] else "no",
-            str(row["tokens"]),
-            _percent(row["tokens_same_frac"], sign=False),
-            f"{row['perplexity']:.3f}",
-            f"{row['perplexity_resident']:.3f}",
-            _percent(row["perplexity_change_frac"]),
-            _percent(row["closed_loop_activations_changed_frac"], sign=False),
-            _percent(row["open_loop_activations_changed_frac"], sign=False),
-            _percent(row["open_loop_gate_mass_kept"], sign=False),
-        )
-    head = f"{data['checkpoint']} generates under {len(data['policies'])} policies, routing itself"
-    return f"{head}\n\n{render(rows)}\n" + "".join(f"wrong: {line}\n" for line in data["wrong"])
-
-
-def kept_text(kept: Sequence[Report | Talk], width: int | None = None) -> str:
-    """What files of comparisons hold: hardware, cores, noise, versions and date, then a row per comparison."""
-    return "\n".join(_talked(data, width) if "policies" in data else _compared(data, width) for data in kept)
-
-
-def _compared(data: Report, width: int | None) -> str:
-    from sim.base.tables import fold
-    from sim.real.order import order, told
-
-    machine, load = data["machine"], ", ".join(f"{x:.1f}" for x in data["load"])
-    head = (
-        f"{data['device']}: {machine['cpu']}, {data['cores']} cores, torch {machine['versions']['torch']}, "
-        f"{data['date']}, load average {load}, profile {data['profile']}. TPOT off by "
-        f"{data['tpot_s_median_error_frac']:.1%} (median), {data['tpot_s_worst_error_frac']:.1%} (worst); TTFT by "
-        f"{data['ttft_s_median_error_frac']:.1%} and {data['ttft_s_worst_error_frac']:.1%}."
-    )
-    models = list(dict.fromkeys(c["model"] for c in data["comparisons"]))
-    rows = "\n".join(f"{model}\n{_rows_of(model, data, width)}" for model in models)
-    notes = "off: of TPOT. IQR: of the measured iterations. hits: hit rate predicted, and real."
-    orders = "".join(f"- {told(where, row)}.\n" for where, row in order(data["comparisons"]).items())
-    return f"{fold(head, width)}\n\n{rows}\n{fold(notes, width)}\n{fold(orders, width)}"
-
-
-def _rows_of(model: str, data: Report, width: int | None) -> str:
-    from sim.base.tables import render, table
-
-    rows = table("policy", "experts", "ms per token", "measured", "off", "TTFT off", "IQR", "hits", "real", "decisions")
-    for c in data["comparisons"]:
-        if c["model"] != model:
-            continue
-        said_s, real_s, scatter = c["tpot_s"]["predicted"], c["tpot_s"]["measured"], c["plus_minus_frac"]
-        spread = f" ± {1e3 * said_s * scatter:.1f}" if scatter and said_s else ""
-        rows.add_row(
-            c["policy"],
-            _spec(c),
-            _ms(said_s) + spread,
-            _ms(real_s),
-            _percent(c["tpot_s"]["error_frac"]),
-            _percent(c["ttft_s"]["error_frac"]),
-            _percent(c["decode_iqr_frac"], sign=False),
-            _percent(c["classes"]["hit_rate"]["predicted"], sign=False),
-            _percent(c["classes"]["hit_rate"]["measured"], sign=False),
-            "identical" if c["decisions"]["identical"] else "differ",
-        )
-    return render(rows, width)
-
-
-def _talked(data: Talk, width: int | None) -> str:
-    """What `--checkpoint` kept, as rows."""
-    from sim.base.tables import fold, render, table
-
-    rows = table(
-        "policy", "lossy", "as resident", "perplexity", "resident", "change", "closed loop", "open loop", "mass kept"
-    )
-    for row in data["policies"]:
-        shares = row["closed_loop_activations_changed_frac"], row["open_loop_activations_changed_frac"]
-        rows.add_row(
-            row["policy"],
-            "yes" if row["lossy"] else "no",
-            f"{_percent(row['tokens_same_frac'], sign=False)} of {row['tokens']}",
-            f"{row['perplexity']:.2f}",
-            f"{row['perplexity_resident']:.2f}",
-            _percent(row["perplexity_change_frac"]),
-            *(_percent(share, sign=False) for share in (*shares, row["open_loop_gate_mass_kept"])),
-        )
-    notes = (
-        "as resident: tokens that the resident model generates too. closed, open loop: activations changed where "
-        "the model routes itself, and in replay. mass kept: of the gate, in replay."
-    )
-    return f"{render(rows, width)}\n{fold(notes, width)}\n"
-
-
-def _spec(found: Comparison) -> str:
+def experts_of(found: Comparison) -> str:
+    """The capacity of a case as it was asked for."""
     return str(found["experts"]) if found["experts"] else f"{found['cache_capacity_bytes'] / 1e6:.0f} MB"
 
 
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.1f}"
+def case_of(found: Comparison) -> str:
+    """A case in a few words."""
+    return f"{found['policy']}, {experts_of(found)} experts, {found['model']}"
 
 
-def _percent(value: float | None, sign: bool = True) -> str:
-    return "-" if value is None else f"{value:+.1%}" if sign else f"{value:.1%}"
+CASE = (
+    Shown("policy", "", lambda c: c["policy"]),
+    Shown("experts", "", experts_of),
+    Shown("TPOT", "s", lambda c: c["tpot_s"]["predicted"]),
+    Shown("+-", "frac", lambda c: c["plus_minus_frac"]),
+    Shown("real", "s", lambda c: c["tpot_s"]["measured"]),
+    Shown("error", "frac", lambda c: c["tpot_s"]["error_frac"], signed=True),
+    Shown("TTFT", "s", lambda c: c["ttft_s"]["predicted"]),
+    Shown("TTFT real", "s", lambda c: c["ttft_s"]["measured"]),
+    Shown("TTFT error", "frac", lambda c: c["ttft_s"]["error_frac"], signed=True),
+    Shown("IQR", "frac", lambda c: c["decode_iqr_frac"]),
+    Shown("hits", "frac", lambda c: c["classes"]["hit_rate"]["predicted"]),
+    Shown("hits real", "frac", lambda c: c["classes"]["hit_rate"]["measured"]),
+    Shown("bytes error", "frac", lambda c: c["bytes"]["h2d_bytes"]["error_frac"], signed=True),
+    Shown("decisions", "", lambda c: "identical" if c["decisions"]["identical"] else "differ"),
+    Shown("worst lane", "", lambda c: c["worst_lane"]),
+)
+SPARE = ("tokens", "worst lane", "bytes error", "TTFT", "TTFT real", "IQR")
+LANE = (
+    Shown("per iteration", "", lambda row: row[0]),
+    Shown("predicted", "s", lambda row: row[1]["predicted_s"]),
+    Shown("measured", "s", lambda row: row[1]["measured_s"]),
+    Shown("off", "s", lambda row: row[1]["off_s"], signed=True),
+)
+POLICY = (
+    Shown("policy", "", lambda row: row["policy"]),
+    Shown("lossy", "", lambda row: "yes" if row["lossy"] else "no"),
+    Shown("tokens", "n", lambda row: row["tokens"]),
+    Shown("as resident", "frac", lambda row: row["tokens_same_frac"]),
+    Shown("perplexity", "x", lambda row: row["perplexity"]),
+    Shown("resident", "x", lambda row: row["perplexity_resident"]),
+    Shown("change", "frac", lambda row: row["perplexity_change_frac"], signed=True),
+    Shown("closed loop", "frac", lambda row: row["closed_loop_activations_changed_frac"]),
+    Shown("open loop", "frac", lambda row: row["open_loop_activations_changed_frac"]),
+    Shown("mass kept", "frac", lambda row: row["open_loop_gate_mass_kept"]),
+)
+
+
+def headline(data: Report | Talk) -> str:
+    """How far off, or what generated, in a line."""
+    if "policies" in data:
+        return f"{data['checkpoint']} generates under {len(data['policies'])} policies, routing itself"
+    head = f"{show_count(len(data['comparisons']), 'comparison')} on {data['device']}"
+    for name in ("TPOT", "TTFT"):
+        median, worst = (data[f"{name.lower()}_s_{which}_error_frac"] for which in ("median", "worst"))  # type: ignore[literal-required]
+        if median is not None:
+            head += f"{':' if name == 'TPOT' else ';'} {name} off by {median:.1%} (median), {worst:.1%} (worst)"
+    return head
+
+
+def machine_of(data: Report) -> str:
+    """What it was measured on, and how busy that was."""
+    load = ", ".join(f"{x:.1f}" for x in data["load"])
+    return (
+        f"{data['machine']['cpu']}, {data['cores']} cores, torch {data['machine']['versions']['torch']}, "
+        f"{data['date']}, load average {load}, profile {data['profile']}"
+    )
+
+
+def furthest(data: Report) -> Comparison:
+    """The case whose time per token is furthest off."""
+    return max(data["comparisons"], key=lambda c: abs(c["tpot_s"]["error_frac"] or 0.0))
+
+
+def lanes_of(found: Comparison) -> list[tuple[str, Off]]:
+    """Lanes of a case, and the operations that are furthest off."""
+    worst = sorted(found["operations"].items(), key=lambda item: -abs(item[1]["off_s"]))
+    return list({**found["lanes"], **dict(worst[:MOST_OPERATIONS])}.items())
+
+
+def orders_of(data: Report) -> list[str]:
+    """A sentence about each order of policies."""
+    return [f"{told(where, row)}." for where, row in order(data["comparisons"]).items()]
+
+
+def remarks_of(data: Report | Talk) -> list[str]:
+    """What is wrong, and what else has to be known."""
+    caveats = sorted({label for c in data.get("comparisons", ()) for label in c["caveats"]})  # type: ignore[attr-defined]
+    return [*(f"note: {label}" for label in caveats), *(f"wrong: {line}" for line in data["wrong"])]
+
+
+def kept_text(kept: Sequence[Report | Talk], width: int | None = None) -> str:
+    """Comparisons for people: how far off, on what, a row for each, and what follows."""
+    return "\n".join(_text(data, width) for data in kept)
+
+
+def _text(data: Report | Talk, width: int | None) -> str:
+    if "policies" in data:
+        tables, notes = [_table(POLICY, data["policies"], width)], [GENERATED]
+    else:
+        worst = furthest(data)
+        tables = [
+            f"{model}\n{_table(CASE, [c for c in data['comparisons'] if c['model'] == model], width)}"
+            for model in dict.fromkeys(c["model"] for c in data["comparisons"])
+        ]
+        tables.append(f"furthest off: {case_of(worst)}\n{_table(LANE, lanes_of(worst), width)}")
+        notes = [MEASURED, machine_of(data), *(f"- {line}" for line in orders_of(data))]
+    rest = "\n".join([*notes, *remarks_of(data)])
+    return "\n".join([fold(headline(data), width) + "\n", *tables, fold(rest, width) + "\n"])
+
+
+def _table(columns: Sequence[Shown], rows: Sequence[Any], width: int | None) -> str:
+    words = [at for at, one in enumerate(columns) if at and not one.unit]
+    cells = [[_cell(one, one.read(row)) for one in columns] for row in rows]
+    return tabled([one.title for one in columns], cells, words, SPARE, width)
+
+
+def _cell(column: Shown, value: Any) -> str:
+    if not column.unit or value is None:
+        return "-" if value is None else str(value)
+    if column.signed and column.unit == "frac":
+        return f"{100 * value:+.1f} %"
+    if column.signed:
+        return show_change(0.0, value, column.unit)
+    return show_value(value, column.unit)

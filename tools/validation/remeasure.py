@@ -173,7 +173,7 @@ def measure(
     A comparison beyond the tolerance of `validate` (exit 1) is a result, not a failure.
     """
     from sim.base.files import write_json
-    from sim.real.validate_text import read_report
+    from sim.real.comparison import read_report
 
     began_s, parts = time.monotonic(), []
     for plan in plans:

@@ -19,12 +19,10 @@ def command() -> None:
     """Speak, keep, print the table anew in docs/validate.md."""
     from sim.base.errors import DoesNotFit
     from sim.base.files import write_json
-    from sim.base.json import finite
     from sim.base.tables import IN_A_PIPE
-    from sim.figures import SCHEMA
     from sim.options import RunSpec
     from sim.policy.registry import policies
-    from sim.real.generate import talk
+    from sim.real.generate import generated
     from sim.real.validate_text import kept_text
     from sim.run import assemble, prepare
     from tools.validation.remeasure import HERE, refresh
@@ -48,20 +46,14 @@ def command() -> None:
             break
         else:
             raise click.ClickException(f"{name} does not fit, however much room it has")
-    rows = talk(specs, folder, "cpu", OUTPUTS)
-    wrong = [
-        f"{row['policy']}: lossless, yet its tokens differ from the resident model's"
-        for row in rows
-        if not row["lossy"] and not row["tokens_identical"]
-    ]
-    data = finite({"schema": SCHEMA, "checkpoint": CHECKPOINT, "policies": rows, "wrong": wrong})
+    data = generated(specs, folder, "cpu", OUTPUTS)
     write_json(HERE / f"{CHECKPOINT}.json", data)
     table, page = kept_text([data], IN_A_PIPE), HERE.parents[1] / "docs" / "validate.md"
     if page.is_file():
         refresh(page, table, CHECKPOINT)
     click.echo(table)
-    if wrong:
-        raise click.ClickException("; ".join(wrong))
+    if data["wrong"]:
+        raise click.ClickException("; ".join(data["wrong"]))
 
 
 if __name__ == "__main__":
