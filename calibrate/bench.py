@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calibrate.clock import Call, Clock
-from calibrate.geometry import MeasuredGeometry
+from calibrate.ops import MeasuredGeometry, Tensor, random_tensor, touched_buffer
 from calibrate.stats import DEFAULT, Effort
-from calibrate.tensors import Tensor, random_tensor, touched_buffer
 from sim.real.devices.protocol import Device, Stream
 from sim.real.devices.work import COMPUTE, D2H, H2D
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calibrate.fit import Fit, TimedWork, fit_copy, fit_roofline
-from calibrate.geometry import ExpertShape
-from calibrate.ops import BYTES
-from calibrate.stats import Summary, advice, summarise
+from calibrate.ops import BYTES, ExpertShape
+from calibrate.stats import Summary, advice, measured, summarise
 from calibrate.store import Record, key_text
 
 EXPERT_KERNELS = 5  # gate, silu, up, mul, down
@@ -27,6 +26,11 @@ class MeasuredPoint:
     @property
     def summary(self) -> Summary:
         return summarise(self.samples_s)
+
+    @property
+    def lasted(self) -> bool:
+        """Whether what ran beside it lasted as long."""
+        return not self.covered or summarise(self.covered).median >= 0.9
 
 
 class Table:
@@ -72,14 +76,19 @@ class Table:
 
 
 @dataclass(frozen=True)
-class LinkFit:
-    """A fitted direction and the points under it."""
+class Fitted:
+    """A fit and the points under it."""
 
     fit: Fit
     points: list[MeasuredPoint]
 
+    @property
+    def n(self) -> int:
+        """Samples behind it."""
+        return sum(point.summary.n for point in self.points)
 
-def link(table: Table, direction: str, memory: str) -> LinkFit | None:
+
+def link(table: Table, direction: str, memory: str) -> Fitted | None:
     """Queued copies from page-locked memory, waited-for copies from pageable memory; None below three sizes."""
     pattern = "queued" if memory == "pinned" else "wall"
     points = table.find("copy", direction=direction, memory=memory, pattern=pattern)
@@ -87,28 +96,20 @@ def link(table: Table, direction: str, memory: str) -> LinkFit | None:
     if len(points) < 3:
         return None
     fit = fit_copy([int(p.key["n_bytes"]) for p in points], [p.summary.median for p in points])
-    return LinkFit(fit, points)
+    return Fitted(fit, points)
 
 
-@dataclass(frozen=True)
-class ComputeFit:
-    """A roofline over experts: the fit and (work, point) pairs under it."""
-
-    fit: Fit
-    points: list[MeasuredPoint]
-
-
-def gpu_experts(table: Table, dtype: str, floor_s: float) -> ComputeFit | None:
+def gpu_experts(table: Table, dtype: str, floor_s: float) -> Fitted | None:
     """Plain experts of every shape and token count; None where fewer than four points were measured."""
     return _roofline(table.find("expert", variant="plain"), dtype, EXPERT_KERNELS * floor_s, overhead=False)
 
 
-def cpu_experts(table: Table, dtype: str, threads: int) -> ComputeFit | None:
+def cpu_experts(table: Table, dtype: str, threads: int) -> Fitted | None:
     """Experts on `threads` cores in one number format."""
     return _roofline(table.find("cpu_expert", dtype=dtype, threads=threads), dtype, 0.0, overhead=True)
 
 
-def _roofline(points: list[MeasuredPoint], dtype: str, floor_s: float, *, overhead: bool) -> ComputeFit | None:
+def _roofline(points: list[MeasuredPoint], dtype: str, floor_s: float, *, overhead: bool) -> Fitted | None:
     if len(points) < 4:
         return None
     work = []
@@ -118,16 +119,7 @@ def _roofline(points: list[MeasuredPoint], dtype: str, floor_s: float, *, overhe
         # Tokens in and out count too: at thousands of tokens they rival a small expert's weights.
         moved = shape.weight_bytes(BYTES[dtype]) + 2 * n_tokens * shape.hidden * BYTES[dtype]
         work.append(TimedWork(moved, shape.flops(n_tokens), point.summary.median))
-    return ComputeFit(fit_roofline(work, floor_s, overhead=overhead), points)
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Extra time of one activity beside another, as a share of its own time alone."""
-
-    value: float
-    iqr: float
-    n: int
+    return Fitted(fit_roofline(work, floor_s, overhead=overhead), points)
 
 
 @dataclass(frozen=True)
@@ -161,7 +153,7 @@ def together(table: Table, threads: int) -> Together | None:
             if what == "cpu_by_gather" or state == "both":
                 wanted["threads"] = threads
             point = table.one("contention", **wanted)
-            if point is None or (point.covered and summarise(point.covered).median < 0.9):
+            if point is None or not point.lasted:
                 return None
             found.append((int(point.key[moved]) / point.summary.median, point.summary))
     (cpu_alone, a), (cpu, b), (copies_alone, c), (copies, d) = found
@@ -170,15 +162,14 @@ def together(table: Table, threads: int) -> Together | None:
     return Together(cpu_alone, copies_alone, cpu, copies, noise_frac, n)
 
 
-def slowdown(table: Table, what: str, **key: str | int) -> Ratio | None:
-    """both / alone - 1, not below 0; None when either is missing or the background did not last."""
+def slowdown(table: Table, what: str, note: str = "", **key: str | int) -> dict[str, Any] | None:
+    """Extra time of one activity beside another, as a share of its own time alone: both / alone - 1, from 0 to 10; None
+    when either is missing or the background did not last."""
     alone = table.one("contention", what=what, state="alone", **key)
     alone = alone or table.one("contention", what=what, state="alone")
     both = table.one("contention", what=what, state="both", **key)
-    if alone is None or both is None:
-        return None
-    if both.covered and summarise(both.covered).median < 0.9:
+    if alone is None or both is None or not both.lasted:
         return None
     a, b = alone.summary, both.summary
-    value = b.median / a.median - 1.0
-    return Ratio(max(0.0, value), (a.noise_frac + b.noise_frac) * (1.0 + max(0.0, value)), min(a.n, b.n))
+    value = max(0.0, b.median / a.median - 1.0)
+    return measured(min(value, 10.0), (a.noise_frac + b.noise_frac) * (1.0 + value), min(a.n, b.n), note)

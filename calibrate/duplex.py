@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.stats import summarise
+from calibrate.stats import measured, summarise
 from sim.real.devices.work import COMPUTE, D2H, H2D, Work
 
 if TYPE_CHECKING:
@@ -94,14 +94,7 @@ def slowdown(pairs: Pairs, alone_s: float) -> dict[str, Any] | None:
     value = MOST if done_s <= 0.0 else min(MOST, max(0.0, beside_s / done_s - 1.0))
     found = summarise([took for took, _ in pairs])
     note = f"in swaps; {beside_s / (beside_s + outside_s):.0%} of their time beside the other way"
-    return {
-        "value": value,
-        "source": "measured",
-        "ref": "lanes",
-        "iqr": found.noise_frac * (1.0 + value),
-        "n": found.n,
-        "note": note,
-    }
+    return measured(value, found.noise_frac * (1.0 + value), found.n, note, "lanes")
 
 
 def rate_down(samples: Mapping[str, list[float]], up: dict[str, Any]) -> dict[str, Any] | None:
@@ -111,11 +104,5 @@ def rate_down(samples: Mapping[str, list[float]], up: dict[str, Any]) -> dict[st
         return None
     found = summarise(samples["down"])
     value = up["value"] / ratio
-    return {
-        "value": value,
-        "source": "measured",
-        "ref": "lanes",
-        "iqr": value * found.noise_frac,
-        "n": found.n,
-        "note": "that of copies to the device in runs, by the ratio of both alone",
-    }
+    note = "that of copies to the device in runs, by the ratio of both alone"
+    return measured(value, value * found.noise_frac, found.n, note, "lanes")

@@ -8,6 +8,7 @@ machine itself under a few plain policies and takes each operation's time from w
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -91,13 +92,10 @@ def run(
         path = script(folder / "in_situ.safetensors", model, seed, prompts)
         stack.callback(path.unlink, missing_ok=True)
         n_all = model.n_moe_layers * model.n_experts
-        device_of, most = room_for(
-            lanes,
-            RunSpec(
-                policy="lru", hw="rtx3090", model=model_name, trace=str(path), precision=precision, cache="1experts"
-            ),
-            n_all,
+        asked = RunSpec(
+            policy="lru", hw="rtx3090", model=model_name, trace=str(path), precision=precision, cache="1experts"
         )
+        device_of, most = room_for(lanes, asked, n_all)
         n_runs, weights, timer = 0, None, Timer(budget_s, rounds * len(cases))
         for number in range(rounds):
             for policy, frac in cases:
@@ -107,14 +105,8 @@ def run(
                 if least > most:
                     continue
                 resident = min(most, max(least, int(frac * n_all)))
-                spec = RunSpec(
-                    policy=policy,
-                    hw="rtx3090",
-                    model=model_name,
-                    trace=str(path),
-                    precision=precision,
-                    cache=f"{resident}experts",
-                    set={**device_of, **settings},
+                spec = msgspec.structs.replace(
+                    asked, policy=policy, cache=f"{resident}experts", set={**device_of, **settings}
                 )
                 setup = prepare(spec)
                 try:
@@ -149,7 +141,7 @@ def run(
             "device": lanes.title,
             "cores": cores(),
             "machine": environment.machine(),
-            "load": _load(),
+            "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
             "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "rounds": rounds,
             "model": model.id,
@@ -183,14 +175,13 @@ class TimeUp(DeviceFault):
 
 def room_for(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float], int]:
     """Settings that give the described GPU the memory of this device, and how many of the experts it holds."""
-    from sim.options import RunSpec
     from sim.real.requirements import SLACK_FRAC, free_bytes
     from sim.run import prepare
 
     settings: dict[str, float] = {}
     if lanes.device.facts.kind == "cuda":
         settings["hw.vram_bytes"] = float(lanes.device.facts.total_bytes)
-    setup = prepare(RunSpec(**{**msgspec.structs.asdict(spec), "set": settings}))
+    setup = prepare(msgspec.structs.replace(spec, set=settings))
     try:
         size = setup.model.expert_bytes(spec.precision)
         room = min(int(setup.hw.vram_bytes.value), int(SLACK_FRAC * free_bytes(lanes.device)[0]))
@@ -200,20 +191,13 @@ def room_for(lanes: Lanes, spec: RunSpec, n_all: int) -> tuple[dict[str, float],
         setup.close()
 
 
-def _load() -> list[float]:
-    import os
-
-    return list(os.getloadavg()) if hasattr(os, "getloadavg") else []
-
-
 def _collect(samples: Samples, done: Measured, case: str, number: int, run: int) -> None:
     """Sort a run's work into samples, but for the start of the first round, which warms up threads and caches."""
     machine = done.machine
     kept = machine.ledger.kept
-    copies = [(w.start_s, w.end_s) for w in kept if LANES[w.lane] == "h2d" and w.piece is not None]
+    copies = Busy(w for w in kept if LANES[w.lane] == "h2d" and w.piece is not None)
     free_s = dict.fromkeys(LANES, 0.0)
     skip_s = 0.05 * done.result.simulated_s if number == 0 else 0.0
-    at_copy = 0
     for work in sorted(kept, key=lambda w: w.start_s):
         lane = LANES[work.lane]
         seconds = work.end_s - max(work.ready_s, free_s[lane])
@@ -224,10 +208,9 @@ def _collect(samples: Samples, done: Measured, case: str, number: int, run: int)
             name, at = _abscissa(work)
             samples.add(name, at, case, seconds)
             if name == "expert" and at == 1:
-                while at_copy < len(copies) and copies[at_copy][1] < work.start_s:
-                    at_copy += 1
-                beside = _beside(copies, at_copy, work) / max(work.end_s - work.start_s, 1e-9)
-                samples.overlap.setdefault(case, []).append((round(beside, 3), work.end_s - work.start_s))
+                took_s = work.end_s - work.start_s
+                beside = copies.beside_s(work) / max(took_s, 1e-9)
+                samples.overlap.setdefault(case, []).append((round(beside, 3), took_s))
         elif lane == "cpu":
             # From the rows' arrival to the result's being ready, on the pool.
             samples.add("cpu_expert", work.n_tokens, case, seconds)
@@ -262,24 +245,30 @@ def _collect_swaps(samples: Samples, done: Measured) -> None:
         w for w in done.machine.ledger.kept if w.op == "expert" and LANES[w.lane] == "gpu" and w.n_tokens == 1
     ]
     for way, other in (("up", "down"), ("down", "up"), ("expert", "down")):
-        busy, first, free_s = [(w.start_s, w.end_s) for w in works[other]], 0, 0.0
+        busy, free_s = Busy(works[other]), 0.0
         for work in works[way]:
             # Of experts, other work of the stream lies in between: they count from their own start.
             began_s = work.start_s if way == "expert" else max(work.ready_s, free_s)
             took_s, free_s = work.end_s - began_s, work.end_s
-            while first < len(busy) and busy[first][1] < work.start_s:
-                first += 1
-            samples.swaps.setdefault(way, []).append((took_s, min(took_s, _beside(busy, first, work))))
+            samples.swaps.setdefault(way, []).append((took_s, min(took_s, busy.beside_s(work))))
 
 
-def _beside(copies: list[tuple[float, float]], first: int, work: Work) -> float:
-    """Seconds of a piece of work during which a copy was under way."""
-    total_s = 0.0
-    for start_s, end_s in copies[first:]:
-        if start_s >= work.end_s:
-            break
-        total_s += max(0.0, min(end_s, work.end_s) - max(start_s, work.start_s))
-    return total_s
+class Busy:
+    """When a lane worked, asked in order of time."""
+
+    def __init__(self, works: Iterable[Work]) -> None:
+        self._spans, self._first = [(work.start_s, work.end_s) for work in works], 0
+
+    def beside_s(self, work: Work) -> float:
+        """Seconds of a piece of work during which the lane was busy."""
+        while self._first < len(self._spans) and self._spans[self._first][1] < work.start_s:
+            self._first += 1
+        total_s = 0.0
+        for start_s, end_s in self._spans[self._first :]:
+            if start_s >= work.end_s:
+                break
+            total_s += max(0.0, min(end_s, work.end_s) - max(start_s, work.start_s))
+        return total_s
 
 
 def _abscissa(work: Work) -> tuple[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from calibrate import duplex
 from calibrate.in_situ_file import Samples
-from calibrate.stats import range_of, refused, summarise
+from calibrate.stats import assumed, doubted, measured, summarise
 from sim.base.errors import BadInput
 
 WITHIN = ("gpu_slowdown_by_h2d", "h2d_slowdown_by_gpu", "cpu_slowdown_by_h2d", "h2d_slowdown_by_cpu")
@@ -96,27 +96,14 @@ def policy_slowdown(samples: Samples) -> dict[str, Any] | None:
         return None
     ratios = [run_s / alone for run_s, alone in samples.policy if alone > 0.0]
     value = min(10.0, max(0.0, math.fsum(run_s for run_s, _ in samples.policy) / alone_s - 1.0))
-    return {
-        "value": value,
-        "source": "measured",
-        "ref": "lanes",
-        "iqr": summarise(ratios).iqr,
-        "n": len(ratios),
-        "note": "all cases together, against the same hooks in a simulation",
-    }
+    note = "all cases together, against the same hooks in a simulation"
+    return measured(value, summarise(ratios).iqr, len(ratios), note, "lanes")
 
 
 def figure(seconds: list[float], note: str = "") -> dict[str, Any]:
     """A measured figure of a profile."""
     found = summarise(seconds)
-    plain: dict[str, Any] = {
-        "value": typical(seconds),
-        "source": "measured",
-        "ref": "lanes",
-        "iqr": found.iqr,
-        "n": found.n,
-    }
-    return {**plain, "note": note} if note else plain
+    return measured(typical(seconds), found.iqr, found.n, note, "lanes")
 
 
 def of_runs(runs: Mapping[str, list[float]]) -> dict[str, Any]:
@@ -163,23 +150,9 @@ def link(by_bytes: Copies) -> dict[str, Any] | None:
         rate = sizes[-1] / large_s
         note = f"not told apart from the time of {sizes[-1]} bytes; calibrate again on an idle machine"
     latency_s = max(0.0, large_s - sizes[-1] / rate)
-    spread = large.noise_frac
     return {
-        "latency_s": {
-            "value": latency_s,
-            "source": "measured",
-            "ref": "lanes",
-            "iqr": small.iqr,
-            "n": small.n,
-            "note": note,
-        },
-        "bandwidth_bytes_per_s": {
-            "value": rate,
-            "source": "measured",
-            "ref": "lanes",
-            "iqr": rate * spread,
-            "n": large.n,
-        },
+        "latency_s": measured(latency_s, small.iqr, small.n, note, "lanes"),
+        "bandwidth_bytes_per_s": measured(rate, rate * large.noise_frac, large.n, ref="lanes"),
     }
 
 
@@ -207,8 +180,7 @@ def _links_of_threads(
     found = {} if up is None else {"h2d": up, "h2d_pageable": up}
     if down is None and sends:
         rate = (up or data["d2h"])["bandwidth_bytes_per_s"]
-        assumed = {"value": rate["value"], "source": "assumed", "note": "as to the device; only tokens came back"}
-        bandwidth = duplex.rate_down(alone, rate) or assumed
+        bandwidth = duplex.rate_down(alone, rate) or assumed(rate["value"], "as to the device; only tokens came back")
         down = {"latency_s": figure(sends[min(sends)]), "bandwidth_bytes_per_s": bandwidth}
     return found if down is None else {**found, "d2h": down, "d2h_pageable": down}
 
@@ -227,11 +199,7 @@ def judged(node: Any) -> Any:
         return node
     if node.get("ref") != "lanes" or node.get("iqr") is None:
         return {name: child if name == "policy_slowdown" else judged(child) for name, child in node.items()}
-    value, iqr = float(node["value"]), float(node["iqr"])
-    why = refused("lanes", value, iqr)
-    note = str(node.get("note", ""))
-    said = {"source": "assumed", "note": f"{why}; {note}" if note else why, **range_of(value, iqr)}
-    return {**node, **said} if why else node
+    return doubted(node, "lanes")
 
 
 def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Samples] = ()) -> dict[str, Any]:
@@ -263,7 +231,7 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
     if any((launched := samples.verbs.get("launch copy", {})).values()):
         host["copy_launch_s"] = of_runs(launched)
     # Slow-downs by copies are inside the medians above; counting them again would bill them twice.
-    none = {"value": 0.0, "source": "measured", "ref": "lanes", "note": "inside the curves, measured beside copies"}
+    none = measured(0.0, note="inside the curves, measured beside copies", ref="lanes")
     machine = samples.environment["machine"]
     lanes = (
         f"{name}.lanes.json.gz ({machine['cpu']}, {samples.environment['cores']} cores, torch "
@@ -271,12 +239,8 @@ def apply(data: dict[str, Any], samples: Samples, name: str, others: Sequence[Sa
         f"{', '.join(f'{x:.1f}' for x in samples.environment['load'])})"
     )
     if on_cpu:
-        data["vram_bytes"] = {
-            "value": float(machine["memory_bytes"]),
-            "source": "measured",
-            "ref": "lanes",
-            "note": "the arena that stands for device memory lies in host memory",
-        }
+        note = "the arena that stands for device memory lies in host memory"
+        data["vram_bytes"] = measured(machine["memory_bytes"], note=note, ref="lanes")
     within = WITHIN if on_cpu else ("cpu_slowdown_by_h2d",)
     terms = {**({} if on_cpu else data.get("contention", {})), **dict.fromkeys(within, none), **_both_ways(samples)}
     data = {**data, "host": host, "ranges": ranges, "sources": {**data["sources"], "lanes": lanes}}

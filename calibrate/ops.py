@@ -1,18 +1,109 @@
-"""The work that probes time, as a plain serving loop would call it. Weights rotate, so every call finds them cold."""
+"""What probes time: the shapes of models, filled memory on either side of the link, and the work as a plain serving
+loop would call it. Weights rotate, so every call finds them cold.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from calibrate.geometry import AttentionShape, ExpertShape
-from calibrate.tensors import Tensor, random_tensor
 from sim.real.devices.protocol import Device
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MAX_ROTATION_BYTES = 3 << 30
+TILE_VALUES = 4 * 1024 * 1024
+Tensor = Any
+
+
+def random_tensor(device: Device, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """A device tensor filled with small random numbers (zeros would draw less power and clock higher)."""
+    torch = device.torch
+    kind = getattr(torch, dtype)
+    tensor = torch.empty(shape, dtype=kind, device=device.place)
+    if not kind.is_floating_point:
+        return tensor.fill_(1)
+    flat = tensor.view(-1)
+    if not device.threaded:
+        flat.normal_(0.0, 0.02)
+        return tensor
+    # The CPU draws slowly: a tile over and over.
+    tile = torch.empty(min(flat.numel(), TILE_VALUES), dtype=kind).normal_(0.0, 0.02)
+    return tiled(tensor, flat, tile)
+
+
+def touched_buffer(device: Device, n_bytes: int, *, pinned: bool) -> Tensor:
+    """A uint8 host tensor whose pages have been touched."""
+    tensor = device.on_host(n_bytes, pinned)
+    tile = device.torch.randint(0, 256, (min(n_bytes, TILE_VALUES),), dtype=device.torch.uint8)
+    return tiled(tensor, tensor, tile)
+
+
+def tiled(tensor: Tensor, flat: Tensor, tile: Tensor) -> Tensor:
+    """A tensor, filled with a tile over and over; `flat`: the same values in a row."""
+    for at in range(0, flat.numel(), tile.numel()):
+        part = flat[at : at + tile.numel()]
+        part.copy_(tile[: part.numel()])
+    return tensor
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """A gated feed-forward block: three matrices of hidden x intermediate."""
+
+    hidden: int
+    intermediate: int
+
+    @property
+    def key(self) -> dict[str, str | int]:
+        """Its part of a point's key."""
+        return {"hidden": self.hidden, "intermediate": self.intermediate}
+
+    def weight_bytes(self, bytes_per_weight: float) -> int:
+        return int(3 * self.hidden * self.intermediate * bytes_per_weight)
+
+    def flops(self, n_tokens: int) -> float:
+        return 6.0 * self.hidden * self.intermediate * n_tokens
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Grouped-query attention with its projections."""
+
+    hidden: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+    def weight_bytes(self, bytes_per_weight: int) -> int:
+        return self.hidden * self.head_dim * 2 * (self.n_heads + self.n_kv_heads) * bytes_per_weight
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        return 2 * self.n_kv_heads * self.head_dim * bytes_per_value
+
+
+@dataclass(frozen=True)
+class MeasuredGeometry:
+    """What one model's layers look like; sizes in values, not bytes."""
+
+    model: str
+    expert: ExpertShape
+    shared: ExpertShape | None
+    attention: AttentionShape
+    n_experts: int
+    top_k: int
+    vocab: int
+
+
+def copy_sizes(geometries: Iterable[MeasuredGeometry], max_bytes: int) -> list[int]:
+    """Powers of 4 from 64 KiB to `max_bytes`, plus every model's exact expert and single matrix in bf16 (bytes)."""
+    sizes = {4**k for k in range(8, 16) if 4**k <= max_bytes}
+    for geometry in geometries:
+        whole = geometry.expert.weight_bytes(2)
+        sizes |= {size for size in (whole, whole // 3) if size <= max_bytes}
+    return sorted(sizes)
 
 
 def rotations(set_bytes: int, cache_bytes: int) -> int:

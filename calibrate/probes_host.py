@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from calibrate.bench import Bench, Point
 from calibrate.clock import Call, Clock, EnqueueClock, HostClock, LaneClock
+from calibrate.ops import random_tensor, touched_buffer
 from calibrate.stats import Effort
-from calibrate.tensors import random_tensor, touched_buffer
 
 MANY = Effort(min_block_s=5e-4, max_calls=256, n_samples=40)
 EACH = Effort(min_block_s=0.0, max_calls=1, n_samples=100, max_s=0.5)

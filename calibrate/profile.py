@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from calibrate import derive
-from calibrate.derive import LinkFit, MeasuredPoint, Table, Together
+from calibrate.derive import Fitted, MeasuredPoint, Table, Together
 from calibrate.fit import Fit
-from calibrate.stats import NO_MEASUREMENT, Summary, range_of, refused
+from calibrate.stats import NO_MEASUREMENT, Summary, assumed, doubted, measured, range_of
 from sim.base.files import replacing
 from sim.results.provenance import SPREAD
 
@@ -24,7 +24,6 @@ _LANE_BYTES_PER_S = {
     5: 32e9 * 128 / 130 / 8,
     6: 64e9 / 8,
 }
-_NOT_MEASURED = "not measured in this run"
 _GATHERED = "experts gathered matrix by matrix from all over host memory"
 
 Facts = Mapping[str, Any]
@@ -41,7 +40,7 @@ def build(table: Table, facts: Facts) -> dict[str, Any]:
         "id": facts["id"],
         "name": facts["name"],
         "note": f"measured by `{facts['command']}`; raw samples and environment lie beside this file",
-        "vram_bytes": {"value": float(facts["vram_bytes"]), "source": "measured", "ref": "samples"},
+        "vram_bytes": measured(facts["vram_bytes"]),
         "h2d": up,
         "d2h": down,
         "h2d_pageable": _link(derive.link(table, "h2d", "pageable"), fallback=up),
@@ -88,23 +87,13 @@ def _float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
 _Dumper.add_representer(float, _float)
 
 
-def _measured(value: float, iqr: float, n: int, note: str = "") -> dict[str, Any]:
-    figure: dict[str, Any] = {"value": float(value), "source": "measured", "ref": "samples", "iqr": float(iqr), "n": n}
-    return {**figure, "note": note} if note else figure
-
-
 def _judged(figure: dict[str, Any], probe: str, fit: Fit | None = None) -> dict[str, Any]:
     """A figure with the range that its samples and its fit leave open, where that is wider than the one of every
     measurement; assumed, where they are too bad to call it one."""
     off_frac = 0.0 if fit is None else fit.median_off_frac
-    value, iqr = figure["value"], figure["iqr"]
-    ends = range_of(value, iqr, off_frac)
-    if ends["high"] > value * (1 + SPREAD["measured"]):
-        figure = {**figure, **ends}
-    if why := refused(probe, value, iqr, off_frac):
-        note = figure.get("note", "")
-        return {**figure, "source": "assumed", "note": f"{why}; {note}" if note else why}
-    return figure
+    ends = range_of(figure["value"], figure["iqr"], off_frac)
+    wide = ends["high"] > figure["value"] * (1 + SPREAD["measured"])
+    return doubted({**figure, **ends} if wide else figure, probe, off_frac)
 
 
 def doubts(data: Mapping[str, Any], command: str) -> Iterator[str]:
@@ -131,31 +120,28 @@ def _figures(node: object, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]
                 yield from _figures(child, f"{path}.{name}".lstrip("."))
 
 
-def _assumed(value: float, note: str = _NOT_MEASURED) -> dict[str, Any]:
-    return {"value": float(value), "source": "assumed", "note": note}
-
-
 def _spread(summary: Summary, value: float) -> float:
     """The samples' relative IQR carried over to a figure fitted to them."""
     return summary.noise_frac * value
 
 
-def _link(found: LinkFit | None, fallback: dict[str, Any] | None = None) -> dict[str, Any]:
+def _fitted(what: str, found: Fitted) -> str:
+    off = found.fit
+    return f"fit over {len(found.points)} {what}, off by {off.median_frac:.1%} (median), {off.worst_frac:.1%} (worst)"
+
+
+def _link(found: Fitted | None, fallback: dict[str, Any] | None = None) -> dict[str, Any]:
     if found is None:
         if fallback is not None:
-            note = f"{_NOT_MEASURED}; as page-locked"
-            return {name: _assumed(figure["value"], note) for name, figure in fallback.items()}
-        return {"latency_s": _assumed(1e-5), "bandwidth_bytes_per_s": _assumed(2e10)}
+            note = "not measured in this run; as page-locked"
+            return {name: assumed(figure["value"], note) for name, figure in fallback.items()}
+        return {"latency_s": assumed(1e-5), "bandwidth_bytes_per_s": assumed(2e10)}
     small, large = found.points[0].summary, found.points[-1].summary
-    n = sum(point.summary.n for point in found.points)
+    n, note = found.n, _fitted("sizes", found)
     latency_s, rate = (found.fit.params[name] for name in ("latency_s", "bandwidth_bytes_per_s"))
-    note = (
-        f"fit over {len(found.points)} sizes, off by {found.fit.median_frac:.1%} (median), "
-        f"{found.fit.worst_frac:.1%} (worst)"
-    )
     return {
-        "latency_s": _judged(_measured(latency_s, _spread(small, latency_s), n, note), "copy", found.fit),
-        "bandwidth_bytes_per_s": _judged(_measured(rate, _spread(large, rate), n), "copy", found.fit),
+        "latency_s": _judged(measured(latency_s, _spread(small, latency_s), n, note), "copy", found.fit),
+        "bandwidth_bytes_per_s": _judged(measured(rate, _spread(large, rate), n), "copy", found.fit),
     }
 
 
@@ -163,14 +149,14 @@ def _through_host(up: dict[str, Any], down: dict[str, Any]) -> dict[str, Any]:
     note = "two copies through the host, one after the other; no second device was measured"
     rate = 1.0 / sum(1.0 / way["bandwidth_bytes_per_s"]["value"] for way in (up, down))
     latency_s = up["latency_s"]["value"] + down["latency_s"]["value"]
-    return {"latency_s": _assumed(latency_s, note), "bandwidth_bytes_per_s": _assumed(rate, note)}
+    return {"latency_s": assumed(latency_s, note), "bandwidth_bytes_per_s": assumed(rate, note)}
 
 
 def _point(point: MeasuredPoint | None, default: float, probe: str, note: str = "") -> dict[str, Any]:
     if point is None:
-        return _assumed(default)
+        return assumed(default)
     summary = point.summary
-    return _judged(_measured(summary.median, summary.iqr, summary.n, note), probe)
+    return _judged(measured(summary.median, summary.iqr, summary.n, note), probe)
 
 
 def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
@@ -178,21 +164,17 @@ def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
     found = derive.gpu_experts(table, facts["dtype"], floor["value"])
     name = DTYPES[facts["dtype"]]
     if found is None:
-        bandwidth, rate = _assumed(1e12), _assumed(1e14)
+        bandwidth, rate = assumed(1e12), assumed(1e14)
     else:
-        n = sum(point.summary.n for point in found.points)
+        n, note = found.n, _fitted("expert timings", found)
         by_tokens = sorted(found.points, key=lambda p: int(p.key["n_tokens"]))
-        note = (
-            f"fit over {len(found.points)} expert timings, off by {found.fit.median_frac:.1%} (median), "
-            f"{found.fit.worst_frac:.1%} (worst)"
-        )
         bytes_per_s, flops = (found.fit.params[key] for key in ("bandwidth_bytes_per_s", "flops_per_s"))
         few, many = by_tokens[0].summary, by_tokens[-1].summary
-        bandwidth = _judged(_measured(bytes_per_s, _spread(few, bytes_per_s), n, note), "expert", found.fit)
-        rate = _judged(_measured(flops, _spread(many, flops), n, note), "expert", found.fit)
+        bandwidth = _judged(measured(bytes_per_s, _spread(few, bytes_per_s), n, note), "expert", found.fit)
+        rate = _judged(measured(flops, _spread(many, flops), n, note), "expert", found.fit)
     rates = {name: rate}
     if name == "bf16":
-        rates["fp16"] = _assumed(rate["value"], "as bf16")
+        rates["fp16"] = assumed(rate["value"], "as bf16")
     bus = {}
     if facts["bus"] is not None:
         generation, lanes = facts["bus"]
@@ -239,16 +221,12 @@ def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
     machine, threads = facts["machine"], facts["threads"][-1]
     found = derive.cpu_experts(table, facts["cpu_dtype"], threads)
     if found is None:
-        bandwidth, rate, overhead = _assumed(2e10), _assumed(1e11), _assumed(2e-5)
+        bandwidth, rate, overhead = assumed(2e10), assumed(1e11), assumed(2e-5)
     else:
         spread = max(point.summary.noise_frac for point in found.points)
-        n = sum(point.summary.n for point in found.points)
-        note = (
-            f"{DTYPES[facts['cpu_dtype']]}, {threads} threads; fit over {len(found.points)} timings, off by "
-            f"{found.fit.median_frac:.1%} (median), {found.fit.worst_frac:.1%} (worst)"
-        )
+        n, note = found.n, f"{DTYPES[facts['cpu_dtype']]}, {threads} threads; {_fitted('timings', found)}"
         bandwidth, rate, overhead = (
-            _judged(_measured(found.fit.params[key], found.fit.params[key] * spread, n, note), "cpu_expert", found.fit)
+            _judged(measured(found.fit.params[key], found.fit.params[key] * spread, n, note), "cpu_expert", found.fit)
             for key in ("bandwidth_bytes_per_s", "flops_per_s", "overhead_s")
         )
     pair = derive.together(table, threads)
@@ -259,7 +237,7 @@ def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
         "memory_bandwidth_bytes_per_s": bandwidth,
         "flops_per_s": rate,
         "expert_overhead_s": overhead,
-        "memory_bytes": {"value": float(machine["memory_bytes"]), "source": "measured", "ref": "samples"},
+        "memory_bytes": measured(machine["memory_bytes"]),
         **({} if pair is None else {"total_bandwidth_bytes_per_s": _total(pair)}),
     }
 
@@ -268,7 +246,7 @@ def _total(pair: Together) -> dict[str, Any]:
     """What host memory gives to experts on the CPU and copies at once, as far as the two showed it."""
     alone, both = (f"{cpu / 1e9:.1f} and {copies / 1e9:.1f}" for cpu, copies in pair.rates)
     note = f"experts on the CPU and gathered copies, GB/s: alone {alone}, together {both}"
-    return _judged(_measured(pair.most, pair.noise_frac * pair.most, pair.n, note), "contention")
+    return _judged(measured(pair.most, pair.noise_frac * pair.most, pair.n, note), "contention")
 
 
 def _ranges(table: Table) -> dict[str, list[float]]:
@@ -301,8 +279,7 @@ def contention(table: Table, threads: int) -> dict[str, Any]:
         ("h2d_slowdown_by_cpu", host, (("gather_by_cpu", _GATHERED), ("h2d_by_cpu", ""))),
     ):
         for what, note in ways:
-            found = derive.slowdown(table, what, **key)
-            if found is not None:
-                terms[term] = _measured(min(found.value, 10.0), found.iqr, found.n, note)
+            if (found := derive.slowdown(table, what, note, **key)) is not None:
+                terms[term] = found
                 break
     return terms

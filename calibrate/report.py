@@ -58,36 +58,32 @@ def _of_probes(table: Table, hw: Hardware) -> list[Section]:
     """Copies by direction and memory, experts on the device and on the CPU, attention; with their fits."""
     figures = []
     series, lines = [], []
-    for name, memory, pattern, fitted in (
-        ("h2d", "pinned", "queued", hw.h2d),
-        ("d2h", "pinned", "queued", hw.d2h),
-        ("h2d", "pageable", "wall", hw.h2d_pageable),
-        ("d2h", "pageable", "wall", hw.d2h_pageable),
+    for memory, pattern, links in (
+        ("pinned", "queued", (("h2d", hw.h2d), ("d2h", hw.d2h))),
+        ("pageable", "wall", (("h2d", hw.h2d_pageable), ("d2h", hw.d2h_pageable))),
     ):
-        points = table.find("copy", direction=name, memory=memory, pattern=pattern)
-        if points:
+        for name, priced in links:
+            if not (points := table.find("copy", direction=name, memory=memory, pattern=pattern)):
+                continue
             series.append(_series(f"{name} {memory}", points, "n_bytes"))
-            fit = derive.link(table, name, memory)
-            latency_s, rate = fitted.latency_s.value, fitted.bandwidth_bytes_per_s.value
-            if fit is not None:
-                latency_s, rate = fit.fit.params["latency_s"], fit.fit.params["bandwidth_bytes_per_s"]
+            latency_s, rate = priced.latency_s.value, priced.bandwidth_bytes_per_s.value
+            if (fit := derive.link(table, name, memory)) is not None:
+                latency_s, rate = (fit.fit.params[key] for key in ("latency_s", "bandwidth_bytes_per_s"))
             xs = series[-1][1]
             lines.append((f"{name} {memory}, fit", xs, [latency_s + x / rate for x in xs]))
     if series:
         figures.append(_section("Copies", series, lines, "bytes"))
-    for title, probe, key in (
-        ("Experts on the device", "expert", "n_tokens"),
-        ("Experts on the CPU", "cpu_expert", "n_tokens"),
-        ("Attention, decode", "attention", "context"),
+    for title, probe, key, wanted in (
+        ("Experts on the device", "expert", "n_tokens", {}),
+        ("Experts on the CPU", "cpu_expert", "n_tokens", {}),
+        ("Attention, decode", "attention", "context", {"phase": "decode"}),
     ):
         groups: dict[str, list[MeasuredPoint]] = {}
-        for point in table.find(probe):
-            if probe == "attention" and point.key.get("phase") != "decode":
-                continue
+        for point in table.find(probe, **wanted):
             label = ", ".join(f"{k} {v}" for k, v in point.key.items() if k not in (key, "phase", "n_new"))
             groups.setdefault(label, []).append(point)
-        found = [_series(label, points, key) for label, points in groups.items()]
-        if found:
+        if groups:
+            found = [_series(label, points, key) for label, points in groups.items()]
             figures.append(_section(title, found, _fit_lines(table, probe, hw), key.replace("_", " ")))
     return figures
 
@@ -145,10 +141,7 @@ def _section(title: str, series: Sequence[Series], lines: Sequence[Line], x_titl
         "yaxis": axis("median, quartiles", "s", type="log"),
     }
     unit = "bytes" if x_title == "bytes" else "n"
-    rows: list[list[Any]] = [
-        [name, x, middle, low, high] for name, *of in series for x, middle, low, high in zip(*of, strict=True)
-    ]
-    rows = [[row[0], int(row[1]), *row[2:]] for row in rows]
+    rows = [[name, int(x), *ends] for name, *of in series for x, *ends in zip(*of, strict=True)]
     columns = [Column("series"), Column(x_title, unit), Column("median", "s"), Column("lower quartile", "s")]
     table = Rows("The samples, in figures.", [*columns, Column("upper quartile", "s")], rows, folded=True)
     sentence = "Points are medians of samples with their quartiles; lines are what was fitted, or what prices a run."

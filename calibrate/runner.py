@@ -9,10 +9,10 @@ from typing import Any
 
 from calibrate import probes_compute, probes_contention, probes_copy, probes_cpu, probes_host
 from calibrate.bench import Bench, Point, Probe
-from calibrate.clock import LaneClock
+from calibrate.clock import BusyLaneClock, LaneClock, OverlapClock
+from calibrate.ops import random_tensor
 from calibrate.stats import measure
 from calibrate.store import Record, Store
-from calibrate.tensors import random_tensor
 from sim.base.interrupts import heard
 
 PROBES: tuple[Probe, ...] = (
@@ -168,6 +168,8 @@ def _measure(bench: Bench, probe: str, point: Point, n_round: int, deadline_s: f
         extra = dict(point.extra())
         if isinstance(clock, LaneClock) and clock.enqueue_s:
             extra["enqueue_s"] = [round(value, 9) for value in clock.enqueue_s[-len(samples.samples_s) :]]
+        if isinstance(clock, OverlapClock | BusyLaneClock):
+            extra["covered"] = clock.covered[-effort.n_samples :]
         return Record(probe, dict(point.key), n_round, "ok", clock.name, samples.calls, samples.samples_s, extra)
     except Exception as error:
         with contextlib.suppress(Exception):  # after an out-of-memory fault the next point may still fit

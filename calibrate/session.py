@@ -13,7 +13,7 @@ import msgspec
 from calibrate import in_situ, in_situ_file, in_situ_fit, profile
 from calibrate.bench import Bench
 from calibrate.derive import Table
-from calibrate.geometry import AttentionShape, ExpertShape, MeasuredGeometry
+from calibrate.ops import AttentionShape, ExpertShape, MeasuredGeometry
 from calibrate.runner import PROBES, Health, Progress, run
 from calibrate.store import Count, MachineFacts, Store
 from sim.base.errors import BadInput

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -90,6 +91,29 @@ MOST_OFF_FRAC = 0.5
 """Of a fit, in the median over its points: one that is off by more does not describe what it was fitted to."""
 MOST_IQR = 2.0
 """IQR over value: above, half of it either way reaches zero. Calibrations that predict well have at most 1."""
+
+
+def measured(
+    value: float, iqr: float | None = None, n: int | None = None, note: str = "", ref: str = "samples"
+) -> dict[str, Any]:
+    """A figure of a profile as plain data."""
+    spread = {} if iqr is None else {"iqr": float(iqr), "n": n}
+    figure = {"value": float(value), "source": "measured", "ref": ref, **spread}
+    return {**figure, "note": note} if note else figure
+
+
+def assumed(value: float, note: str = "not measured in this run") -> dict[str, Any]:
+    """A figure of a profile that nobody measured."""
+    return {"value": float(value), "source": "assumed", "note": note}
+
+
+def doubted(figure: dict[str, Any], probe: str, off_frac: float = 0.0) -> dict[str, Any]:
+    """A figure as it is, or assumed and with a range where its samples and its fit are too bad to call it measured."""
+    value, iqr, note = float(figure["value"]), float(figure["iqr"]), str(figure.get("note", ""))
+    if not (why := refused(probe, value, iqr, off_frac)):
+        return figure
+    ends = range_of(value, iqr, off_frac) if value > 0 else {}
+    return {**figure, "source": "assumed", "note": f"{why}; {note}" if note else why, **ends}
 
 
 def refused(probe: str, value: float, iqr: float, off_frac: float = 0.0) -> str:

@@ -17,8 +17,12 @@ from one_card import OneCard  # noqa: E402
 
 from calibrate import probes_contention  # noqa: E402
 from calibrate.bench import Bench, Point, Probe, Scattered  # noqa: E402
-from calibrate.geometry import AttentionShape, ExpertShape, MeasuredGeometry  # noqa: E402
-from calibrate.ops import Int4Experts  # noqa: E402
+from calibrate.ops import (  # noqa: E402
+    AttentionShape,
+    ExpertShape,
+    Int4Experts,
+    MeasuredGeometry,
+)
 from calibrate.runner import PROBES, Health, run  # noqa: E402
 from calibrate.store import Store  # noqa: E402
 from sim.base.errors import BadInput  # noqa: E402

@@ -260,8 +260,8 @@ LANES = {
     "copies": {"4096": [1e-5] * 3, "100000000": [1e-2] * 3},
     "sends": {"4096": [1e-5] * 3},
     "verbs": {
-        "sync": [1e-5] * 3,
-        "before sync": [1e-6] * 3,
+        "sync": {"1: lru": [1e-5] * 3},
+        "before sync": {"1: lru": [1e-6] * 3},
         "launch expert": {"1: lru": [1e-6] * 3},
         "launch copy": {"1: lru": [1e-6] * 3},
     },
