@@ -71,6 +71,7 @@ def test_requests_have_tasks_splits_arrivals_and_held_out_prompts():
     ("name", "gates"),
     [
         ("mixtral-8x7b", Gates.ALL),
+        ("phi-3.5-moe", Gates.ALL),
         ("deepseek-moe-16b", Gates.ALL),
         ("deepseek-moe-16b", Gates.HIGHEST),
         ("deepseek-moe-16b", Gates.HIGHEST_IN_FOUR_BITS),
@@ -96,6 +97,7 @@ def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path
     log = {**facts, "tokens_seen": 7, "hardware": "none", "torch": "2", "phases": phases}
     (run / "training_log.json").write_text(json.dumps(log), encoding="utf-8")
     routing = {"dead_experts": 0, "gate_reuse_accuracy": 0.5, "popularity_accuracy": 0.5}
+    routing["gate_reuse_accuracy_by_distance"] = {"1": 0.5}
     judged = {"loss": {"model": {"all": 1.0}}, "predicted_tokens": {"a": 1}, "routing": routing}
     (run / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
     chat = draw_requests(held_out(), load_lengths(), Cut(100, 40, 20, 40), 1, 3, 0.5, seed=2)
@@ -132,7 +134,7 @@ def test_a_packed_recording_says_what_the_full_one_says_within_its_bits(tmp_path
             error = np.abs(read[0] / scale[0] - read[1] / scale[1])
             assert error.max() <= 1.5 * 2 / top + 0.25 / top**2  # half a step, and one for a tie
             assert error.max() == pytest.approx(costs[level].largest)
-        off = {"rtol": 2**-7, "atol": 2**-24} if gates.highest else {"atol": 0.06}
+        off = {"rtol": 2**-7, "atol": 2**-24} if gates.highest or name == "phi-3.5-moe" else {"atol": 0.06}
         np.testing.assert_allclose(packed.weights(0, n), whole.weights(0, n), **off)
         n_near = (packed.next_scores(1, 0, n)[:, :-1] > 0).sum(axis=-1).max()
         assert n_near <= (2 * packed.top_k if gates.highest else packed.n_experts)

@@ -13,7 +13,7 @@ pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transform
 from sim.base.errors import BadInput
 from tools.train import extract, tokens
 from tools.train.corpus import fingerprint, is_held_out, load_manifest
-from tools.train.ngram import NGram
+from tools.train.evaluate import NGram
 
 
 def test_every_source_states_its_licence_and_a_known_format():

@@ -33,7 +33,10 @@ def test_every_tool_takes_the_options_that_it_names():
     }
     assert "tools.train.train" in commands
     for name, command in commands.items():
-        assert {option.name for option in command.params} == set(inspect.signature(command.callback).parameters), name
+        named = inspect.signature(command.callback).parameters.values()
+        taken, given = {one.name for one in named if one.kind != one.VAR_KEYWORD}, {one.name for one in command.params}
+        assert taken <= given, name
+        assert taken == given or len(taken) < len(named), name
 
 
 @pytest.mark.thorough

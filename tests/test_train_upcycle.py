@@ -10,10 +10,9 @@ torch = pytest.importorskip("torch", reason="needs torch (pip install 'moe-offlo
 pytest.importorskip("transformers", reason="needs transformers (pip install 'moe-offload-sim[torch]')")
 
 from sim.base.errors import BadInput  # noqa: E402
+from tools.train import begin as beginning  # noqa: E402
 from tools.train import model as models  # noqa: E402
-from tools.train import upcycle as upcycling  # noqa: E402
-from tools.train.grow import grown  # noqa: E402
-from tools.train.upcycle import begin, fits, upcycle  # noqa: E402
+from tools.train.begin import begin, fits, grown, upcycle  # noqa: E402
 
 FEW = models.Shape("mixtral", layers=3, experts=4, top_k=2, hidden=32, expert_width=16, heads=2)
 MANY = models.Shape("qwen2_moe", layers=2, experts=12, top_k=3, hidden=32, expert_width=6, heads=2, shared_width=16)
@@ -31,8 +30,8 @@ def logits(model):
 
 @pytest.fixture
 def gates_as_they_were(monkeypatch):
-    monkeypatch.setattr(upcycling, "NOISE", 0.0)
-    monkeypatch.setattr(upcycling, "SHARPER", 1.0)
+    monkeypatch.setattr(beginning, "NOISE", 0.0)
+    monkeypatch.setattr(beginning, "SHARPER", 1.0)
 
 
 def test_halves_of_experts_that_all_run_are_the_experts(gates_as_they_were):

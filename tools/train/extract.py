@@ -13,37 +13,9 @@ from html.parser import HTMLParser
 DICT_BLOCK_CHARS = 6000  # several entries per document: longer than a training sequence, short enough to split well
 
 _SKIPPED = {"script", "style", "head", "nav", "svg", "info", "footer"}
-_BLOCKS = {
-    "p",
-    "div",
-    "li",
-    "ul",
-    "ol",
-    "dl",
-    "dt",
-    "dd",
-    "tr",
-    "table",
-    "pre",
-    "section",
-    "title",
-    "item",
-    "steps",
-    "note",
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "h5",
-    "h6",
-    "br",
-    "hr",
-    "blockquote",
-    "article",
-    "code",
-    "screen",
-}
-_INLINE = {"code"}
+_BLOCK = re.compile(
+    "p|div|li|ul|ol|dl|dt|dd|tr|table|pre|section|title|item|steps|note|h[1-6]|br|hr|blockquote|article|screen"
+)
 
 
 class _Text(HTMLParser):
@@ -58,17 +30,16 @@ class _Text(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.skip_depth += tag in _SKIPPED
         self.pre_depth += tag == "pre"
-        if tag in _BLOCKS - _INLINE:
+        if _BLOCK.fullmatch(tag):
             self.parts.append("\n")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in _BLOCKS - _INLINE:
-            self.parts.append("\n")
+        self.parts += ["\n"] if _BLOCK.fullmatch(tag) else []
 
     def handle_endtag(self, tag: str) -> None:
         self.skip_depth = max(0, self.skip_depth - (tag in _SKIPPED))
         self.pre_depth = max(0, self.pre_depth - (tag == "pre"))
-        if tag in _BLOCKS - _INLINE:
+        if _BLOCK.fullmatch(tag):
             self.parts.append("\n")
 
     def handle_data(self, data: str) -> None:
@@ -100,45 +71,9 @@ _ROFF_ESCAPES = (
     (re.compile(r"\\e|\\\(rs|\\\\"), "\\\\"),
     (re.compile(r"\\([-.])"), r"\1"),
 )
-_ROFF_TEXT = {
-    "B",
-    "I",
-    "BR",
-    "RB",
-    "IR",
-    "RI",
-    "BI",
-    "IB",
-    "SM",
-    "SB",
-    "TP",
-    "SH",
-    "SS",
-    "IP",
-    "PP",
-    "P",
-    "LP",
-    "UR",
-    "MT",
-    "Nm",
-    "Nd",
-    "Fl",
-    "Ar",
-    "Op",
-    "Xr",
-    "Sh",
-    "Ss",
-    "It",
-    "Pp",
-    "Dv",
-    "Va",
-    "Fa",
-    "Ft",
-    "Fn",
-    "Em",
-    "Li",
-    "Pa",
-}
+_ROFF_TEXT = re.compile(
+    "B|I|BR|RB|IR|RI|BI|IB|SM|SB|TP|SH|SS|IP|PP|P|LP|UR|MT|Nm|Nd|Fl|Ar|Op|Xr|Sh|Ss|It|Pp|Dv|Va|F[atn]|Em|Li|Pa"
+)
 _ROFF_BREAK = {"SH", "SS", "PP", "P", "LP", "TP", "IP", "Sh", "Ss", "It", "Pp"}
 
 
@@ -155,7 +90,7 @@ def man(text: str) -> list[str]:
             return []
         if name in _ROFF_BREAK:
             lines.append("")
-        if name in _ROFF_TEXT and rest:
+        if _ROFF_TEXT.fullmatch(name) and rest:
             words = [a or b for a, b in re.findall(r'"([^"]*)"|(\S+)', rest)]
             joined = name in {"BR", "RB", "IR", "RI", "BI", "IB"}  # alternating fonts: no space between the arguments
             lines.append(("" if joined else " ").join(words[:1] if name == "IP" else words))

@@ -1,11 +1,9 @@
-"""The forward of the Hugging Face classes, arranged for training speed on the same parameters.
+"""The forward of the Hugging Face classes, arranged for training on a CPU, on the same parameters.
 
-On a GPU, gathering tokens per expert costs more than computing every expert when they are this small: `dense_experts`
-is two plain matrix products over all experts, with the routing weight (zero for experts not chosen) applied in between.
-On a CPU arithmetic is what costs: `kernels.sorted_experts` gathers each expert's rows once.
-The rest of a layer is the class's own modules, called in the class's own order; `test_train_model` holds the two
-forwards equal. Layers are compiled one by one: 32 equal layers share one compilation, and router logits come back
-as values, not through hooks.
+A layer of 60 small experts is some 360 products a step, and autograd's bookkeeping is a good part of what each costs:
+here every expert's rows are gathered once and its products are written where they belong, in a backward of its own.
+The rest of a layer is the class's own modules, called in the class's own order; router logits come back as values, not
+through hooks. `test_train_model` holds forward and gradients to the classes'.
 """
 
 from __future__ import annotations
@@ -18,24 +16,70 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 
 from tools.train.model import renormalises, router_of, shared_output
 
-
-def dense_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Output [N,h] of gated experts for inputs [N,h], ids and weights [N,k]; every expert is computed for every row."""
-    rows, width = hidden.shape
-    gate_up = experts.gate_up_proj  # [E, 2i, h]
-    count, two_inner, _ = gate_up.shape
-    up = F.linear(hidden, gate_up.reshape(count * two_inner, width)).view(rows, count, two_inner)
-    gate, value = up.chunk(2, dim=-1)
-    route = torch.zeros(rows, count, dtype=weights.dtype, device=hidden.device).scatter(1, ids, weights)
-    inner = experts.act_fn(gate) * value * route.to(up.dtype)[..., None]
-    down = experts.down_proj.permute(1, 0, 2).reshape(width, -1)  # [E, h, i] -> [h, E*i]
-    return F.linear(inner.reshape(rows, -1), down)
-
-
 FAR_WEIGHT = 0.5  # of what far tokens share, in the loss on what neighbours do not
 FAR = 16  # tokens apart, at which routing that is published shares what popularity and subject make it share
-Experts = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-LayerFn = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def _products(rows: torch.Tensor, matrices: torch.Tensor, sizes: list[int], out: torch.Tensor) -> None:
+    """Write rows w^T into `out`, for matrices w of which each has the next so many rows."""
+    for x, y, w in zip(torch.split(rows, sizes), torch.split(out, sizes), matrices.unbind(), strict=True):
+        torch.mm(x, w.t(), out=y)
+
+
+def _gradients(
+    grad: torch.Tensor, rows: torch.Tensor, matrices: torch.Tensor, sizes: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of rows and matrices, given that of what `_products` wrote."""
+    d_rows, d_matrices = torch.empty_like(rows), torch.empty_like(matrices)
+    parts = (torch.split(each, sizes) for each in (grad, rows, d_rows))
+    for g, x, d_x, w, d_w in zip(*parts, matrices.unbind(), d_matrices.unbind(), strict=True):
+        torch.mm(g, w, out=d_x)
+        torch.mm(g.t(), x, out=d_w)
+    return d_rows, d_matrices
+
+
+class GatedExperts(torch.autograd.Function):
+    """Sum of the chosen experts' outputs [N,h] for rows [N,h], ids and weights [N,k], up [E,2i,h] and down [E,h,i]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+    ) -> torch.Tensor:
+        count, k = ids.shape
+        flat = ids.reshape(-1)
+        order = torch.argsort(flat, stable=True)
+        sizes = torch.bincount(flat, minlength=len(up)).tolist()
+        token = order // k
+        scale = weights.reshape(-1, 1).index_select(0, order)
+        taken = rows.index_select(0, token)
+        both = taken.new_empty(len(taken), up.shape[1])
+        _products(taken, up, sizes, both)
+        gate, value = both.chunk(2, dim=-1)
+        inner = F.silu(gate).mul_(value)
+        scaled = inner * scale
+        out = torch.empty_like(taken)
+        _products(scaled, down, sizes, out)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        ctx.save_for_backward(taken, both, inner, scaled, scale, back, token, up, down)
+        ctx.sizes, ctx.k = sizes, k
+        return out.index_select(0, back).view(count, k, -1).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        taken, both, inner, scaled, scale, back, token, up, down = ctx.saved_tensors
+        sizes, k = ctx.sizes, ctx.k
+        d_scaled, d_down = _gradients(grad.index_select(0, token), scaled, down, sizes)
+        d_scale = (d_scaled * inner).sum(-1)
+        d_inner = d_scaled.mul_(scale)
+        gate, value = both.chunk(2, dim=-1)
+        d_both = torch.empty_like(both)
+        d_gate, d_value = d_both.chunk(2, dim=-1)
+        torch.mul(d_inner, F.silu(gate), out=d_value)
+        torch.mul(torch.ops.aten.silu_backward(d_inner, gate), value, out=d_gate)
+        d_taken, d_up = _gradients(d_both, taken, up, sizes)
+        d_rows = d_taken.index_select(0, back).view(-1, k, taken.shape[1]).sum(1)
+        return d_rows, None, d_scale.index_select(0, back).view(-1, k), d_up, d_down
 
 
 def route(layer: Any, flat: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -54,11 +98,7 @@ def route(layer: Any, flat: torch.Tensor, bias: torch.Tensor | None) -> tuple[to
 
 
 def layer_forward(
-    layer: Any,
-    hidden: torch.Tensor,
-    position: tuple[torch.Tensor, torch.Tensor],
-    experts: Experts,
-    bias: torch.Tensor | None = None,
+    layer: Any, hidden: torch.Tensor, position: tuple[torch.Tensor, torch.Tensor], bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """One decoder layer on [B,S,h]; returns its output and the router logits [B*S,E] (None for a dense layer)."""
     attended, _ = layer.self_attn(
@@ -70,7 +110,8 @@ def layer_forward(
         return hidden + layer.mlp(gate_input), None
     flat = gate_input.reshape(-1, gate_input.shape[-1])
     logits, weights, ids = route(layer, flat, bias)
-    out = experts(layer.mlp.experts, flat, ids, weights)
+    experts = layer.mlp.experts
+    out = GatedExperts.apply(flat, ids, weights.to(flat.dtype), experts.gate_up_proj, experts.down_proj)  # type: ignore[no-untyped-call]
     shared = shared_output(layer, flat)
     if shared is not None:
         out = out + shared
@@ -87,26 +128,23 @@ class Losses(NamedTuple):
 
 
 class FastModel:
-    """Callable view on a Hugging Face MoE model: token ids [B,S] -> (final hidden states [B,S,h], router logits)."""
+    """Callable view on a Hugging Face MoE model: token ids and next ids [B,S] -> `Losses`."""
 
-    def __init__(self, model: Any, experts: Experts, compiled: bool = False) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self.experts = experts
-        self.run_layer: LayerFn = torch.compile(layer_forward, dynamic=False) if compiled else layer_forward
-        self.loss = torch.compile(losses, dynamic=False) if compiled else losses
         self.top_k = int(model.config.num_experts_per_tok)
         self.bias: torch.Tensor | None = None  # [L,E], while a run balances by it
 
     def hidden(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Final normalised hidden states and the router logits of each MoE layer."""
+        """Final normalised hidden states [B,S,h] and the router logits of each MoE layer."""
         body = self.model.model
         hidden = body.embed_tokens(ids)
-        position = body.rotary_emb(hidden, position_ids=torch.arange(ids.shape[1], device=ids.device)[None])
+        position = body.rotary_emb(hidden, position_ids=torch.arange(ids.shape[1])[None])
         logits: list[torch.Tensor] = []
         for layer in body.layers:
             routes = hasattr(layer.mlp, "experts")
             bias = self.bias[len(logits)] if self.bias is not None and routes else None
-            hidden, router_logits = self.run_layer(layer, hidden, position, self.experts, bias)
+            hidden, router_logits = layer_forward(layer, hidden, position, bias)
             if router_logits is not None:
                 logits.append(router_logits)
         return body.norm(hidden), logits
@@ -114,12 +152,10 @@ class FastModel:
     def __call__(
         self, ids: torch.Tensor, labels: torch.Tensor, turning: bool = False, by_window: bool = False
     ) -> Losses:
-        """Losses and load for ids and next ids [B,S]; `turning` asks for that loss, too, `by_window` for balance in
-        each of the B."""
-        hidden, router_logits = self.hidden(ids)
+        """`turning` asks for that loss, too, `by_window` for balance in each of the B windows."""
+        hidden, logits = self.hidden(ids)
         head = self.model.lm_head
-        logits = torch.stack(router_logits)
-        return self.loss(head, hidden, labels, logits, self.top_k, self.bias, turning, by_window)
+        return losses(head, hidden, labels, torch.stack(logits), self.top_k, self.bias, turning, by_window)
 
 
 def losses(

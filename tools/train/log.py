@@ -12,18 +12,8 @@ from traces.format.header import REPEATING
 NAME = "training_log.json"
 # what a run that is continued may be told anew
 PHASE = (
-    "batch_tokens",
-    "length",
-    "long_length",
-    "peak_lr",
-    "steps",
-    "decay_steps",
-    "half",
-    "optimizer",
-    "bias_step",
-    "aux_coef",
-    "by_window",
-    "turning_coef",
+    *("batch_tokens", "length", "long_length", "lr", "steps", "decay_steps"),
+    *("optimizer", "bias_step", "aux_coef", "by_window", "turning_coef"),
 )
 
 

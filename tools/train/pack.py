@@ -15,17 +15,18 @@ keep four bits, too (`--gate-bits 4`), which name others than the K highest in a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 
 from sim.base.errors import BadInput
 from tools.train.log import NAME, labels_of, stands_for
-from tools.train.to_trace import facts_of, read_facts, text_of
 from traces.format.header import Header
 from traces.format.layout import DISTANCES, U4_SQUARE, U6_SQUARE, Array, Code
 from traces.format.reader import Trace
@@ -173,6 +174,28 @@ def rows_of(trace: Trace, a: int, b: int, decode: bool) -> dict[str, Array]:
     return {"experts": trace.experts[a:b], "token_ids": trace.token_ids[a:b], **found}
 
 
+def facts_of(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """The figures of `evaluate.py` that belong beside the trace."""
+    routing, predicted = evaluation["routing"], evaluation["predicted_tokens"]
+    return {
+        "heldout_nats_per_token": {name: by_task["all"] for name, by_task in evaluation["loss"].items()},
+        "heldout_tokens": sum(predicted.values()),
+        "dead_experts": routing["dead_experts"],
+        "gate_reuse_accuracy": routing["gate_reuse_accuracy"],
+        "gate_reuse_accuracy_by_distance": routing["gate_reuse_accuracy_by_distance"],
+        "popularity_accuracy": routing["popularity_accuracy"],
+    }
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """A JSON file of a checkpoint. Raises BadInput."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {error}; train and evaluate first") from None
+    return data
+
+
 def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int, weights_kind: str) -> Header:
     """What the trace is and is not, from the recording, the training log and the evaluation."""
     log, evaluation = read_facts(checkpoint / NAME), read_facts(checkpoint / "evaluation.json")
@@ -194,7 +217,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
         text_source="documentation and text packages of Debian listed in traces/train/corpus.yaml",
         text_licence="free licences per package, listed in traces/train/corpus.yaml; recorded text is the model's own",
         notes=f"Prompts are cut from held-out documents. {cut} {header.notes}",
-        extra={key: text_of(value) for key, value in facts_of(evaluation).items() if value != {}},
+        extra={key: json.dumps(value) for key, value in facts_of(evaluation).items()},
     )
 
 
@@ -203,8 +226,6 @@ def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gates: Gates = 
     table = load(checkpoint).model.embed_tokens.weight.detach().numpy()
     with Trace(recording) as trace:
         trace.require_all({"scores", "token_ids", "next_scores_1", *FAR}, "packing")
-        if trace.header.gate.score == "sparsemixer":
-            raise BadInput(f"{recording}: gate_score sparsemixer: its weights do not follow from scores; use to_trace")
         if gates.highest and trace.n_experts <= MANY_EXPERTS:
             raise BadInput(
                 f"{'--gate-bits 4' if gates.bits == 4 else '--highest'}, got a recording of {trace.n_experts} experts: "
@@ -216,7 +237,8 @@ def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gates: Gates = 
             for name, cost in costs.items():
                 cost.add(rows[name])
         told = "Fewer bits: " + "; ".join(str(cost) for cost in costs.values()) + "."
-        name, kind = out.name.removesuffix(".safetensors"), "applied" if gates.highest else "derived"
+        stored = gates.highest or trace.header.gate.score == "sparsemixer"  # weights that do not follow from scores
+        name, kind = out.name.removesuffix(".safetensors"), "applied" if stored else "derived"
         header = header_of(trace, checkpoint, name, f"{cut} {told}".strip(), len(table), kind)
         layout = layout_of(trace.n_experts, trace.top_k, gates)
         with TraceWriter(out, header, layout, table) as writer:
@@ -226,7 +248,7 @@ def pack(recording: Path, checkpoint: Path, out: Path, cut: str, gates: Gates = 
                     rows = rows_of(trace, a, b, decode)
                     for name in costs:
                         rows[name] = codes_of(name, rows[name], trace.top_k, gates)
-                    if gates.highest:
+                    if stored:
                         rows["weights"] = rounded(trace.weights(a, b))
                     writer.append(**rows)
     return costs

@@ -1,28 +1,18 @@
-"""How fast a run learns, by the clock or by steps, and when it settles.
+"""How fast a run learns, when it settles, and what keeps its experts in use without a loss on the load.
 
-By the clock: warm-up over the first 2 %, then a cosine to 5 % of the peak when the minutes are over, so that a run
-always ends annealed; from `SETTLES_AT` on it settles. By steps: warm-up, a constant rate for as long as one likes, and
-a straight line to 5 % over the last `decay_steps` (warm-up, stable, decay). The second depends on no clock: a run that
-is killed and continued has the rates of one that was not, and one that was told too few steps is continued from before
-its decay with more.
+Warm-up, a constant rate for as long as one likes, and a straight line to 5 % over the last `decay_steps` (warm-up,
+stable, decay). It depends on no clock: a run that is killed and continued has the rates of one that was not, and one
+that was told too few steps is continued from before its decay with more.
 """
 
 from __future__ import annotations
 
-import math
+import torch
 
 FINAL_LR_SHARE = 0.05
-SETTLES_AT = 0.6  # share of a run by the clock from which it counts as settling: its rate is half the peak there
-WARMUP_SHARE = 0.02
 WARMUP_STEPS = 50
-
-
-def learning_rate(progress: float, peak: float) -> float:
-    """Rate at a share of the budget in [0, 1], by the clock."""
-    if progress < WARMUP_SHARE:
-        return peak * max(progress / WARMUP_SHARE, 0.01)
-    turn = math.pi * min(1.0, (progress - WARMUP_SHARE) / (1 - WARMUP_SHARE))
-    return peak * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(turn)))
+FADES_FROM = 0.4  # share of the decay up to which the bias moves
+FADED_AT = 0.7  # and after which none is left; the rest of the decay trains the router as it will be used
 
 
 def rate_of_step(step: int, steps: int, decay_steps: int, peak: float) -> float:
@@ -33,10 +23,28 @@ def rate_of_step(step: int, steps: int, decay_steps: int, peak: float) -> float:
 
 def settled_frac(step: int, steps: int, decay_steps: int) -> float:
     """How much of the decay is behind a step: 0 before it, 1 at the end."""
-    begin = steps - decay_steps
-    return min(1.0, max(0.0, (step - begin) / max(1, decay_steps)))
+    return min(1.0, max(0.0, (step - steps + decay_steps) / max(1, decay_steps)))
 
 
-def settled_by_clock(progress: float) -> float:
-    """The same for a run by the clock, whose cosine has no corner."""
-    return min(1.0, max(0.0, (progress - SETTLES_AT) / (1 - SETTLES_AT)))
+class SelectionBias:
+    """What is added to the scores [L,E] when experts are chosen, not to their weights.
+
+    Wang et al., Auxiliary-Loss-Free Load Balancing (arXiv 2408.15664), as in DeepSeek-V3: after every step the bias of
+    an expert that got more than an equal share falls by a fixed amount, and that of one that got less rises. What it
+    evens out is the load over all text, so tasks stay free to prefer experts of their own, which a loss on every batch
+    works against. It is faded out while the learning rate decays, standing still (moved on without effect it would grow
+    without end), and the checkpoint is a model of its class, whose choice follows from its scores.
+    """
+
+    def __init__(self, layers: int, experts: int, step_size: float) -> None:
+        self.values = torch.zeros(layers, experts)
+        self.step_size = step_size
+
+    def applied(self, settled_frac: float) -> torch.Tensor:
+        """The bias at a share of the decay."""
+        left = (FADED_AT - settled_frac) / (FADED_AT - FADES_FROM)
+        return self.values * min(1.0, max(0.0, left))
+
+    def update(self, load: torch.Tensor) -> None:
+        """Lower what got more than an equal share of a step's choices, raise what got less; load [L,E] sums to 1."""
+        self.values += self.step_size * torch.sign(1 / load.shape[-1] - load)

@@ -4,7 +4,7 @@
 
 A token file is xz-compressed little-endian uint16: documents in hash order, each followed by `END_OF_TEXT`. Tasks
 are capped so that no kind of text drowns the others and the whole travels in one bundle. `tokens.json` states the
-counts.
+counts. `WindowSampler` and `heldout_windows` cut them into windows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sim.base.errors import BadInput
@@ -95,6 +96,41 @@ def split_documents(ids: Tokens) -> list[Tokens]:
     """Cut a token file at `END_OF_TEXT_ID`; the separators are dropped."""
     cuts = np.flatnonzero(ids == END_OF_TEXT_ID)
     return [piece for piece in (p[p != END_OF_TEXT_ID] for p in np.split(ids, cuts)) if len(piece)]
+
+
+class WindowSampler:
+    """Random windows of `length + 1` tokens from the tasks' token streams.
+
+    A task's share of the batches is the square root of its share of the tokens: small tasks are seen more often than
+    their size says, yet not so often that they are learnt by heart.
+    """
+
+    def __init__(self, tokens: dict[str, Tokens], length: int, seed: int) -> None:
+        self.length = length
+        sizes = np.array([len(ids) for ids in tokens.values()], np.int64)
+        self.sizes = torch.from_numpy(sizes)
+        self.starts = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)[:-1]]))
+        self.share = torch.from_numpy(np.sqrt(sizes / sizes.sum()))
+        joined = np.concatenate(list(tokens.values())).astype(np.int32)
+        self.data = torch.from_numpy(joined)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def draw(self, windows: int, length: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, next ids), both [windows, length] int64; another length than usual may be asked for."""
+        length = length or self.length
+        task = torch.multinomial(self.share, windows, replacement=True, generator=self.generator)
+        usable = (self.sizes - length)[task]
+        offset = (torch.rand(windows, generator=self.generator, dtype=torch.float64) * usable).long()
+        start = self.starts[task] + offset
+        block = self.data[start[:, None] + torch.arange(length + 1)].long()
+        return block[:, :-1], block[:, 1:]
+
+
+def heldout_windows(ids: Tokens, length: int, limit: int) -> torch.Tensor:
+    """Consecutive windows [n, length + 1] from the start of a token stream, at most `limit` predicted tokens."""
+    count = min((len(ids) - 1) // length, max(1, limit // length))
+    rows = [ids[i * length : i * length + length + 1] for i in range(count)]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
 def _tokenizer_sample(corpus: Path, tasks: list[str]) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""One training run: model, optimizer, data and log, from its settings to a checkpoint that can be resumed.
+"""One training run on a CPU: model, optimizers, data and log, from its settings to a checkpoint that can be resumed.
 
-The learning rate follows the clock or the steps (`schedule.py`), experts are kept in use by a loss or by a bias
-(`balance.py`), and a run may begin from a narrower model (`grow.py`) or one of another shape (`upcycle.py`). Several
-workers share each batch and meet at every step.
+What a killed run needs to go on as if it had not been is one file, replaced whole: weights and moments in float32, the
+generators of windows and of torch, the balancing bias and the log, so that none of them can be of another step than the
+rest. On one process and one machine it ends in the bits of one that was not killed. Several workers share each batch
+and meet at every step.
 """
 
 from __future__ import annotations
@@ -11,156 +12,119 @@ import json
 import platform
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from sim.base.errors import BadInput
-from sim.base.files import write_json
+from sim.base.files import replacing, write_json
 from tools.train import log
 from tools.train import model as models
-from tools.train.balance import FADES_FROM, SelectionBias
-from tools.train.batches import WindowSampler, heldout_windows
-from tools.train.fast import FastModel, Losses, dense_experts
-from tools.train.kernels import halve_products, sorted_experts
+from tools.train.begin import begin
+from tools.train.fast import FastModel, Losses
 from tools.train.muon import Muon
-from tools.train.schedule import learning_rate, rate_of_step, settled_by_clock, settled_frac
-from tools.train.state import load_state, save_state
-from tools.train.tokens import load_split
-from tools.train.upcycle import begin
+from tools.train.schedule import FADES_FROM, SelectionBias, rate_of_step, settled_frac
+from tools.train.tokens import WindowSampler, heldout_windows, load_split
 from traces.record.checkpoint import load
 
 HELDOUT_TOKENS_PER_TASK = 4_096  # while training; evaluate.py judges on more
+EVAL_EVERY_S, LONG_EVERY, WEIGHT_DECAY = 1200.0, 8, 0.1
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def _option(default: Any, help: str, *choices: str) -> Any:  # noqa: A002 - click's word
+    return field(default=default, metadata={"help": help, "choices": choices})
 
 
 @dataclass
 class Settings:
-    """One training run; times are wall-clock minutes and seconds, `peak_lr` is AdamW's.
+    """One training run; every field is an option of `python -m tools.train.train`."""
 
-    `steps` above 0 ends the run by steps in place of `minutes`, and makes it one that resumes exactly.
-    """
-
-    shape: str
-    minutes: float
-    batch_tokens: int = 32_768
-    length: int = 256
-    peak_lr: float = 2e-3
-    weight_decay: float = 0.1
-    seed: int = 1
-    device: str = "cpu"
-    compiled: bool = False
-    max_steps: int = 1_000_000_000
-    eval_every_s: float = 1200.0
-    save_every_s: float = 300.0
-    experts: str = ""  # dense or sorted; default: dense on a GPU, sorted on a CPU
-    workers: int = 1  # processes that share each batch (CPU); small matrices leave threads little to do
-    steps: int = 0
-    decay_steps: int = 0  # the last of `steps`, over which the rate falls
-    long_length: int = 0  # windows of every `long_every`-th step, for positions that short windows never reach
-    long_every: int = 8
-    hidden: int = 0  # default: the shape's
-    balance: str = "aux"  # or bias
-    bias_step: float = 8e-3  # in equal shares of the scores, 1 / experts
-    optimizer: str = "adamw"  # or muon: for attention's and experts' matrices, beside AdamW for the rest
-    half: bool = False  # linear products in bfloat16 on a CPU; a GPU's are by themselves
-    aux_coef: float = 0.0  # of the loss beside a bias: takes over from it while it fades
-    by_window: bool = False  # whether that loss asks every window to be balanced, or all of a batch together
-    turning_coef: float = 0.0  # of a loss on tokens that are routed unlike the one before (`fast.turning_loss`)
-    begin_from: str = ""  # checkpoint of half the hidden size, of this one, or of another shape
-
-
-def hardware(device: str) -> str:
-    """What the run ran on, in words."""
-    if device.startswith("cuda"):
-        return str(torch.cuda.get_device_name(device))
-    return f"CPU {platform.machine()}, {torch.get_num_threads()} threads"
+    shape: str = _option("", "of the table in tools/train/model.py", *models.SHAPES)
+    steps: int = _option(0, "how long")
+    decay_steps: int = _option(0, "the last of them, over which the rate falls to 5 %")
+    batch_tokens: int = _option(32_768, "of all workers together")
+    lr: float = _option(2e-3, "the highest")
+    length: int = _option(256, "tokens per window")
+    long_length: int = _option(0, "tokens per window in every eighth step, for positions further on (0: as ever)")
+    hidden: int = _option(0, "hidden size (0: the shape's own)")
+    balance: str = _option("aux", "keep experts in use by a loss or a bias", "aux", "bias")
+    optimizer: str = _option("adamw", "muon: for matrices of attention and experts", "adamw", "muon")
+    bias_step: float = _option(8e-3, "of the bias, in equal shares of the scores, 1 / experts")
+    aux_coef: float = _option(0.0, "of a loss on the load beside the bias, which takes over while that fades")
+    by_window: bool = _option(False, "whether that loss wants every window balanced, or all of a batch together")
+    turning_coef: float = _option(0.0, "of a loss on tokens routed unlike the one before (fast.turning_loss)")
+    begin_from: str = _option("", "checkpoint of this shape or another, of this hidden size or half of it")
+    save_every_s: float = _option(300.0, "seconds between saved states")
+    seed: int = _option(1, "of all draws")
+    workers: int = _option(1, "processes that share each batch, one thread each")
 
 
 class Trainer:
-    """Model, optimizer, data and log of one run."""
+    """Model, optimizer, data and log of one run. Raises BadInput for settings that do not fit."""
 
     def __init__(self, settings: Settings, data: Path, out: Path, rank: int = 0) -> None:
         self.settings, self.data, self.out, self.rank = settings, data, out, rank
         out.mkdir(parents=True, exist_ok=True)
         shape = models.get_shape(settings.shape, settings.hidden)
         vocab = int(json.loads((data / "tokens.json").read_text(encoding="utf-8"))["vocab"])
-        self.model = models.build(shape, vocab, settings.seed)
+        self.model = models.build(shape, vocab, settings.seed).train()
         if settings.begin_from:
             begin(load(Path(settings.begin_from)), self.model, settings.seed)
         self.labels = log.labels_at(Path(settings.begin_from)) if settings.begin_from else ()
-        self.model = self.model.to(settings.device).train()
-        if settings.balance not in ("aux", "bias"):
-            raise BadInput(f"balance, got {settings.balance!r}: aux or bias")
+        for name, known in (("balance", ("aux", "bias")), ("optimizer", ("adamw", "muon"))):
+            if getattr(settings, name) not in known:
+                raise BadInput(f"{name}, got {getattr(settings, name)!r}: {' or '.join(known)}")
         by_bias = settings.balance == "bias"
         self.aux_coef = settings.aux_coef if by_bias else shape.aux_coef
         size = (shape.moe_layers, shape.experts)
-        self.bias = SelectionBias(*size, settings.bias_step / shape.experts, settings.device) if by_bias else None
-        on_gpu = settings.device.startswith("cuda")
-        dense = settings.experts == "dense" or (on_gpu and settings.experts != "sorted")
-        experts = dense_experts if dense else sorted_experts
-        self.fast = FastModel(self.model, experts, settings.compiled)
-        if settings.half:
-            halve_products(self.model)
-        self.plain = FastModel(self.model, experts)  # evaluation: rare, and not worth a second compilation
+        self.bias = SelectionBias(*size, settings.bias_step / shape.experts) if by_bias else None
+        self.fast = FastModel(self.model)
         self.optimizers = optimizers(self.model, settings)
         seed = settings.seed + 1000 * rank  # every worker draws windows of its own
-        self.sampler = WindowSampler(load_split(data, "train"), settings.length, seed, settings.device)
+        self.sampler = WindowSampler(load_split(data, "train"), settings.length, seed)
         self.heldout = {
-            task: heldout_windows(ids, settings.length, HELDOUT_TOKENS_PER_TASK).to(settings.device)
+            task: heldout_windows(ids, settings.length, HELDOUT_TOKENS_PER_TASK)
             for task, ids in load_split(data, "heldout").items()
         }
         self.phases = log.continued([], 0, asdict(settings))
-        self.autocast = torch.autocast("cuda", torch.bfloat16, enabled=on_gpu)
         self.step, self.tokens, self.earlier_s, self.entries = 0, 0, 0.0, list[dict[str, Any]]()
 
     def evaluate(self) -> dict[str, float]:
         """Held-out cross entropy in nats per token, by task."""
         self.model.eval()
+        before, self.fast.bias = self.fast.bias, None  # judged as the checkpoint will choose
         result = {}
-        with torch.no_grad(), self.autocast:
+        with torch.no_grad():
             for task, windows in self.heldout.items():
-                sums = [float(self.plain(w[:, :-1], w[:, 1:])[0]) * len(w) for w in torch.split(windows, 64)]
+                sums = [float(self.fast(w[:, :-1], w[:, 1:])[0]) * len(w) for w in torch.split(windows, 64)]
                 result[task] = sum(sums) / len(windows)
+        self.fast.bias = before
         self.model.train()
         return result
 
-    def rate(self, progress: float) -> float:
-        """Learning rate of the next step."""
-        cfg = self.settings
-        if cfg.steps:
-            return rate_of_step(self.step, cfg.steps, cfg.decay_steps, cfg.peak_lr)
-        return learning_rate(progress, cfg.peak_lr)
-
-    def progress(self, spent_s: float) -> float:
-        """Share of the budget that is behind the run."""
-        cfg = self.settings
-        return self.step / cfg.steps if cfg.steps else max(spent_s / (60 * cfg.minutes), self.step / cfg.max_steps)
-
-    def settled(self, progress: float) -> float:
-        """Share of the decay that is behind the run."""
-        cfg = self.settings
-        return settled_frac(self.step, cfg.steps, cfg.decay_steps) if cfg.steps else settled_by_clock(progress)
-
-    def train_step(self, rate: float, settled_frac: float) -> Losses:
+    def train_step(self) -> Losses:
         """One optimizer step."""
+        cfg = self.settings
+        settled = settled_frac(self.step, cfg.steps, cfg.decay_steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
-        cfg = self.settings
-        long = cfg.long_length > 0 and self.step % cfg.long_every == cfg.long_every - 1
+                group["lr"] = rate_of_step(self.step, cfg.steps, cfg.decay_steps, cfg.lr)
+        long = cfg.long_length > 0 and self.step % LONG_EVERY == LONG_EVERY - 1
         length = cfg.long_length if long else cfg.length
         ids, labels = self.sampler.draw(cfg.batch_tokens // length // cfg.workers, length)
         if self.bias is not None:
-            self.fast.bias = self.bias.applied(settled_frac)
-        with self.autocast:
-            found = self.fast(ids, labels, cfg.turning_coef > 0, cfg.by_window)
+            self.fast.bias = self.bias.applied(settled)
+        found = self.fast(ids, labels, cfg.turning_coef > 0, cfg.by_window)
         loss = found.entropy + self.aux_coef * found.balance
         if found.turning is not None:
             loss = loss + cfg.turning_coef * found.turning
-        if self.bias is not None and settled_frac < FADES_FROM:
+        if self.bias is not None and settled < FADES_FROM:
             self.bias.update(found.load.detach())
         torch.autograd.backward(loss)
         if cfg.workers > 1:
@@ -169,45 +133,37 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        turning = None if found.turning is None else found.turning.detach()
-        return Losses(found.entropy.detach(), found.balance.detach(), found.load.detach(), turning)
+        return Losses(*(None if part is None else part.detach() for part in found))  # type: ignore[arg-type]
 
     def run(self) -> None:
-        """Train until the minutes or the steps are used up, then evaluate and save."""
+        """Train until the steps are used up, then evaluate and save."""
         cfg = self.settings
         begin = last_eval = last_save = time.monotonic()
-        while True:
+        while self.step < cfg.steps:
             now = time.monotonic()
             spent_s = self.earlier_s + now - begin
-            progress = agreed(self.progress(spent_s), cfg.workers)
-            if progress >= 1:
-                break
             if self.rank == 0 and cfg.decay_steps and self.step == cfg.steps - cfg.decay_steps:
-                save_state(self, self.out / "resume" / "before_decay.bin")
-            found = self.train_step(self.rate(progress), self.settled(progress))
+                self.save_state(self.out / "resume" / "before_decay.bin")
+            found = self.train_step()
             self.step, self.tokens = self.step + 1, self.tokens + cfg.batch_tokens
             if self.rank > 0:
                 continue  # the first worker logs, evaluates and saves; the others meet it at the next step
-            if self.step % 20 == 1 or cfg.max_steps <= 20:
+            if self.step % 20 == 1:
                 self.note(spent_s, found)
-            if now - last_eval > cfg.eval_every_s:
+            if now - last_eval > EVAL_EVERY_S:
                 last_eval = now
-                self.entries.append({"step": self.step, "seconds": round(spent_s, 1), "heldout": self.evaluate()})
-                click.echo(f"{cfg.shape} {json.dumps(self.entries[-1])}")
+                self.note_heldout(spent_s)
             if now - last_save > cfg.save_every_s:
                 last_save = now
                 self.earlier_s, begin = self.earlier_s + now - begin, now
-                self.save(resumable=True)
-        if self.rank > 0:
-            return
-        self.earlier_s += time.monotonic() - begin
-        entry = {"step": self.step, "seconds": round(self.earlier_s, 1), "heldout": self.evaluate()}
-        self.entries.append(entry)
-        click.echo(f"{cfg.shape} {json.dumps(entry)}")
-        self.save(resumable=True)
+                self.save()
+        if self.rank == 0:
+            self.earlier_s += time.monotonic() - begin
+            self.note_heldout(self.earlier_s)
+            self.save()
 
     def note(self, spent_s: float, found: Losses) -> None:
-        """Append one row; reading the tensors waits for the device, so this is not done every step."""
+        """Append the losses of a step to the log."""
         shares = found.load * found.load.shape[-1]  # 1 = an equal share
         row = {
             "step": self.step,
@@ -220,6 +176,11 @@ class Trainer:
             row["turning"] = round(float(found.turning), 4)
         self.entries.append(row)
 
+    def note_heldout(self, spent_s: float) -> None:
+        """Append the held-out losses to the log, and say them."""
+        self.entries.append({"step": self.step, "seconds": round(spent_s, 1), "heldout": self.evaluate()})
+        click.echo(f"{self.settings.shape} {json.dumps(self.entries[-1])}")
+
     def description(self) -> dict[str, Any]:
         """The training log: settings, where and how long it ran, and the loss curve."""
         return {
@@ -227,7 +188,7 @@ class Trainer:
             "settings": asdict(self.settings),
             "phases": self.phases,
             "begun_labels": list(self.labels),
-            "hardware": hardware(self.settings.device),
+            "hardware": f"CPU {platform.machine()}, {torch.get_num_threads()} threads",
             "torch": torch.__version__,
             "python": platform.python_version(),
             "steps": self.step,
@@ -238,43 +199,67 @@ class Trainer:
             "curve": self.entries,
         }
 
-    def save(self, resumable: bool) -> None:
-        """Write the checkpoint; with `resumable` also what `restore` needs (float32 weights and moments)."""
+    def save(self) -> None:
+        """Write the checkpoint, and what `restore` needs (float32 weights and moments)."""
         models.save(self.model, self.out)
         shutil.copyfile(self.data / "tokenizer.json", self.out / "tokenizer.json")
         write_json(self.out / log.NAME, self.description())
-        if resumable:
-            save_state(self, self.out / "resume" / "state.bin")
+        self.save_state(self.out / "resume" / "state.bin")
+
+    def save_state(self, path: Path) -> None:
+        """Write everything the next step depends on."""
+        state = {"sampler": self.sampler.generator.get_state(), "torch_rng": torch.get_rng_state()}
+        if self.bias is not None:
+            state["bias"] = self.bias.values
+        for name, parameter in self.model.named_parameters():
+            state[f"weight.{name}"] = parameter.detach()
+            for optimizer in self.optimizers:
+                kept = optimizer.state.get(parameter, {})
+                state |= {f"{key}.{name}": kept[key] for key in MOMENTS if key in kept}
+        kept = {"seconds": self.earlier_s, "phases": self.phases, "curve": self.entries}
+        told = json.dumps({"step": self.step, "tokens": self.tokens, **kept})
+        with replacing(path) as part:
+            save_file({k: v.contiguous() for k, v in state.items()}, part, metadata={"log": told})
 
     def restore(self) -> bool:
-        """Continue from what `save` left in the folder; False if there is nothing."""
+        """Bring a fresh trainer to where `save` was called; False if there is nothing in the folder."""
         path = self.out / "resume" / "state.bin"
         if not path.exists():
             return False
-        load_state(self, path)
-        self.phases = log.continued(self.phases, self.step, asdict(self.settings))
+        with safe_open(path, framework="pt") as stored:
+            told = json.loads(stored.metadata()["log"])
+            state = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 - not a dict
+        self.step, self.tokens, self.earlier_s = told["step"], told["tokens"], told["seconds"]
+        self.entries, phases = told["curve"], told["phases"]
+        for name, parameter in self.model.named_parameters():
+            parameter.data.copy_(state[f"weight.{name}"])
+            moments = {key: state[f"{key}.{name}"] for key in MOMENTS if f"{key}.{name}" in state}
+            for optimizer in self.optimizers:
+                if moments and any(parameter is p for group in optimizer.param_groups for p in group["params"]):
+                    optimizer.state[parameter] = {"step": torch.tensor(float(self.step)), **moments}
+        if self.bias is not None:
+            self.bias.values.copy_(state["bias"])
+        if self.rank == 0:
+            self.sampler.generator.set_state(state["sampler"])
+            torch.set_rng_state(state["torch_rng"])
+        else:  # only the first worker's is kept; the others draw new windows, not the first ones again
+            self.sampler.generator.manual_seed(self.settings.seed + 1000 * self.rank + self.step)
+        self.phases = log.continued(phases, self.step, asdict(self.settings))
         return True
 
 
 def optimizers(model: torch.nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices inside layers, routers apart, and AdamW for what is left."""
-    if settings.optimizer not in ("adamw", "muon"):
-        raise BadInput(f"optimizer, got {settings.optimizer!r}: adamw or muon")
-    named = list(model.named_parameters())
-    inner = ("_proj",) if settings.optimizer == "muon" else ()
-    by_muon = [p for name, p in named if p.ndim > 1 and any(part in name for part in inner)]
+    muon = settings.optimizer == "muon"
+    by_muon = [p for name, p in model.named_parameters() if muon and p.ndim > 1 and "_proj" in name]
     taken = {id(p) for p in by_muon}
-    rest = [p for _, p in named if id(p) not in taken]
+    rest = [p for p in model.parameters() if id(p) not in taken]
     groups = [
-        {"params": [p for p in rest if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in rest if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    result: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, lr=settings.peak_lr, betas=(0.9, 0.95), fused=True)
-    ]
-    if by_muon:
-        result.append(Muon(by_muon, settings.peak_lr, settings.weight_decay))
-    return result
+    adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), fused=True)
+    return [adamw, Muon(by_muon, settings.lr, WEIGHT_DECAY)] if by_muon else [adamw]
 
 
 def average_gradients(model: torch.nn.Module, workers: int) -> None:
@@ -285,12 +270,3 @@ def average_gradients(model: torch.nn.Module, workers: int) -> None:
     flat /= workers
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):  # type: ignore[no-untyped-call]
         gradient.copy_(part.view_as(gradient))
-
-
-def agreed(progress: float, workers: int) -> float:
-    """The first worker's clock, so that all stop at the same step."""
-    if workers == 1:
-        return progress
-    value = torch.tensor([progress], dtype=torch.float64)
-    torch.distributed.broadcast(value, src=0)
-    return float(value)

@@ -1,26 +1,67 @@
-"""Begin a model of many small experts where one of few large experts stopped.
+"""Begin a model where another stopped: grown to twice the width, cut into finer experts, or both.
 
-Upcycling (Komatsuzaki et al., arXiv 2212.05055) with experts cut finer (DeepSeekMoE, arXiv 2401.06066): embedding,
-attention and norms are the old model's, of layers taken evenly; every new expert is a slice of an old expert's columns,
-and its gate row that expert's plus noise, so that slices of one expert part. The shared expert has some columns of
-every expert, and so has a layer without experts. What is added up is scaled to the size of what it stands for: the new
-function is near the old one, and equal to it only where nothing is left out.
+Growing is Net2Net (Chen et al., arXiv 1511.05641), and keeps the function: every channel of the residual stream is
+there twice. What writes into it writes both; what reads from it splits its weight between the two at random, so that
+the halves get different gradients and part. RMS norms see the same mean square. The last norm is halved, because the
+head, tied to the embedding, reads both.
+
+Cutting is upcycling (Komatsuzaki et al., arXiv 2212.05055) with experts cut finer (DeepSeekMoE, arXiv 2401.06066):
+embedding, attention and norms are the old model's, of layers taken evenly; every new expert is a slice of an old
+expert's columns, and its gate row that expert's plus noise, so that slices of one expert part. The shared expert has
+some columns of every expert, and so has a layer without experts. What is added up is scaled to the size of what it
+stands for: the new function is near the old one, and equal to it only where nothing is left out.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
 from sim.base.errors import BadInput
-from tools.train.grow import grow, grown
 from tools.train.model import moe_layers, renormalises, router_of
+from traces.record.checkpoint import of_config
 
+SPLIT_SPREAD = 0.25  # standard deviation of the share that goes to the first of two channels
 SHARPER = 2.0  # a softmax over several slices of every expert is flatter than one over the experts
 NOISE = 0.5  # standard deviation of what a gate row gets, in those of the old gate's entries
 SHARED_FRAC = 0.4  # of a layer's output that comes from the shared expert at first
 _PROBES = 512  # random gate inputs that tell how much of the scores the chosen experts have
+
+
+def grown(small: Any, seed: int) -> Any:
+    """A model of twice the hidden size and heads of `small` with its function."""
+    config = copy.deepcopy(small.config)
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
+        setattr(config, name, 2 * getattr(config, name))
+    wide = of_config(config)
+    grow(small, wide, seed)
+    return wide
+
+
+@torch.no_grad()
+def grow(small: Any, wide: Any, seed: int) -> None:
+    """Give `wide` (twice as wide, else alike) the function of `small`. Raises BadInput when sizes do not fit."""
+    rng = torch.Generator().manual_seed(seed)
+    source = dict(small.named_parameters())
+    for name, target in wide.named_parameters():
+        values = source[name].detach().float()
+        for axis in range(values.ndim):
+            if target.shape[axis] == values.shape[axis]:
+                continue
+            if target.shape[axis] != 2 * values.shape[axis]:
+                sizes = f"{tuple(values.shape)} to {tuple(target.shape)}"
+                raise BadInput(f"{name}: from {sizes}: a model grows to twice its hidden size, or not at all")
+            read = values.ndim > 1 and axis == values.ndim - 1 and "embed_tokens" not in name
+            if read:
+                share = 0.5 + SPLIT_SPREAD * torch.randn(values.shape, generator=rng)
+                values = torch.cat([values * share, values * (1 - share)], dim=axis)
+            else:
+                values = torch.cat([values, values], dim=axis)
+        if name.startswith("model.norm.") and target.shape != source[name].shape:
+            values = values / 2
+        target.copy_(values)
 
 
 def fits(old: Any, new: Any) -> bool:
