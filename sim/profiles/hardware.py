@@ -209,7 +209,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def power(self) -> dict[str, Power | msgspec.UnsetType]:
         """The watts of each of its parts."""
-        parts = {"gpu": self.gpu.power, "cpu": self.cpu.power}
+        parts: dict[str, Power | msgspec.UnsetType] = {"gpu": self.gpu.power, "cpu": self.cpu.power}
         return parts if self.drive is msgspec.UNSET else {**parts, "drive": self.drive.power}
 
     @property
