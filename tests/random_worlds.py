@@ -1,4 +1,4 @@
-"""Small worlds drawn from a seed, each run by the engine and by the frozen loop of 0.1 (`oracle`), compared to the bit.
+"""Small worlds drawn from a seed, each run by the engine and held to the references: of time (SimPy), of residency.
 
     python tests/random_worlds.py N [SEED]      # worlds SEED to SEED + N - 1; stops at the first difference
     python tests/random_worlds.py --digests N SEED     # compiled modules in use, then a digest per world
@@ -20,21 +20,21 @@ from importlib.machinery import ExtensionFileLoader
 from itertools import zip_longest
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 from easy_numbers import Run, figure, hardware, stack
-from oracle.run import assemble, oracle_run
+from following import Followed, Today, difference_from_reference
 from random_policy import key, random_policy
 from tiny_traces import TASKS, WIDTH, tiny_arrays, tiny_header
 from tiny_traces import requests_of as made_requests
 from untaught import UNTAUGHT
 
 from sim.base.errors import MoesimError
-from sim.base.lanes import NVME
 from sim.engine.engine import Engine
+from sim.engine.residency import Residency
 from sim.machine.several import LAYERS, homes_by_layer
+from sim.machine.simulated import SimulatedMachine
 from sim.options import RunSpec
 from sim.policy.pieces import Pieces
 from sim.policy.registry import find, policies
@@ -42,50 +42,19 @@ from sim.profiles.curves import AGAINST, Curve, Curves
 from sim.profiles.geometry import Window
 from sim.profiles.models import Model, ModelGate
 from sim.profiles.stack import load_stack
-from sim.results import metrics
 from sim.results.record import plain
 from sim.run import execute
 from sim.setup.memory import DenseParts, MemoryPlan
 from sim.setup.setup import Setup
+from sim.workload.gate import Arrays
 from sim.workload.learn_split import requests_of
 from traces.format.reader import Trace
 from traces.format.writer import write_trace
 
 IN_TURNS = Path(__file__).with_name("in_turns.py")
 TIMES_S = (0.0, 0.0, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0, 0.1, 0.3)
-SINCE_THE_ORACLE = {"load", "scheduling", "slo", "queue_s", "service_s"}
-NAMES_SETUP_DECIDES = {
-    "schema",
-    "run_id",
-    "name",
-    "policy",
-    "policy_file",
-    "params",
-    "hw",
-    "model",
-    "precision",
-    "engine",
-    "overrides",
-    "shape",
-    "trace",
-    "trace_sha256",
-    "split",
-    "seed",
-    "gpus",
-    "batch",
-    "arrivals",
-    "hit_definition",
-    "lookup",
-    "caveats",
-    "peak_vram_bytes",
-    "ram_peak_bytes",
-    "lower_bound",
-    "wall_s",
-    "simulator",
-    "version",
-    "by_layer",
-}
-"""Keys of a result that no loop decides (caveats but for the calibrated range, which `beyond` holds)."""
+NOT_COMPARED = {"simulator", "wall_s", "by_layer"}
+"""Keys of a result that differ between machines; of `by_layer` the last digits of waits."""
 
 
 @dataclass
@@ -162,7 +131,7 @@ def world(seed: int, folder: Path, policy: str | None = None) -> World:
         precision=precision,
         set=settings,
         sim_hit=rng.choice(("gate", "slot", "cached", "token")),
-        sim_contention=False,  # which the oracle knows nothing of
+        sim_contention=False,
     )
     facts = {
         "spec": spec,
@@ -198,7 +167,7 @@ def enough(of: World) -> list[int]:
             setup = setup_of(of, trace)
         except MoesimError:
             return budgets
-        policy, view = setup.policy, assemble(setup)[0].view
+        policy, view = setup.policy, view_of(setup)
         size, share = view.expert_bytes, -(-model.n_moe_layers * model.n_experts // spec.gpus)
         shares = [share] * spec.gpus if setup.homes is None else [setup.homes.count(gpu) for gpu in range(spec.gpus)]
         needs = [share if policy.keeps_all else min(share, policy.min_experts(view)) for share in shares]
@@ -206,6 +175,13 @@ def enough(of: World) -> list[int]:
         budgets = [max(budget, need * size) for budget, need in zip(budgets, needs, strict=True)]
         budgets[0] += policy.predictor_bytes(view)
     return budgets
+
+
+def view_of(setup: Setup) -> Any:
+    """What a policy sees before it is bound."""
+    cost, policy = setup.cost(), setup.policy
+    residency, machine = Residency(setup.pieces, setup.memory.expert_bytes), SimulatedMachine(cost, setup.spec.gpus)
+    return Engine(policy, machine, residency, cost, Arrays(setup.trace, policy.needs), setup.model.top_k).view
 
 
 def drawn_hardware(rng: Random) -> tuple[Any, float]:
@@ -365,9 +341,8 @@ def run(of: World, loop: Callable[..., Any], watched: bool = True) -> Seen:
             return seen
         try:
             outcome = loop(setup, spans, log)
-            seen.result = dict(sorted(engine_keys(plain(outcome.result)).items()))
-            if setup.open_loop:  # by blocks of requests, since then
-                del seen.result["uncertainty"]
+            result = plain(outcome.result)
+            seen.result = {name: result[name] for name in sorted(result) if name not in NOT_COMPARED}
             seen.end = end_state(outcome)
         except Exception as error:
             seen.error = type(error).__name__
@@ -376,42 +351,12 @@ def run(of: World, loop: Callable[..., Any], watched: bool = True) -> Seen:
     return seen
 
 
-def by_engine(setup: Setup, spans: Any, log: Any) -> Any:
-    engines: list[Engine] = []
-    return Run(execute(setup, spans, log, bounds=False, begun=engines.append), *engines)
+def by_engine(setup: Setup, spans: Any, log: Any) -> Run:
+    return Today(setup).run(spans, log)
 
 
-def by_time_line(setup: Setup, spans: Any, log: Any) -> Any:
-    """As `by_engine`, but what is charged to lanes is GPU 0's own time line, as the oracle has it.
-
-    The oracle knows no critical path, which `bottleneck`, `provenance` and `uncertainty` rest on since;
-    `test_critical_path.py` holds it.
-    """
-    seen = by_engine(setup, spans, log)
-    phases = seen.outcome.report.phases.items()
-    shown = {name: one._replace(path_s=[*one.parts_s, 0.0, 0.0]) for name, one in phases}
-    result = {**plain(seen.result), "bottleneck": msgspec.to_builtins(metrics.bottleneck(shown))}
-    if result["bottleneck"]["mixed"] is None:
-        del result["bottleneck"]["mixed"]
-    return SimpleNamespace(result=result, engine=seen.engine, machine=seen.machine)
-
-
-def by_simpy(setup: Setup, spans: Any, log: Any) -> Any:
-    setup = replace(setup, spec=msgspec.structs.replace(setup.spec, sim_simulator="simpy"))
-    return by_engine(setup, spans, log)
-
-
-def engine_keys(result: dict[str, Any]) -> dict[str, Any]:
-    """What the loop decides, in the oracle's shape."""
-    if "beyond" in result:
-        return result
-    kept = {name: value for name, value in result.items() if name not in NAMES_SETUP_DECIDES | SINCE_THE_ORACLE}
-    for name in ("ttft_s", "tpot_s", "e2e_s"):  # under load they say more than they did
-        kept[name] = {key: value for key, value in kept[name].items() if key not in ("p90", "sampling")}
-    kept["memory"] = {name: kept["memory"][name] for name in ("cache_capacity_bytes", "cache_peak_bytes")}
-    start = "beyond the calibrated range: "
-    kept["beyond"] = [label.removeprefix(start) for label in result["caveats"] if label.startswith(start)]
-    return kept
+def by_simpy(setup: Setup, spans: Any, log: Any) -> Run:
+    return by_engine(replace(setup, spec=msgspec.structs.replace(setup.spec, sim_simulator="simpy")), spans, log)
 
 
 def end_state(outcome: Any) -> dict[str, Any]:
@@ -419,16 +364,14 @@ def end_state(outcome: Any) -> dict[str, Any]:
     engine, machine = outcome.engine, outcome.machine
     view = engine.view
     gpus = range(view.n_gpus)
-    queue = engine.copies.queue if hasattr(engine, "copies") else engine.queue
-    drive = NVME if len(machine.parts_s()) > NVME + 1 else -1  # the oracle has none
     return {
         "now_s": machine.now_s,
         "residents": [key(piece) for piece in view.residents()],
         "free_bytes": [view.free_bytes(gpu) for gpu in gpus],
-        "queued": [key(piece) for piece in queue.pieces()],
+        "queued": [key(piece) for piece in engine.copies.queue.pieces()],
         "busy_s": machine.lane_busy_s(),
         "ends_s": machine.lane_ends_s(),
-        "parts_s": [part_s for cause, part_s in enumerate(machine.parts_s()) if cause != drive or part_s],
+        "parts_s": list(machine.parts_s()),
         "decisions": engine.tally.n_evicted,
     }
 
@@ -441,7 +384,7 @@ def difference(want: Any, got: Any, where: str) -> str | None:
     if isinstance(want, dict) and isinstance(got, dict):
         for name in sorted(want.keys() | got.keys(), key=str):
             if name not in want or name not in got:
-                return f"{where}.{name}: only in {'the oracle' if name in want else 'the engine'}"
+                return f"{where}.{name}: only in {'the reference' if name in want else 'the engine'}"
             found = difference(want[name], got[name], f"{where}.{name}")
             if found:
                 return found
@@ -451,29 +394,43 @@ def difference(want: Any, got: Any, where: str) -> str | None:
             found = difference(one, other, f"{where}[{index}]")
             if found:
                 before = "".join(f"\n    same before: {want[i]!r}" for i in range(max(0, index - 3), index))
-                whole = f"\n    oracle {one!r}\n    engine {other!r}" if isinstance(one, tuple) else ""
+                whole = f"\n    reference {one!r}\n    engine {other!r}" if isinstance(one, tuple) else ""
                 return f"{found}{whole if '[' not in where else ''}{before if '[' not in where else ''}"
         return None
-    return None if repr(want) == repr(got) else f"{where}: oracle {want!r}, engine {got!r}"
+    return None if repr(want) == repr(got) else f"{where}: expected {want!r}, got {got!r}"
 
 
-def compare(of: World) -> tuple[str | None, Seen]:
-    """The first difference between oracle and engine, watched and not; and what the oracle showed."""
-    want = run(of, oracle_run)
-    got = run(of, by_time_line)
-    for one in (want, got):
-        for name in ("provenance", "uncertainty"):
-            one.result.pop(name, None)
-        one.spans.sort()  # copies that have started are settled after each iteration; the oracle waits to be asked
-    found = disagreement(want, got)
-    if found is None:
-        alone = run(of, by_time_line, watched=False)
-        for name in ("provenance", "uncertainty"):
-            alone.result.pop(name, None)
-        want_alone = replace(want, log=[], spans=[])
-        found = disagreement(want_alone, alone)
-        found = found and f"when nobody looks: {found}"
-    return found, want
+def told_apart(of: World, kind: Callable[[Setup], Any] = Today, time: bool = True) -> tuple[str | None, Seen]:
+    """Where an engine first differs from a reference, or from itself when nobody looks; and what it showed.
+
+    Args:
+        time: hold it to the reference of time, too, to the bit: SimPy's machine.
+    """
+
+    def engine(setup: Setup, spans: Any, log: Any) -> Run:
+        return kind(setup).run(spans, log)
+
+    def follow(setup: Setup, spans: Any, log: Any) -> Run:
+        followed.append(Followed(setup))
+        runs.append(followed[0].follow(kind, spans, log))
+        return runs[0]
+
+    followed: list[Followed] = []
+    runs: list[Run] = []
+    seen, watched, alone = run(of, engine), run(of, follow), run(of, engine, watched=False)
+    if time:
+        found = times_disagree(seen, run(of, by_simpy), of)
+        if found:
+            return f"time: {found}", seen
+    found = disagreement(seen, watched)
+    if found:
+        return f"when its policy is watched: {found}", seen
+    found = disagreement(replace(seen, log=[], spans=[]), alone)
+    if found:
+        return f"when nobody looks: {found}", seen
+    for one in followed:
+        found = difference_from_reference(one, runs[0] if runs else None)
+    return found and f"residency: {found}", seen
 
 
 def disagreement(want: Seen, got: Seen) -> str | None:
@@ -488,14 +445,20 @@ def disagreement(want: Seen, got: Seen) -> str | None:
 
 def engines_disagree(of: World) -> tuple[str | None, Seen]:
     """The first difference between arithmetic and SimPy in a world, and what the arithmetic showed."""
-    seen, other = run(of, by_engine), run(of, by_simpy)
-    for one in (seen, other):
-        one.spans.sort()  # told when work ends here, when its end is known there
-        if seen.error:
-            one.spans.clear()  # of a run that breaks off, what is known beforehand there
+    seen = run(of, by_engine)
+    return times_disagree(seen, run(of, by_simpy), of), seen
+
+
+def times_disagree(seen: Seen, other: Seen, of: World) -> str | None:
+    """The first difference between arithmetic and SimPy."""
+    pair = []
+    for one in (other, seen):
+        spans = [] if seen.error else sorted(one.spans)  # told when work ends there, when its end is known here
+        end = dict(one.end)
         if of.host_bytes:  # above a drive each machine charges a gap of GPU 0 by what is settled when it places what
-            one.end.pop("parts_s", None)  # follows; the critical path, which results rest on, is compared
-    return disagreement(seen, other), seen
+            end.pop("parts_s", None)  # follows; the critical path, which results rest on, is compared
+        pair.append(replace(one, spans=spans, end=end))
+    return disagreement(*pair)
 
 
 def say(text: str) -> None:
@@ -503,22 +466,20 @@ def say(text: str) -> None:
 
 
 def hunt(n: int, seed: int) -> int:
-    """Compare worlds until one differs; the exit code."""
+    """Hold worlds to the references until one differs; the exit code."""
     began_s, refused, drawn = time.perf_counter(), 0, 0
     with tempfile.TemporaryDirectory() as name:
         for at in range(seed, seed + n):
             of = world(at, Path(name))
-            found, want = compare(of)
-            if want.crash:
-                say(f"{of}\n  the oracle ends in\n{want.crash}")
+            found, seen = told_apart(of)
             of.trace.unlink()
-            refused += bool(want.error)
+            refused += bool(seen.error)
             drawn += of.facts["spec"].policy == "drawn"
-            if found:
-                say(f"{of}\n  {found}")
+            if found or seen.crash:
+                say(f"{of}\n  {found or seen.crash}")
                 return 1
     took_s = time.perf_counter() - began_s
-    say(f"{n} worlds equal, {drawn} with drawn policies, {refused} refused alike; {took_s:.1f} s")
+    say(f"{n} worlds equal, {drawn} with drawn policies, {refused} refused; {took_s:.1f} s")
     return 0
 
 

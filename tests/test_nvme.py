@@ -206,7 +206,8 @@ def test_an_expert_without_room_passes_through(tmp_path):
 
 def without_drive(result: dict[str, Any]) -> dict[str, Any]:
     """What the two tiers say, too; figures that read 'drive: 0' taken out."""
-    kept = {key: value for key, value in result.items() if key not in ("host_memory", "wall_s", "labels", "run_id")}
+    own = ("host_memory", "ram_peak_bytes", "run_id")
+    kept = {key: value for key, value in result.items() if key not in own}
     kept["lane_utilisation"] = {lane: busy for lane, busy in kept["lane_utilisation"].items() if lane != "nvme"}
     kept["bottleneck"] = dict(kept["bottleneck"])
     for phase, parts in kept["bottleneck"].items():

@@ -1,6 +1,7 @@
-"""The machine on SimPy events replays what the arithmetic one does: every figure, decision and span, to the last bit.
+"""The machine on SimPy events as users ask for it: every key of a result is what the arithmetic one says.
 
-Where lanes slow one another there is no arithmetic to compare with: `test_contention` has other oracles for that.
+`test_references` compares the two in random worlds and under every policy. Where lanes slow one another there is no
+arithmetic to compare with: `test_contention` has other oracles for that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import random_worlds
 from cli_help import simulated
 from grids import MANY_KINDS, few_each_time
 from tiny_traces import ALL, tiny_trace
@@ -23,57 +23,7 @@ from sim.policy.registry import policies
 from sim.results.by_layer import WAITS_S
 from sim.run import assemble, execute, prepare
 
-N_QUICK, N_THOROUGH, SLICES = 96, 4000, 8
 ACTIVE = {"hw.contention.h2d_slowdown_by_gpu": 0.1}
-
-
-def disagreements(first: int, n: int, folder: Path) -> list[str]:
-    found = []
-    for seed in range(first, first + n):
-        of = random_worlds.world(seed, folder)
-        told, _ = random_worlds.engines_disagree(of)
-        of.trace.unlink()
-        if told:
-            found.append(f"{of}\n  {told}")
-    return found
-
-
-@pytest.mark.parametrize("at", range(SLICES))
-def test_random_worlds(at: int, tmp_path: Path) -> None:
-    n = N_QUICK // SLICES
-    assert not disagreements(at * n, n, tmp_path)
-
-
-ONCE_APART = (484, 799, 1142, 2106, 2242, 2329, 2702, 3194, 10380, 13221)
-"""Worlds in which what had happened by an instant once depended on who had looked."""
-
-
-@pytest.mark.parametrize("seed", ONCE_APART)
-def test_worlds_that_once_told_the_engines_apart(seed: int, tmp_path: Path) -> None:
-    told, seen = random_worlds.engines_disagree(random_worlds.world(seed, tmp_path, "drawn"))
-    assert told is None
-    assert seen.result, "the world is refused, and shows nothing"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("at", range(SLICES))
-def test_thousands_of_random_worlds(at: int, tmp_path: Path) -> None:
-    n = N_THOROUGH // SLICES
-    assert not disagreements(N_QUICK + at * n, n, tmp_path)
-
-
-@pytest.mark.parametrize("name", policies())
-def test_every_policy_in_worlds_of_its_own(name: str, tmp_path: Path) -> None:
-    n_ran = 0
-    for seed in range(40):
-        of = random_worlds.world(seed, tmp_path, name)
-        told, seen = random_worlds.engines_disagree(of)
-        of.trace.unlink()
-        assert told is None, f"{of}\n  {told}"
-        n_ran += not seen.error
-        if n_ran == 2:
-            return
-    pytest.fail(f"{name} ran in {n_ran} of 40 worlds")
 
 
 # -- whole results, of runs as users ask for them --------------------------------------------------------------------

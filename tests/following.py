@@ -1,0 +1,326 @@
+"""Write a run down as `sim.reference` is told it, and hold it to what the reference makes of that.
+
+The engine is a parameter: `Today` runs a setup on the one of this version, and says what is read of it on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from easy_numbers import Run
+
+from sim.policy.api import Policy, overrides
+from sim.policy.decisions import Foresee, Requeue, RequeueFrom, Serve
+from sim.policy.order import Rank
+from sim.reference.layers import Reference
+from sim.reference.residency import CLASSES
+from sim.reference.script import Differs, Said, Script
+from sim.results.by_layer import COUNTS, expert_table
+from sim.run import budgets, execute
+from sim.setup.setup import Setup
+
+DECIDES = ("request_start", "drafting", "layer_enter", "gate_input", "layer_done", "copy_done", "request_end", "idle")
+TOLD = ("accessed", "placed", "evicted")
+ANSWERS = ("assign", "victim", "layer_budgets", "predictor_bytes", "initial")
+
+
+class Today:
+    """The engine of this version. Another one is held to the references by a class with these methods."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.engine: Any = None
+
+    def run(self, spans: Any, log: Any) -> Run:
+        """The finished run; `log` is called at once with each deed, `spans` with each span."""
+        outcome = execute(self.setup, spans, log, bounds=False, begun=self.begun)
+        return Run(outcome, self.engine)
+
+    def begun(self, engine: Any) -> None:
+        self.engine = engine
+
+    def now_s(self) -> float:
+        """The host's clock."""
+        return self.engine.machine.now() if self.engine else 0.0
+
+    def newest(self) -> Any:
+        """The copy asked for last, of which `copied_s` tells later when it began and ended."""
+        residency = self.engine.residency
+        index = residency.resident_pieces()[-1].index
+        return residency.arrival[index] or residency.copied_at(index)
+
+    def copied_s(self, copy: Any) -> tuple[float, float]:
+        """Infinite where it was withdrawn, or the run broke off before."""
+        if copy.end_s < 0.0 or getattr(copy, "cancelled", False):
+            return math.inf, math.inf
+        return getattr(copy, "start_s", -math.inf), copy.end_s
+
+
+@dataclass
+class Followed:
+    """A run that is followed, and its reference."""
+
+    setup: Setup
+    script: Script = field(default_factory=Script)
+    predictor_bytes: int = 0
+    layer_bytes: list[list[int]] | None = None
+
+    def follow(self, kind: Callable[[Setup], Any], spans: Any, log: Any) -> Run:
+        """Run it and write it down. Its policy's class becomes one that is watched."""
+        script, policy, engine = self.script, self.setup.policy, kind(self.setup)
+        copies: list[Any] = []
+        asked_s: list[float] = []
+
+        def lasted(*span: Any) -> None:
+            if span[:2] == ("host", "launch copy"):
+                asked_s[:] = [span[6]]
+            spans(*span)
+
+        def did(what: str, layer: int, expert: int) -> None:
+            now_s = engine.now_s()
+            if what in ("fetch", "prefetch"):
+                copies.append(engine.newest())
+                now_s = asked_s.pop() if asked_s else now_s
+            script.done.append((what, layer, expert, now_s))
+            log(what, layer, expert)
+
+        policy.__class__ = watched(type(policy), self, engine)
+        try:
+            return engine.run(lasted, did)
+        finally:
+            script.copies_s = [engine.copied_s(copy) for copy in copies]
+
+    def reference(self) -> Reference:
+        """Of the policy, as it is bound."""
+        setup, policy = self.setup, self.setup.policy
+        room_bytes = budgets(setup, self.predictor_bytes)
+        tells = [hook for hook in TOLD if overrides(policy, hook)]
+        return Reference(setup.pieces, room_bytes, self.layer_bytes, policy.order, policy.prefetch_depth, tells)
+
+
+def watched(base: Any, followed: Followed, engine: Any) -> Any:
+    """The class of a policy that tells what it says."""
+    script, setup = followed.script, followed.setup
+    has = {name for name in (*DECIDES, *TOLD, *ANSWERS) if overrides_of(base, name)}
+    polls = "timing" in setup.policy.traits
+    gates: list[Any] = []  # what `assign` answered of the layer
+    begun: list[Said] = []  # the iteration that is about to begin
+
+    def say(policy: Any, what: str, *facts: Any, now_s: float | None = None) -> Said:
+        now_s = engine.now_s() if now_s is None else now_s
+        said = Said(what, now_s, list(facts), len(script.done))
+        script.said.append(said)
+        ranked(policy, said)
+        return said
+
+    def ranked(policy: Any, said: Said) -> None:
+        order = policy.order
+        if isinstance(order, Rank):
+            said.rank, said.bar = order.rank.tolist(), order.bar.tolist()
+
+    def one(policy: Any, hook: str, decision: Any) -> Iterator[Any]:
+        if isinstance(decision, list | tuple):
+            tickets = []
+            for each in decision:
+                tickets.append((yield from one(policy, hook, each)))  # noqa: PERF401 - no generator in a list
+            return tickets
+        if type(decision) is Foresee:  # as its docstring says
+            after = ()
+            if decision.predict is not None:
+                after = ((yield from one(policy, hook, decision.predict)),)
+                decision.outlook.foresee(decision.layer)
+            decision = decision.outlook.ahead(decision.layer, after)
+        if type(decision) is RequeueFrom:
+            wishes, pieces = decision.wishes, setup.pieces.all
+            places = range(decision.start, decision.stop)
+            wanted = [(pieces[wishes.indices[at]], wishes.priorities[at]) for at in places]
+            say(policy, "requeue", hook, wanted, decision.up_to_layer, decision.most)
+        elif type(decision) is Requeue:
+            wanted = [tuple(one)[:2] for one in decision.wanted]
+            say(policy, "requeue", hook, wanted, decision.up_to_layer, None)
+        else:
+            say(policy, "decision", hook, decision)
+        return (yield decision)
+
+    def steps(policy: Any, hook: str, decisions: Any) -> Iterator[Any]:
+        yield from every(policy, hook, decisions)
+        say(policy, "decision", hook, None)
+
+    def every(policy: Any, hook: str, decisions: Any) -> Iterator[Any]:
+        if decisions is None:
+            return
+        if not hasattr(decisions, "send"):
+            for decision in decisions:
+                yield from one(policy, hook, decision)
+            return
+        answer = None
+        while True:
+            try:
+                decision = decisions.send(answer)
+            except StopIteration:
+                return
+            answer = yield from one(policy, hook, decision)
+
+    def begins(policy: Any) -> None:
+        if not begun:
+            begun.append(say(policy, "iteration", ""))
+
+    body: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+
+    def hook(name: str) -> Any:
+        def method(self: Any, *args: Any) -> Iterator[Any]:
+            if name in ("request_start", "drafting"):
+                begins(self)
+            yield from steps(self, name, getattr(base, name)(self, *args))
+            if name == "idle":
+                arrivals_s = [r.arrival_s for r in setup.requests if r.arrival_s is not None]
+                now_s = engine.now_s()
+                say(self, "looks", now_s=min([at_s for at_s in arrivals_s if at_s > now_s], default=now_s))
+
+        return method
+
+    for name in has & set(DECIDES) | ({"idle"} if polls else set()):
+        body[name] = hook(name)
+
+    def iteration_start(self: Any, iteration: Any, view: Any) -> Iterator[Any]:
+        begins(self)
+        begun.pop().facts[0] = iteration.counted
+        yield from steps(self, "iteration_start", base.iteration_start(self, iteration, view))
+
+    def layer_enter(self: Any, layer: int, view: Any) -> Iterator[Any]:
+        say(self, "looked")
+        yield from steps(self, "layer_enter", base.layer_enter(self, layer, view))
+
+    def gate_done(self: Any, gate: Any, view: Any) -> Iterator[Any]:
+        if "assign" not in has:
+            say(self, "looked")
+        answer = gates.pop() if gates else None
+        after = None if answer is None else [list(map(int, row)) for row in answer.ids]
+        say(self, "gate", gate.layer, gate.iteration.ids(gate.layer).tolist(), after, dict(gate.precision))
+        said = base.gate_done(self, gate, view) if overrides_of(base, "gate_done") else [Serve()]
+        yield from steps(self, "gate_done", said)
+        say(self, "served")
+
+    def layer_done(self: Any, layer: int, view: Any) -> Iterator[Any]:
+        yield from steps(self, "layer_done", base.layer_done(self, layer, view))
+        say(self, "looks")
+
+    def iteration_end(self: Any, iteration: Any, view: Any) -> Iterator[Any]:
+        say(self, "looked")
+        yield from steps(self, "iteration_end", base.iteration_end(self, iteration, view))
+
+    body |= {"iteration_start": iteration_start, "gate_done": gate_done}
+    if polls:
+        body |= {"layer_enter": layer_enter, "layer_done": layer_done, "iteration_end": iteration_end}
+    elif overrides_of(base, "iteration_end"):
+        body["iteration_end"] = iteration_end
+
+    def assign(self: Any, gate: Any, view: Any) -> Any:
+        say(self, "looked")
+        gates[:] = [answer := base.assign(self, gate, view)]
+        return answer
+
+    def victim(self: Any, piece: Any, speculative: bool, view: Any) -> Any:
+        said = say(self, "victim", piece, speculative)
+        said.facts.append(answer := base.victim(self, piece, speculative, view))
+        return answer
+
+    def layer_budgets(self: Any, view: Any) -> Any:
+        followed.layer_bytes = base.layer_budgets(self, view)
+        return followed.layer_bytes
+
+    def predictor_bytes(self: Any, view: Any) -> Any:
+        followed.predictor_bytes = base.predictor_bytes(self, view)
+        return followed.predictor_bytes
+
+    def bind(self: Any, view: Any) -> None:  # or `victim` would be newer than what settles the order
+        base.bind(self, view)
+
+    def initial(self: Any, view: Any) -> Any:
+        pieces = list(base.initial(self, view))
+        say(self, "initial", pieces)
+        return pieces
+
+    def accessed(self: Any, piece: Any, hit: bool, view: Any) -> None:
+        said = say(self, "accessed", piece, hit)
+        base.accessed(self, piece, hit, view)
+        ranked(self, said)
+
+    def placed(self: Any, piece: Any, view: Any) -> None:
+        said = say(self, "placed", piece)
+        base.placed(self, piece, view)
+        ranked(self, said)
+
+    def evicted(self: Any, piece: Any, view: Any) -> None:
+        said = say(self, "evicted", piece)
+        base.evicted(self, piece, view)
+        ranked(self, said)
+
+    body["bind"] = bind
+    answers = (assign, victim, layer_budgets, predictor_bytes, initial, accessed, placed, evicted)
+    body |= {function.__name__: function for function in answers if function.__name__ in has}
+    return type(base.__name__, (base,), body)
+
+
+def overrides_of(base: Any, hook: str) -> bool:
+    return getattr(base, hook) is not getattr(Policy, hook)
+
+
+# -- holding a run to its reference ------------------------------------------------------------------------------------
+
+
+def difference_from_reference(followed: Followed, run: Run | None) -> str | None:
+    """Where a run that was followed, None if it broke off, differs first from its reference."""
+    reference = followed.reference()
+    try:
+        is_whole = reference.replay(followed.script)
+    except Differs as error:
+        return str(error)
+    if run is None:
+        return None
+    if not is_whole:
+        return f"after deed {followed.script.n_done}: the reference refuses what the engine has done"
+    return next(differences(reference, run.outcome.report, run.outcome.result), None)
+
+
+def differences(reference: Reference, report: Any, result: Any) -> Iterator[str]:
+    """Where the counts of a run differ from its reference's."""
+    n, totals = reference.n, Counter[str]()
+    for (name, _, _, _), number in n.items():
+        totals[name] += number
+    pairs: list[tuple[str, Any, Any]] = []
+    for phase, layer, expert, *values in expert_table(report):
+        wanted = {name: n[name, phase, layer, expert] for name in COUNTS}
+        wanted["asked_n"] = sum(wanted[f"{kind}_n"] for kind in CLASSES)
+        pairs += [
+            (f"{name} of {phase} {layer}.{expert}", wanted[name], got) for name, got in zip(COUNTS, values, strict=True)
+        ]
+    shares = reference.shares(result.hit_definition)
+    pairs += [(f"{kind}_rate", shares[kind], getattr(result, f"{kind}_rate")) for kind in CLASSES]
+    tokens = reference.shares("token")
+    pairs += [(f"token_hit_rates.{kind}", tokens[kind], getattr(result.token_hit_rates, kind)) for kind in CLASSES]
+    for phase in ("prefill", "decode", "mixed"):
+        counts = report.counts.tally.hits[phase]
+        of_phase = Counter[str]()
+        for (name, counted, _, _), number in n.items():
+            of_phase[name] += number if counted == phase else 0
+        pairs += [(f"{phase} tokens", [of_phase[f"{kind} tokens"] for kind in CLASSES], counts.tokens)]
+        pairs += [(f"{phase} set aside", [of_phase[f"{kind} aside"] for kind in CLASSES], counts.aside)]
+    lowered = totals["lowered tokens"] / totals["executed tokens"] if totals["executed tokens"] else 0.0
+    pairs += [("activations_lowered_frac", lowered, result.activations_lowered_frac)]
+    pairs += [("cache_peak_bytes", reference.peak_bytes, result.cache_peak_bytes)]
+    pairs += [("cache_capacity_bytes", list(reference.room_bytes), result.cache_capacity_bytes)]
+    for fate in ("issued", "useful", "late", "wasted", "harmful", "cancelled"):
+        copies = getattr(result.prefetch, fate)
+        pairs += [(f"prefetch.{fate}", totals[f"prefetch_{fate}_n"], copies.n)]
+        pairs += [(f"prefetch.{fate}", totals[f"prefetch_{fate}_bytes"], copies.bytes)]
+    pairs += [("prefetch.refused", totals["prefetch_refused_n"], result.prefetch.refused.n)]
+    pairs += [("demand_copies", totals["demand_copies_n"], result.demand_copies.n)]
+    pairs += [("demand_copies", totals["demand_copies_bytes"], result.demand_copies.bytes)]
+    for what, wanted, got in pairs:
+        if wanted != got:
+            yield f"{what}: expected {wanted}, got {got}"
