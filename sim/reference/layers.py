@@ -36,13 +36,14 @@ class Reference(Residency):
     def replay(self, script: Script) -> bool:
         """Whether the run is told to its end; False: it breaks off. Raises Differs for a deed that the rules forbid."""
         self.script = script
+        self.lower, self.found, self.begun, self.on_cpu = {}, {}, {}, []
         try:
             for said in script.follow():
                 if said.what in ("victim", "placed", "evicted"):  # of what was handed over when the host looked
-                    self.look()
-                    if script.said[script.n_said] is said:
+                    n_said, self.has_looked = script.n_said, True
+                    self.look(said.now_s)
+                    if script.n_said == n_said:
                         raise Differs(f"before deed {script.n_done}: expected nothing, got {said}")
-                    self.has_looked = True
                 else:
                     getattr(self, said.what)(*script.hear(said.what).facts)
         except BreaksOff:
@@ -108,14 +109,12 @@ class Reference(Residency):
 
     def looked(self) -> None:
         if not self.has_looked:
-            self.script.n_said -= 1
-            self.look()
-            self.script.n_said += 1
+            self.look(self.script.now_s)
         self.has_looked = False
 
-    def look(self) -> None:
-        """It has looked, at a time that is known by what followed."""
-        self.script.now_s = self.script.next_s()
+    def look(self, before_s: float) -> None:
+        """It has looked before this was said: when the next thing was done, if that was earlier."""
+        self.script.now_s = min([before_s, *self.script.next_s()])
         self.hand_over()
 
     def requeue(self, _hook: str, wanted: list[tuple[Piece, float]], up_to_layer: int | None, most: int | None) -> None:

@@ -81,6 +81,6 @@ class Script:
             raise Differs(f"deed {self.n_done}: expected {kind} {layer}.{expert}, got {done}")
         self.n_done += 1
 
-    def next_s(self) -> float:
-        """When what is said or done next is: no later than what the host does of its own accord before that."""
-        return min([self.said[self.n_said].now_s, *[done[3] for done in self.done[self.n_done :][:1]]])
+    def next_s(self) -> list[float]:
+        """When the next deed was done, if there is one."""
+        return [done[3] for done in self.done[self.n_done :][:1]]
