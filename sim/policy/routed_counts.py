@@ -30,7 +30,7 @@ def routed_counts(file: str | Path, n_layers: int, n_experts: int) -> NDArray[np
         found = counts.load(path)
     elif imatrix.sniff(head):
         found = imatrix.read(path)
-    elif llama_csv.sniff(path, head):
+    elif llama_csv.SOURCE.sniff(path, head):
         found = llama_csv.counts(path, n_experts)
     elif path.suffix == ".safetensors":
         with Trace(path) as trace:

@@ -17,22 +17,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from sim.base.errors import BadInput
-from traces.convert.text import MAX_RATIO
+from traces.convert.text import FREE_BYTES, MAX_RATIO, bad
 from traces.format.layout import MAX_HEADER_BYTES, Array
 
-_DTYPES = {
-    "F16": "<f2",
-    "F32": "<f4",
-    "F64": "<f8",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "U16": "<u2",
-    "U8": "u1",
-    "BOOL": "?",
-}
-_FREE_BYTES = 64 * 1024 * 1024
+_DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
+_DTYPES |= {"U16": "<u2", "U8": "u1", "BOOL": "?"}
 MAX_MEMBERS = 65_536
 
 
@@ -84,9 +73,8 @@ class Arrays:
             count = min(left, n_rows)
             data = source(count * width)
             if len(data) < count * width:
-                raise BadInput(
-                    f"{self.path}: {name}, got {shape[0] - left} of {shape[0]} rows: the file was cut; copy it again"
-                )
+                got = f"{shape[0] - left} of {shape[0]} rows"
+                raise bad(str(self.path), name, got, "the file was cut", "copy it again")
             rows = np.frombuffer(data, dtype).reshape(count, *shape[1:])
             yield (rows.astype("<u4") << 16).view("<f4") if brain else rows
             left -= count
@@ -94,9 +82,8 @@ class Arrays:
     def whole(self, name: str, most: int) -> Array:
         """A whole array of at most `most` values."""
         if math.prod(self.shapes[name]) > most:
-            raise BadInput(
-                f"{self.path}: {name}, got shape {self.shapes[name]}: at most {most} values; is it the right file?"
-            )
+            got = f"shape {self.shapes[name]}"
+            raise bad(str(self.path), name, got, f"at most {most} values", "is it the right file?")
         parts = list(self.blocks(name, max(1, self.shapes[name][0]))) if self.shapes[name][:1] != (0,) else []
         return parts[0] if parts else np.empty(self.shapes[name], self._dtypes[name][0])
 
@@ -125,22 +112,18 @@ class Arrays:
         if any(info.filename.endswith("data.pkl") for info in members):
             raise BadInput(f"{self.path}: {PICKLED}")
         for info in members:
-            if info.file_size > _FREE_BYTES and info.file_size > MAX_RATIO * max(1, info.compress_size):
-                raise BadInput(
-                    f"{self.path}: {info.filename}, got {info.file_size} bytes out of {info.compress_size}: at most "
-                    f"{MAX_RATIO}-fold is unpacked; if the file is genuine, save it uncompressed"
-                )
+            if info.file_size > FREE_BYTES and info.file_size > MAX_RATIO * max(1, info.compress_size):
+                got = f"{info.file_size} bytes out of {info.compress_size}"
+                rule, way = f"at most {MAX_RATIO}-fold is unpacked", "if the file is genuine, save it uncompressed"
+                raise bad(str(self.path), info.filename, got, rule, way)
             name = info.filename.removesuffix(".npy")
-
             self._files[name] = partial(self._member, archive, info)
             with self._files[name]() as file:
                 shape, dtype = self._npy_header(name, file)
             n_bytes = math.prod(shape) * dtype.itemsize
             if n_bytes > info.file_size:
-                raise BadInput(
-                    f"{self.path}: {name}, got {info.file_size} bytes for shape {shape}: the file was cut; copy it "
-                    "again"
-                )
+                got = f"{info.file_size} bytes for shape {shape}"
+                raise bad(str(self.path), name, got, "the file was cut", "copy it again")
             self.shapes[name], self._dtypes[name] = shape, (dtype, False)
 
     def _npy_header(self, name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -157,10 +140,8 @@ class Arrays:
         except Exception:  # it is read as Python source, which may fail in any way
             raise BadInput(f"{self.path}: {name}: not a plain NumPy array; save it with numpy.savez again") from None
         if dtype.kind not in "fiub?" or dtype.hasobject or dtype.itemsize > 8 or fortran or any(n < 0 for n in shape):
-            raise BadInput(
-                f"{self.path}: {name}, got type {dtype}{' in Fortran order' if fortran else ''}: numbers in C "
-                f"order; save numpy.ascontiguousarray of it"
-            )
+            got, way = f"type {dtype}{' in Fortran order' if fortran else ''}", "save numpy.ascontiguousarray of it"
+            raise bad(str(self.path), name, got, "numbers in C order", way)
         return shape, dtype
 
     def _open_safetensors(self) -> None:
@@ -174,21 +155,18 @@ class Arrays:
                 pass  # sizes, overlaps and types are judged by the format's own library
             header = json.loads(text)
         except SafetensorError as error:
-            raise BadInput(
-                f"{self.path}: not a valid safetensors file ({str(error)[:80]}); copy or save it again"
-            ) from None
+            why = f"not a valid safetensors file ({str(error)[:80]})"
+            raise BadInput(f"{self.path}: {why}; copy or save it again") from None
         except (ValueError, RecursionError):
             raise BadInput(f"{self.path}: the header is not plain JSON; save the file again") from None
         self.facts = header.pop("__metadata__", None) or {}
         for name, fact in header.items():
             if fact["dtype"] not in _DTYPES:
-                raise BadInput(
-                    f"{self.path}: {name[:60]!r}, got type {fact['dtype']}: one of {', '.join(_DTYPES)}; save it again"
-                )
+                rule = f"one of {', '.join(_DTYPES)}"
+                raise bad(str(self.path), f"{name[:60]!r}", f"type {fact['dtype']}", rule, "save it again")
             start = 8 + n_header + fact["data_offsets"][0]
             self.shapes[name] = tuple(fact["shape"])
             self._dtypes[name] = (np.dtype(_DTYPES[fact["dtype"]]), fact["dtype"] == "BF16")
-
             self._files[name] = partial(self._from, start)
 
     def _member(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:

@@ -15,21 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sim.base.errors import BadInput
-from traces.convert.fields import LARGEST_WEIGHT, phase_of, request_key, text_of
-from traces.convert.options import Facts, Options
+from traces.convert.options import SHAPE, Facts, Options, Source
 from traces.convert.spool import Spool
-from traces.convert.text import finite, lines, shown, whole
-from traces.format.layout import MAX_EXPERTS
+from traces.convert.text import LARGEST_WEIGHT, bad, finite, layer_of, lines, shown, whole
 
-NAME, TITLE, ORIGIN = "csv", "plain CSV, one chosen expert per row", "docs/convert.md"
 NEEDED = ("token", "layer", "expert")
 COLUMNS = (*NEEDED, "request", "phase", "rank", "weight", "token_id", "task")
 
 
-def sniff(_path: Path, head: bytes) -> bool:
-    """Whether the head of a file looks like this source."""
+def columns(head: bytes) -> set[str]:
+    """Names in the first line of a file."""
     first = head.removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
-    return set(NEEDED) <= {name.strip() for name in first.split(",")}
+    return {name.strip() for name in first.split(",")}
 
 
 def rows(path: Path, needed: tuple[str, ...], comments: bool = False) -> Iterator[tuple[int, dict[str, str]]]:
@@ -38,25 +35,22 @@ def rows(path: Path, needed: tuple[str, ...], comments: bool = False) -> Iterato
     for number, text in lines(path):
         if comments and text.startswith("#"):
             continue
+        where = f"{path}:{number}"
         try:
             (values,) = csv.reader([text])
         except (csv.Error, ValueError):
-            raise BadInput(f"{path}:{number}: not a row of CSV; drop or mend it") from None
+            raise BadInput(f"{where}: not a row of CSV; drop or mend it") from None
         if not names:
             names = [name.strip() for name in values]
             if missing := [name for name in needed if name not in names]:
-                raise BadInput(
-                    f"{path}:{number}: columns, got {shown(', '.join(names))}: {missing[0]!r} is missing; the "
-                    f"first row names the columns, add it"
-                )
+                rule = f"{missing[0]!r} is missing; the first row names the columns"
+                raise BadInput(f"{where}: columns, got {shown(', '.join(names))}: {rule}, add it")
             if len(set(names)) != len(names):
-                raise BadInput(f"{path}:{number}: columns, got one name twice: names are distinct; rename it")
+                raise bad(where, "columns", "one name twice", "names are distinct", "rename it")
             continue
         if len(values) != len(names):
-            raise BadInput(
-                f"{path}:{number}: row, got {len(values)} columns: the header has {len(names)}; the line was cut, "
-                f"drop or mend it"
-            )
+            rule = f"the header has {len(names)}; the line was cut"
+            raise BadInput(f"{where}: row, got {len(values)} columns: {rule}, drop or mend it")
         yield number, dict(zip(names, values, strict=True))
 
 
@@ -64,36 +58,29 @@ def read(path: Path, spool: Spool, options: Options) -> Facts:
     """Put every cell into the spool. Raises BadInput with file and line."""
     spool.at(path)
     tokens: dict[tuple[int, int], int] = {}
-    cell: tuple[int, int, int] | None = None  # token, layer, first line
-    ids: list[int] = []
-    weights: list[float] = []
     for number, row in rows(path, NEEDED):
-        where = spool.place(number)
+        where, told = spool.place(number), {name: value or None for name, value in row.items()}
         if unknown := sorted(set(row) - set(COLUMNS)):
-            raise BadInput(
-                f"{where}: column {shown(unknown[0])}: no such column; {', '.join(COLUMNS)}; rename or drop it"
-            )
-        request = spool.request(
-            request_key(where, row.get("request")), text_of(where, "task", row.get("task")) or options.task
-        )
+            way = f"no such column; {', '.join(COLUMNS)}; rename or drop it"
+            raise BadInput(f"{where}: column {shown(unknown[0])}: {way}")
+        request = spool.told_request(where, row, options.task)
         position = whole(where, "token", row["token"], 0, 2**62)
         token = tokens.get((request, position))
         if token is None:
-            token_id = whole(where, "token_id", row["token_id"]) if row.get("token_id") else -1
-            token = tokens[request, position] = spool.token(request, phase_of(where, row.get("phase")), token_id)
-        layer = whole(where, "layer", row["layer"])
-        if cell is None or (token, layer) != cell[:2]:
-            if cell is not None:
-                spool.cell(cell[0], cell[1], ids, weights, cell[2])
-            cell, ids, weights = (token, layer, number), [], []
-        if row.get("rank") and whole(where, "rank", row["rank"]) != len(ids):
-            raise BadInput(
-                f"{where}: rank, got {shown(row['rank'])}: {len(ids)} is next; sort the rows of a token and layer by "
-                f"rank"
-            )
-        ids.append(whole(where, "expert", row["expert"], 0, MAX_EXPERTS - 1))
-        if row.get("weight"):
-            weights.append(finite(where, "weight", row["weight"], LARGEST_WEIGHT))
-    if cell is not None:
-        spool.cell(cell[0], cell[1], ids, weights, cell[2])
+            token = tokens[request, position] = spool.told_token(where, told, request)
+        weight = finite(where, "weight", row["weight"], LARGEST_WEIGHT) if told.get("weight") else None
+        spool.entry(
+            where, (token, layer_of(where, row["layer"])), number, row["expert"], weight, ("rank", told.get("rank"))
+        )
+    spool.end_cell()
     return Facts(expert_order="router")
+
+
+SOURCE = Source(
+    "csv",
+    "plain CSV, one chosen expert per row",
+    "docs/convert.md",
+    lambda _path, head: set(NEEDED) <= columns(head),
+    read,
+    silent=SHAPE,
+)

@@ -17,14 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.convert.fields import LARGEST_WEIGHT
-from traces.convert.options import Facts, Options
-from traces.convert.spool import UNKNOWN, Spool
-from traces.convert.text import lines, shown
+from traces.convert.options import SHAPE, Facts, Options, Source
+from traces.convert.spool import Spool
+from traces.convert.text import LARGEST_WEIGHT, UNKNOWN, bad, lines, shown
 from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, Array
 
-NAME, TITLE, ORIGIN = "esft", "ESFT expert_weights_* folder", "real files"
 _FILE = re.compile(r"^expert_weights_([0-9]{1,5})\.txt(?:\.gz)?$")
+CUT = "the line was cut, copy the file again"
 _HEAD = re.compile(rb"^[0-9]+(?:\t[0-9]+)*(?:\t\t|$)")
 
 
@@ -62,17 +61,12 @@ def _sequence(
     weights: list[Array] = []
     for layer, line in found.items():
         if line is None:
-            raise BadInput(
-                f"{files[layer]}: sequence {sequence}, got no such line: every layer's file has the same sequences; "
-                f"the file was cut, copy it again"
-            )
+            rule = "every layer's file has the same sequences; the file was cut, copy it again"
+            raise BadInput(f"{files[layer]}: sequence {sequence}, got no such line: {rule}")
         where = f"{files[layer]}:{line[0]}"
         chosen, given = _line(where, line[1], options.top_k)
         if ids and len(chosen) != len(ids[0]):
-            raise BadInput(
-                f"{where}: ids, got {len(chosen)} tokens: {len(ids[0])} in the other layers; the line was cut, copy "
-                f"the file again"
-            )
+            raise bad(where, "ids", f"{len(chosen)} tokens", f"{len(ids[0])} in the other layers", CUT)
         ids.append(chosen)
         weights.append(given)
     request = spool.request(sequence, options.task)
@@ -86,29 +80,24 @@ def _line(where: str, text: str, top_k: int) -> tuple[Array, Array]:
     """(tokens, k) ids and weights of one line. Raises BadInput."""
     left, tab, right = text.partition("\t\t")
     if not tab:
-        raise BadInput(f"{where}: got no double tab: ids, a double tab, weights; the line was cut, copy the file again")
+        raise BadInput(f"{where}: got no double tab: ids, a double tab, weights; {CUT}")
     try:
         ids = np.array(left.split("\t"), np.int64)
         weights = np.array(right.strip("\t").split("\t"), np.float64)
     except (ValueError, OverflowError) as error:
-        raise BadInput(
-            f"{where}: {shown(str(error))}: ids are whole numbers, weights decimal ones; mend the line"
-        ) from None
+        rule = "ids are whole numbers, weights decimal ones; mend the line"
+        raise BadInput(f"{where}: {shown(str(error))}: {rule}") from None
     if len(ids) != len(weights) or len(ids) % top_k:
-        raise BadInput(
-            f"{where}: got {len(ids)} ids and {len(weights)} weights: as many of one as of the other, a multiple of "
-            f"k = {top_k}; the line was cut, or --top-k is wrong"
-        )
+        rule = f"as many of one as of the other, a multiple of k = {top_k}; the line was cut, or --top-k is wrong"
+        raise BadInput(f"{where}: got {len(ids)} ids and {len(weights)} weights: {rule}")
     if ids.min() < 0 or ids.max() >= MAX_EXPERTS:
         raise BadInput(f"{where}: ids, got {ids.min()} to {ids.max()}: from 0 to {MAX_EXPERTS - 1}; mend the line")
     if not ((weights >= 0) & (weights <= LARGEST_WEIGHT)).all():
         raise BadInput(f"{where}: weights: finite numbers from 0 to {LARGEST_WEIGHT:.0f}; mend the line")
     ordered = np.sort(ids.reshape(-1, top_k), axis=1)
     if (twice := (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)).any():
-        raise BadInput(
-            f"{where}: token {int(np.argmax(twice))}, got one expert twice: the experts of a token are distinct; mend "
-            f"the line, or --top-k is wrong"
-        )
+        rule = "the experts of a token are distinct; mend the line, or --top-k is wrong"
+        raise BadInput(f"{where}: token {int(np.argmax(twice))}, got one expert twice: {rule}")
     return ids.reshape(-1, top_k), weights.reshape(-1, top_k)
 
 
@@ -122,7 +111,17 @@ def _files(folder: Path) -> dict[int, Path]:
                 raise BadInput(f"{folder}: layer {layer}, got two files: one per layer; move {entry.name} away")
             found[layer] = entry
     if not 1 <= len(found) <= MAX_LAYERS:
-        raise BadInput(
-            f"{folder}, got {len(found)} files expert_weights_<layer>.txt: from 1 to {MAX_LAYERS}; check the path"
-        )
+        got = f"{len(found)} files expert_weights_<layer>.txt"
+        raise BadInput(f"{folder}, got {got}: from 1 to {MAX_LAYERS}; check the path")
     return dict(sorted(found.items()))
+
+
+SOURCE = Source(
+    "esft",
+    "ESFT expert_weights_* folder",
+    "real files",
+    sniff,
+    read,
+    silent=(*SHAPE, "top_k"),
+    hint=" (ESFT's own logs: --top-k 6 --n-experts 64)",
+)

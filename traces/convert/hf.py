@@ -30,26 +30,15 @@ import numpy as np
 
 from sim.base.errors import BadInput
 from traces.convert.arrays import Arrays
-from traces.convert.fields import phase_of, request_key, text_of
-from traces.convert.options import Facts, Options
-from traces.convert.spool import DECODE, DROPPED, PREFILL, UNKNOWN, Spool
-from traces.convert.text import a_list, field, records, whole
+from traces.convert.options import Facts, Options, Source
+from traces.convert.spool import DROPPED, Spool
+from traces.convert.text import DECODE, PREFILL, UNKNOWN, a_list, bad, field, records
 from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, U16_LINEAR, Array
 
-NAME, TITLE, ORIGIN = (
-    "hf",
-    "Hugging Face router logits (.npz, .safetensors, .jsonl)",
-    "the library's public documentation",
-)
 IDS = "ids of experts go into JSONL or CSV, docs/convert.md"
 _LAYER = re.compile(r"^router_logits[._]([0-9]{1,5})$")
 _BLOCK_VALUES = 1 << 20
 _MOST_TOKENS = 1 << 30
-
-
-def sniff(_path: Path, head: bytes) -> bool:
-    """Whether the head of a file looks like this source."""
-    return head[:4] == b"PK\x03\x04" or b'"router_logits' in head[8:65_536]
 
 
 def read(path: Path, spool: Spool, options: Options) -> Facts:
@@ -66,10 +55,8 @@ def _read_lines(path: Path, spool: Spool, options: Options) -> int | None:
     for number, data in records(path):
         where = spool.place(number)
         logits = _matrix(where, a_list(where, "router_logits", field(where, data, "router_logits")))
-        task = text_of(where, "task", data.get("task")) or options.task
-        request = spool.request(request_key(where, data.get("request")), task)
-        token_id = -1 if data.get("token_id") is None else whole(where, "token_id", data["token_id"])
-        spool.token(request, phase_of(where, data.get("phase")), token_id)
+        told = {name: value for name, value in data.items() if name != "iteration"}
+        spool.told_token(where, told, spool.told_request(where, told, options.task))
         _put(where, spool, options, logits[None], np.array([number]))
         n_experts = logits.shape[1]
     return n_experts
@@ -81,10 +68,8 @@ def _matrix(where: str, value: list[Any]) -> Array:
     except ValueError:
         logits = np.empty(0)
     if logits.ndim != 2 or logits.dtype.kind not in "if" or not logits.size:
-        raise BadInput(
-            f"{where}: router_logits, got {logits.dtype} of shape {logits.shape}: numbers, a list of E per layer; mend "
-            f"the record"
-        )
+        got = f"{logits.dtype} of shape {logits.shape}"
+        raise bad(where, "router_logits", got, "numbers, a list of E per layer")
     return logits
 
 
@@ -113,10 +98,9 @@ def _logits(arrays: Arrays) -> tuple[list[str], int, int, tuple[int, int] | None
     names = ["router_logits"] if "router_logits" in arrays.shapes else []
     layers = sorted((int(match[1]), name) for name in arrays.shapes if (match := _LAYER.match(name)))
     if bool(names) == bool(layers):
-        raise BadInput(
-            f"{path}: router_logits, got {', '.join(map(ascii, list(arrays.shapes)[:3])) or 'no arrays'}: one array "
-            f"router_logits [T, L, E] or router_logits.<layer> each; rename them ({IDS})"
-        )
+        got = ", ".join(map(ascii, list(arrays.shapes)[:3])) or "no arrays"
+        rule = "one array router_logits [T, L, E] or router_logits.<layer> each"
+        raise bad(str(path), "router_logits", got, rule, f"rename them ({IDS})")
     names = names or [name for _, name in layers]
     batch = None
     for name in ("attention_mask", "input_ids"):
@@ -124,28 +108,21 @@ def _logits(arrays: Arrays) -> tuple[list[str], int, int, tuple[int, int] | None
             batch = (shape[0], shape[1])
     for name in names:
         if arrays.is_whole(name):
-            raise BadInput(f"{path}: {name}, got whole numbers: logits are none; save them as they came ({IDS})")
+            raise bad(str(path), name, "whole numbers", "logits are none", f"save them as they came ({IDS})")
         shape = arrays.shapes[name]
         if layers and len(shape) == 3:
             batch = batch or (shape[0], shape[1])
             shape = arrays.shapes[name] = (shape[0] * shape[1], shape[2])
         if len(shape) != (2 if layers else 3) or shape != arrays.shapes[names[0]] or not all(shape):
-            raise BadInput(
-                f"{path}: {name}, got shape {shape}: {'[T, E], the same in every layer' if layers else '[T, L, E]'}; "
-                f"stack the layers on dimension 1"
-            )
+            rule = "[T, E], the same in every layer" if layers else "[T, L, E]"
+            raise bad(str(path), name, f"shape {shape}", rule, "stack the layers on dimension 1")
     shape = arrays.shapes[names[0]]
     if shape[-1] > MAX_EXPERTS or (len(names) if layers else shape[1]) > MAX_LAYERS or shape[0] > _MOST_TOKENS:
-        raise BadInput(
-            f"{path}: {names[0]}, got shape {shape}: at most {MAX_EXPERTS} experts, {MAX_LAYERS} layers and "
-            f"{_MOST_TOKENS} tokens; is it [T, L, E]?"
-        )
+        rule = f"at most {MAX_EXPERTS} experts, {MAX_LAYERS} layers and {_MOST_TOKENS} tokens"
+        raise bad(str(path), names[0], f"shape {shape}", rule, "is it [T, L, E]?")
     if batch is not None and batch[0] * batch[1] != shape[0]:
-        raise BadInput(
-            f"{path}: {names[0]}, got {shape[0]} tokens: input_ids or attention_mask have {batch[0]} x {batch[1]}; "
-            "stack "
-            f"the layers on dimension 1 ([T, L, E])"
-        )
+        rule = f"input_ids or attention_mask have {batch[0]} x {batch[1]}"
+        raise bad(str(path), names[0], f"{shape[0]} tokens", rule, "stack the layers on dimension 1 ([T, L, E])")
     return names, shape[0], shape[-1], batch
 
 
@@ -153,24 +130,21 @@ def _rows(
     arrays: Arrays, spool: Spool, options: Options, n_tokens: int, batch: tuple[int, int] | None
 ) -> tuple[Array, Array, Array]:
     """Owner, phase and token id of every row."""
+    where, again = str(arrays.path), "save it again"
 
     def column(name: str, default: Array, kinds: str = "iu") -> Array:
         if name not in arrays.shapes:
             return default
         values = arrays.whole(name, n_tokens).reshape(-1)
         if len(values) != n_tokens or values.dtype.kind not in kinds:
-            raise BadInput(
-                f"{arrays.path}: {name}, got {values.dtype} of shape {arrays.shapes[name]}: a whole number for each "
-                f"of {n_tokens} rows; save it again"
-            )
+            got = f"{values.dtype} of shape {arrays.shapes[name]}"
+            raise bad(where, name, got, f"a whole number for each of {n_tokens} rows", again)
         return values.astype(np.int64)
 
     keys = column("request", np.repeat(np.arange(batch[0]), batch[1]) if batch else np.zeros(n_tokens, np.int64))
     token_id = column("input_ids", np.full(n_tokens, -1))
     if token_id.min() < -1 or token_id.max() > 2**31 - 1:
-        raise BadInput(
-            f"{arrays.path}: input_ids, got {token_id.min()} to {token_id.max()}: token ids fit 31 bits; save it again"
-        )
+        raise bad(where, "input_ids", f"{token_id.min()} to {token_id.max()}", "token ids fit 31 bits", again)
     real = column("attention_mask", np.ones(n_tokens, np.int64), "iub") != 0
     order = list(dict.fromkeys(keys[real].tolist()))
     owner = np.full(n_tokens, DROPPED)
@@ -180,17 +154,12 @@ def _rows(
     if "prompt_len" in arrays.shapes:
         lengths = arrays.whole("prompt_len", n_tokens).reshape(-1)
         if len(lengths) != len(order) or lengths.dtype.kind not in "iu":
-            raise BadInput(
-                f"{arrays.path}: prompt_len, got {lengths.dtype} of shape {arrays.shapes['prompt_len']}: a whole "
-                "number "
-                f"for each of {len(order)} requests; save it again"
-            )
+            got = f"{lengths.dtype} of shape {arrays.shapes['prompt_len']}"
+            raise bad(where, "prompt_len", got, f"a whole number for each of {len(order)} requests", again)
         for key, length in zip(order, lengths.tolist(), strict=True):
             rows = np.flatnonzero((keys == key) & real)
             if not 1 <= length <= len(rows):
-                raise BadInput(
-                    f"{arrays.path}: prompt_len, got {length}: from 1 to the request's {len(rows)} rows; save it again"
-                )
+                raise bad(where, "prompt_len", length, f"from 1 to the request's {len(rows)} rows", again)
             phase[rows[:length]], phase[rows[length:]] = PREFILL, DECODE
     return owner, phase, token_id
 
@@ -206,18 +175,13 @@ def _put(where: str, spool: Spool, options: Options, logits: Array, numbers: Arr
     """Choose the experts, and store scores and weights. Raises BadInput naming the row of a logit that is no number."""
     assert options.top_k is not None
     if logits.dtype.kind not in "if" or not 1 <= options.top_k <= logits.shape[2] <= MAX_EXPERTS:
-        raise BadInput(
-            f"{where}: router_logits, got {logits.dtype} for {logits.shape[2]} experts: numbers for k = "
-            f"{options.top_k} "
-            f"to {MAX_EXPERTS} experts; correct --top-k, or save it again"
-        )
+        got = f"{logits.dtype} for {logits.shape[2]} experts"
+        rule = f"numbers for k = {options.top_k} to {MAX_EXPERTS} experts"
+        raise bad(where, "router_logits", got, rule, "correct --top-k, or save it again")
     exact = logits.astype(np.float64)
     if not (fine := np.isfinite(exact).all(axis=(1, 2))).all():
-        raise BadInput(
-            f"{spool.place(int(numbers[np.argmin(fine)]))}: router_logits, got NaN or infinity: finite numbers; "
-            "record it "
-            f"again"
-        )
+        where = spool.place(int(numbers[np.argmin(fine)]))
+        raise bad(where, "router_logits", "NaN or infinity", "finite numbers", "record it again")
     if (options.gate or "softmax") == "softmax":
         powers = np.exp(exact - exact.max(axis=-1, keepdims=True))
         scores = powers / powers.sum(axis=-1, keepdims=True)
@@ -226,3 +190,15 @@ def _put(where: str, spool: Spool, options: Options, logits: Array, numbers: Arr
             scores = 1.0 / (1.0 + np.exp(-exact))
     ids = np.argsort(-exact, axis=-1, kind="stable")[..., : options.top_k]
     spool.block(ids, np.take_along_axis(scores, ids, -1), numbers, U16_LINEAR.encode(scores))
+
+
+SOURCE = Source(
+    "hf",
+    "Hugging Face router logits (.npz, .safetensors, .jsonl)",
+    "the library's public documentation",
+    lambda _path, head: head[:4] == b"PK\x03\x04" or b'"router_logits' in head[8:65_536],
+    read,
+    silent=("model", "top_k", "renormalised"),
+    hint=" (whether the model divides the chosen scores by their sum, norm_topk_prob: Mixtral does, Qwen1.5-MoE "
+    "does not)",
+)

@@ -9,6 +9,7 @@ The older .dat format keeps sums that were divided by these counts, and not the 
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.convert.text import open_bytes, shown
+from traces.convert.text import bad, open_bytes, shown
 from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, Ints
 from traces.stats.counts import MAX_COUNT, SCHEMA, ExpertCounts
 
@@ -53,9 +54,8 @@ def read(path: Path, model: str = "") -> ExpertCounts:
         gguf = _Gguf(path, file)
         facts, tensors = gguf.header()
         if facts.get("general.type") != "imatrix":
-            raise BadInput(
-                f"{path}: general.type, got {shown(facts.get('general.type'))}: imatrix; give the file of llama-imatrix"
-            )
+            got = shown(facts.get("general.type"))
+            raise bad(str(path), "general.type", got, "imatrix", "give the file of llama-imatrix")
         found: dict[int, tuple[str, int, int]] = {}
         for name, n_values, at in tensors:
             if match := _COUNTS.fullmatch(name):
@@ -64,10 +64,8 @@ def read(path: Path, model: str = "") -> ExpertCounts:
                     found[layer] = (match[2], n_values, at)
         found = {layer: row for layer, row in found.items() if row[1] > 1}  # one count: not by expert
         if not found:
-            raise BadInput(
-                f"{path}: counts, got none by expert: no tensor blk.N.ffn_gate_exps.weight.counts; is it of an MoE "
-                "model, written by a llama-imatrix that keeps them?"
-            )
+            way = "is it of an MoE model, written by a llama-imatrix that keeps them?"
+            raise bad(str(path), "counts", "none by expert", "no tensor blk.N.ffn_gate_exps.weight.counts", way)
         if len(found) > MAX_LAYERS:
             raise BadInput(f"{path}, got {len(found)} layers: at most {MAX_LAYERS}; is it the right file?")
         layers = sorted(found)
@@ -120,11 +118,8 @@ class _Gguf:
                 raise BadInput(f"{self.path}: {shown(name)}, got {n_dims} dimensions: at most 4; is it the right file?")
             shape = [self._number("<Q") for _ in range(n_dims)]
             kind, at = self._number("<I"), self._number("<Q")
-            n_values = 1
-            for size in shape:
-                n_values *= size
             if kind == _F32:
-                tensors.append((name, n_values, at))
+                tensors.append((name, math.prod(shape), at))
         step = facts.get("general.alignment", 32)
         if not isinstance(step, int) or not 1 <= step <= 1 << 20:
             raise BadInput(f"{self.path}: general.alignment, got {shown(step)}: from 1 to {1 << 20}; write it again")
@@ -137,12 +132,12 @@ class _Gguf:
             raise BadInput(f"{self.path}: layer {layer}, got {n_values} experts: at most {MAX_EXPERTS}; write it again")
         try:
             self.file.seek(self._data + at)
+            data = self.file.read(4 * n_values)
         except (OSError, OverflowError, ValueError):
-            raise BadInput(f"{self.path}: layer {layer}: the file was cut; copy it again") from None
-        data = self.file.read(4 * n_values)
-        values = np.frombuffer(data, "<f4") if len(data) == 4 * n_values else np.empty(0, np.float32)
-        if len(values) != n_values:
+            data = b""
+        if len(data) != 4 * n_values:
             raise BadInput(f"{self.path}: layer {layer}: the file was cut; copy it again")
+        values = np.frombuffer(data, "<f4")
         if not np.isfinite(values).all() or (values < 0).any() or (values != np.round(values)).any():
             raise BadInput(f"{self.path}: layer {layer}: counts, got some that are no whole numbers; write it again")
         if values.max() > MAX_COUNT:

@@ -24,20 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sim.base.errors import BadInput
-from traces.convert.options import Facts, Options
-from traces.convert.spool import DECODE, PREFILL, Spool
-from traces.convert.text import lines, whole
-from traces.format.layout import MAX_EXPERTS
+from traces.convert.options import SHAPE, Facts, Options, Source
+from traces.convert.spool import Spool
+from traces.convert.text import DECODE, PREFILL, bad, expert_of, layer_of, lines, whole
 from traces.stats.counts import SCHEMA, ExpertCounts
 
-NAME, TITLE, ORIGIN = "llama_csv", "llama-moe-trace CSV (thecodacus' llama.cpp)", "its public code"
+NAME = "llama_csv"
 _FIRST = re.compile(rb"-?\d{1,10},\d{1,5}(,\d{1,5})+\r?(\n|$)")
 _BY_CHANCE = math.log(1e-6)  # experts that never repeat mean slices when chance makes them so less often
-
-
-def sniff(_path: Path, head: bytes) -> bool:
-    """Whether the head of a file looks like this source."""
-    return _FIRST.match(head) is not None
 
 
 def read(path: Path, spool: Spool, options: Options) -> Facts:
@@ -51,13 +45,9 @@ def read(path: Path, spool: Spool, options: Options) -> Facts:
             n_left_out += run.skip()
             continue
         spool.cell(run.token(number, position, layer), layer, ids, [], number)
-    notes: tuple[str, ...] = ()
-    if sliced:
-        notes = (
-            f"{n_left_out} prompt rows are left out: they are slices of one token's ranking, because the tool read the "
-            f"experts of a batch as if they lay side by side; decode rows are sound.",
-        )
-    return Facts(expert_order="router", notes=notes)
+    why = "because the tool read the experts of a batch as if they lay side by side; decode rows are sound."
+    told = f"{n_left_out} prompt rows are left out: they are slices of one token's ranking, {why}"
+    return Facts(expert_order="router", notes=(told,) if sliced else ())
 
 
 def counts(path: Path, n_experts: int) -> ExpertCounts:
@@ -74,10 +64,8 @@ def counts(path: Path, n_experts: int) -> ExpertCounts:
         row = found.setdefault(layer, [0] * n_experts)
         for expert in ids:
             if expert >= n_experts:
-                raise BadInput(
-                    f"{path}:{number}: expert, got {expert}: the model has {n_experts}, 0 to {n_experts - 1}; is the "
-                    "log of this model?"
-                )
+                rule = f"the model has {n_experts}, 0 to {n_experts - 1}"
+                raise bad(f"{path}:{number}", "expert", expert, rule, "is the log of this model?")
             row[expert] += 1
     if not found:
         raise BadInput(f"{path}, got no rows to count: position, layer and the experts in each; record it again")
@@ -92,12 +80,10 @@ def _rows(path: Path) -> Iterator[tuple[int, int, int, list[int]]]:
         where = f"{path}:{number}"
         values = text.split(",")
         if len(values) < 3:
-            raise BadInput(
-                f"{where}: row, got {len(values)} columns: position, layer and the experts; the line was cut, drop it"
-            )
+            rule = "position, layer and the experts; the line was cut, drop it"
+            raise BadInput(f"{where}: row, got {len(values)} columns: {rule}")
         position = whole(where, "position", values[0], -(2**31) + 1)
-        layer = whole(where, "layer", values[1], 0, 65_535)
-        yield number, position, layer, [whole(where, "expert", value, 0, MAX_EXPERTS - 1) for value in values[2:]]
+        yield number, position, layer_of(where, values[1]), [expert_of(where, value) for value in values[2:]]
 
 
 def _sliced(path: Path, n_experts: int) -> bool:
@@ -160,10 +146,9 @@ class _Run:
             self._seen[layer] = at + 1
             if at == len(self._prompt):
                 if layer != self._first_layer:
-                    raise BadInput(
-                        f"{where}: layer {layer}, got one prompt row more than in layer {self._first_layer}: a prompt "
-                        f"has its tokens in its first layer; the log was cut or sorted, record it again"
-                    )
+                    got = f"one prompt row more than in layer {self._first_layer}"
+                    rule, way = "a prompt has its tokens in its first layer", "the log was cut or sorted"
+                    raise bad(where, f"layer {layer}", got, rule, f"{way}, record it again")
                 self._prompt.append(self.spool.token(self._request, PREFILL))
             return self._prompt[at]
         if self._request < 0:
@@ -173,9 +158,18 @@ class _Run:
             if position == 0 and self._position is not None:  # another run, whose prompt rows are not there
                 self._begin()
             elif position != due:
-                raise BadInput(
-                    f"{where}: position, got {position}: {due} is next; the log was cut, sorted or filtered, record it "
-                    f"again"
-                )
+                way = "the log was cut, sorted or filtered, record it again"
+                raise bad(where, "position", position, f"{due} is next", way)
             self._position, self._token = position, self.spool.token(self._request, DECODE)
         return self._token
+
+
+SOURCE = Source(
+    NAME,
+    "llama-moe-trace CSV (thecodacus' llama.cpp)",
+    "its public code",
+    lambda _path, head: _FIRST.match(head) is not None,
+    read,
+    silent=SHAPE,
+    phased=True,
+)

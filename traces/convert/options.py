@@ -1,10 +1,13 @@
-"""What the user says about a conversion, and what a file says about itself."""
+"""What a kind of log is, what the user says about a conversion, and what a file says about itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 
 from sim.base.errors import BadInput
+from traces.convert.text import has_keys
 from traces.format.layout import MAX_EXPERTS
 
 
@@ -43,10 +46,8 @@ class Options:
             if value is not None and not 1 <= value <= most:
                 raise BadInput(f"--{name.replace('_', '-')}, got {value}: from 1 to {most}; correct it")
         if not 0.0 <= self.store_frac < 1.0:
-            raise BadInput(
-                f"--train-frac, got {self.store_frac}: from 0 to below 1, so that something is left to "
-                f"score; correct it"
-            )
+            rule = "from 0 to below 1, so that something is left to score"
+            raise BadInput(f"--train-frac, got {self.store_frac}: {rule}; correct it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +78,70 @@ class Facts:
         """
         if other is None:
             return self
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name not in ("notes", "labels", "model_source") and mine != theirs:
-                raise BadInput(
-                    f"{where}: {field.name}, got {mine!r} after {theirs!r}: the inputs of one trace come from "
-                    f"one model and recorder; convert them one by one"
-                )
+        for one in fields(self):
+            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+            if one.name not in ("notes", "labels", "model_source") and mine != theirs:
+                rule = "the inputs of one trace come from one model and recorder; convert them one by one"
+                raise BadInput(f"{where}: {one.name}, got {mine!r} after {theirs!r}: {rule}")
         return replace(
             self,
             model_source=other.model_source,
             labels=tuple(dict.fromkeys(other.labels + self.labels)),
             notes=tuple(dict.fromkeys(other.notes + self.notes)),
         )
+
+
+@dataclass
+class Source:
+    """A kind of log.
+
+    title: in words; origin: what its reader was built from.
+    sniff(path, head): whether a file or folder looks like it, by the first bytes.
+    read(path, spool, options): puts every token into the spool. Raises BadInput with file, place and field. Where
+        `runs` finds that several files are one run, further files follow: `read(path, spool, options, others)`.
+    silent: options without which it cannot be converted, whatever the file holds; `hint` is what to say of them.
+    first_line: option -> the key by which a first line of facts may tell it.
+    phased: whether it marks, or settles, what is prefill and what decode.
+    """
+
+    name: str
+    title: str
+    origin: str
+    sniff: Callable[[Path, bytes], bool]
+    read: Callable[..., Facts]
+    silent: tuple[str, ...] = ()
+    hint: str = ""
+    first_line: Mapping[str, str] = field(default_factory=dict)
+    phased: bool = False
+    runs: Callable[[Sequence[Path]], list[list[Path]]] = lambda paths: [[path] for path in paths]
+
+    def ask(self, path: Path, head: bytes, options: Options) -> None:
+        """Refuse at once what would be refused after reading.
+
+        Raises:
+            BadInput: naming every option that is missing, or one that would change nothing.
+        """
+        silent = [name for name in self.silent if getattr(options, name) is None]
+        for name, key in self.first_line.items():
+            if head and getattr(options, name) is None and not has_keys(head, key):
+                silent.append(name)
+        refuse_missing(silent, f"{path} ({self.name})", self.hint)
+        if options.prompt_len is not None and self.phased:
+            refuse_prompt_len(options.prompt_len, f"{path} ({self.name})")
+
+
+SHAPE = ("model", "n_experts")  # what logs of ids alone never tell
+_WORDS = {"model": "--model NAME", "n_experts": "--n-experts N", "top_k": "--top-k K"}
+_WORDS["renormalised"] = "--renormalised or --no-renormalised"
+
+
+def refuse_missing(names: list[str], where: str, hint: str = "") -> None:
+    """One line that asks for all of them. Raises BadInput when there are any."""
+    if names:
+        flags = " and ".join(_WORDS[name].split()[0] for name in names)
+        raise BadInput(f"{flags}, got none: {where} does not tell; give {', '.join(_WORDS[n] for n in names)}{hint}")
+
+
+def refuse_prompt_len(prompt_len: int, where: str) -> None:
+    """Where phases are known there is nothing to mark. Raises BadInput."""
+    raise BadInput(f"--prompt-len, got {prompt_len}: {where} says itself which rows are prefill; leave it out")

@@ -7,34 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from sim import __version__
 from sim.base.errors import BadInput, did_you_mean
-from traces.convert import (
-    asks,
-    bigmoe,
-    csv_long,
-    esft,
-    ggml_log,
-    hf,
-    imp,
-    jsonl,
-    llama_csv,
-    llama_text,
-    moe_ocs,
-    sglang,
-    strata,
-    vllm,
-    warp,
-)
+from traces.convert import bigmoe, csv_long, documents, esft, hf, jsonl, llama_csv, llama_text, sglang, vllm
 from traces.convert.arrays import PICKLED
-from traces.convert.grid import Grid, finish
-from traces.convert.options import Facts, Options
-from traces.convert.spool import DECODE, DROPPED, PREFILL, UNKNOWN, Spool
-from traces.convert.text import head_of, shown
+from traces.convert.options import Facts, Options, Source, refuse_missing, refuse_prompt_len
+from traces.convert.spool import DROPPED, Grid, Spool, finish
+from traces.convert.text import DECODE, PREFILL, UNKNOWN, bad, head_of, shown
 from traces.format.check import check_trace
 from traces.format.header import GateRule, Header
 from traces.format.layout import MAX_LAYERS, Array
@@ -43,9 +25,10 @@ from traces.format.writer import TraceWriter
 
 Progress = Callable[[int, int], None]
 # The first whose `sniff` says yes is it: the ones with the most telling marks come first.
-_SOURCES = (
-    *(bigmoe, esft, hf, sglang, vllm, moe_ocs, strata, warp),
-    *(ggml_log, llama_csv, llama_text, imp, jsonl, csv_long),
+_SOURCES: tuple[Source, ...] = (
+    *(module.SOURCE for module in (bigmoe, esft, hf, sglang, vllm)),
+    *(documents.MOE_OCS, documents.STRATA, jsonl.WARP, llama_text.GGML_LOG),
+    *(llama_csv.SOURCE, llama_text.SOURCE, documents.IMP, jsonl.SOURCE, csv_long.SOURCE),
 )
 _CHUNK_VALUES = 1 << 20
 _SUM_SLACK = 0.008  # tighter than the format's 1 %, so that rounding to float16 never passes that
@@ -66,9 +49,9 @@ class Converted:
     notes: tuple[str, ...]
 
 
-def sources() -> dict[str, ModuleType]:
-    """Name -> module of every source."""
-    return {module.NAME: module for module in _SOURCES}
+def sources() -> dict[str, Source]:
+    """Every source by name."""
+    return {source.name: source for source in _SOURCES}
 
 
 def detect(path: Path) -> str:
@@ -83,15 +66,13 @@ def detect(path: Path) -> str:
         raise BadInput(f"{str(path)!r}: not a path; check the name") from None
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise BadInput(f"{path}: {PICKLED}")
-    for module in _SOURCES:
-        if module.sniff(path, head):
-            return str(module.NAME)
+    for source in _SOURCES:
+        if source.sniff(path, head):
+            return source.name
     if b'"moe-routing"' in head:
         raise BadInput(f"{path}: already a trace of this format; use it as it is")
-    raise BadInput(
-        f"{path}: no known routing log; name its format with --from ({', '.join(sources())}; docs/convert.md "
-        f"describes them)"
-    )
+    known = f"({', '.join(sources())}; docs/convert.md describes them)"
+    raise BadInput(f"{path}: no known routing log; name its format with --from {known}")
 
 
 def convert(
@@ -116,16 +97,17 @@ def convert(
         raise BadInput(f"--from, got {shown(name)}: no such format; {did_you_mean(name, sources())}")
     if out.is_dir():
         raise BadInput(f"{out}: a folder; name the file to write")
-    asks.check(name, inputs[0], _head(inputs[0]), options)
+    kind = sources()[name]
+    kind.ask(inputs[0], _head(inputs[0]), options)
     spool = Spool(out)
     try:
         facts: Facts | None = None
-        for paths in vllm.runs_of(inputs) if name == vllm.NAME else [[path] for path in inputs]:
-            facts = _read(sources()[name], paths, spool, options).over(facts, str(paths[0]))
+        for paths in kind.runs(inputs):
+            facts = _read(kind, paths, spool, options).over(facts, str(paths[0]))
         assert facts is not None
         grid = finish(spool)
         try:
-            return _write(grid, facts, options, inputs, out, name, progress)
+            return _write(grid, facts, options, inputs, out, kind, progress)
         finally:
             grid.close()
     finally:
@@ -136,19 +118,17 @@ def _head(path: Path) -> bytes:
     return b"" if path.is_dir() else head_of(path)
 
 
-def _read(module: ModuleType, paths: Sequence[Path], spool: Spool, options: Options) -> Facts:
+def _read(source: Source, paths: Sequence[Path], spool: Spool, options: Options) -> Facts:
     """One run's file, or its files where each holds some of the layers."""
     try:
-        facts: Facts = module.read(*paths[:1], spool, options, *([paths[1:]] if paths[1:] else []))
+        return source.read(paths[0], spool, options, *([paths[1:]] if paths[1:] else []))
     except OSError as error:
         raise BadInput(f"{error.filename or paths[0]}: {error.strerror or 'cannot be read'}; check the path") from None
-    return facts
 
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """Tokens grouped by request: request i owns `order[starts[i]:starts[i + 1]]`, the first `prompts[i]` of them "
-    "prefill."""
+    """Tokens by request: request i owns `order[starts[i]:starts[i + 1]]`, the first `prompts[i]` of them prefill."""
 
     order: Array
     starts: Array
@@ -162,7 +142,7 @@ def _write(
     options: Options,
     inputs: Sequence[Path],
     out: Path,
-    source: str,
+    source: Source,
     progress: Progress | None,
 ) -> Converted:
     spool = grid.spool
@@ -173,9 +153,8 @@ def _write(
         notes.append("The source does not tell requests apart: all rows are one request of prefill rows.")
     tasks = tuple(dict.fromkeys(task for task, _ in requests.facts if task))
     if tasks and any(not task for task, _ in requests.facts):
-        raise BadInput(
-            f"{inputs[0]}: task, got none for some requests: all have one, or none; give the others one with --task"
-        )
+        way = "give the others one with --task"
+        raise bad(str(inputs[0]), "task", "none for some requests", "all have one, or none", way)
     header = _header(grid, facts, options, inputs, source, requests, tasks, notes)
     splits = _splits(len(requests.facts), options)
     columns = {
@@ -198,10 +177,8 @@ def _write(
                         progress(at, len(requests.order))
         with Trace(part) as trace:
             for fault in check_trace(trace):
-                raise BadInput(
-                    f"{out}: {fault}; the source breaks a rule of traces/FORMAT.md, mend it or say what it holds with "
-                    f"the options"
-                )
+                way = "the source breaks a rule of traces/FORMAT.md, mend it or say what it holds with the options"
+                raise BadInput(f"{out}: {fault}; {way}")
             levels, n_decode = tuple(sorted(trace.levels)), trace.requests.n_decode_rows
     except BadInput as error:
         raise BadInput(str(error).replace(str(part), str(out))) from None
@@ -211,14 +188,11 @@ def _write(
     except OSError as error:
         raise BadInput(f"{out}: {error.strerror or 'cannot be written'}; choose another path") from None
     if not n_decode:
-        way = (
-            ""
-            if options.one_stream
-            else ("; where its sequences hold answers too, --prompt-len N takes the rows behind the first N as decoded")
-        )
-        notes.append(f"No decode rows: runs on this trace have a TTFT and no time per further token (TPOT){way}.")
-    n_store = splits.count("store")
-    return Converted(out, source, header, len(splits), n_store, len(requests.order), n_decode, levels, tuple(notes))
+        way = "; where its sequences hold answers too, --prompt-len N takes the rows behind the first N as decoded"
+        lacks = "runs on this trace have a TTFT and no time per further token (TPOT)"
+        notes.append(f"No decode rows: {lacks}{'' if options.one_stream else way}.")
+    counts = len(splits), splits.count("store"), len(requests.order), n_decode
+    return Converted(out, source.name, header, *counts, levels, tuple(notes))
 
 
 def _requests(spool: Spool, options: Options, where: str) -> _Requests:
@@ -227,15 +201,14 @@ def _requests(spool: Spool, options: Options, where: str) -> _Requests:
     order = np.argsort(owner, kind="stable")
     order = order[np.searchsorted(owner[order], 0) :]  # DROPPED sorts first
     if not len(order):
-        raise BadInput(
-            f"{where}: no routing left: every row belongs to a profiling pass or is padding; record real requests"
-        )
+        rule = "every row belongs to a profiling pass or is padding"
+        raise BadInput(f"{where}: no routing left: {rule}; record real requests")
     assert DROPPED < 0
     present, starts = np.unique(owner[order], return_index=True)
     starts = np.append(starts, len(order))
     phases = np.frombuffer(spool.phase, np.int8)
     if options.prompt_len is not None and not (phases[order] == UNKNOWN).any():
-        asks.refuse_prompt_len(options.prompt_len, where)
+        refuse_prompt_len(options.prompt_len, where)
     prompts = np.empty(len(present), np.int64)
     bare = 0
     for i, (start, stop) in enumerate(pairwise(starts.tolist())):
@@ -243,30 +216,24 @@ def _requests(spool: Spool, options: Options, where: str) -> _Requests:
         if options.prompt_len is not None and (own == UNKNOWN).any():
             own = np.where(np.arange(len(own)) < options.prompt_len, PREFILL, DECODE)
             if options.prompt_len > len(own):
-                raise BadInput(
-                    f"--prompt-len, got {options.prompt_len}: request {i} of {where} has {len(own)} rows; lower it"
-                )
+                rule = f"request {i} of {where} has {len(own)} rows"
+                raise BadInput(f"--prompt-len, got {options.prompt_len}: {rule}; lower it")
         decode = own == DECODE
         prompts[i] = len(own) - int(decode.sum())
         if decode[: prompts[i]].any():
             row = int(np.argmax(decode))
-            raise BadInput(
-                f"{where}: request {i}, row {row}: phase, got a decode row before prefill rows: a request's prompt "
-                "comes "
-                f"first; give what follows another request name"
-            )
+            got, rule = "a decode row before prefill rows", "a request's prompt comes first"
+            raise bad(f"{where}: request {i}, row {row}", "phase", got, rule, "give what follows another request name")
         if not prompts[i]:
             prompts[i], bare = 1, bare + 1
     if bare:
-        spool.notes.append(
-            f"Requests without prefill rows in the source: {bare}; their first row stands for the prompt."
-        )
+        told = f"Requests without prefill rows in the source: {bare}"
+        spool.notes.append(f"{told}; their first row stands for the prompt.")
     return _Requests(order, starts, prompts, [spool.requests[int(i)] for i in present])
 
 
 def _splits(n_requests: int, options: Options) -> list[str]:
-    """The nearest whole share of requests to `store_frac` go to the store split, drawn with the seed; one at least "
-    "is scored."""
+    """The share of requests nearest to `store_frac`, drawn with the seed, is the store split; one is scored."""
     n_store = min(round(options.store_frac * n_requests), n_requests - 1)
     store = set(random.Random(options.seed).sample(range(n_requests), n_store))  # noqa: S311 - a split, not a secret
     return ["store" if i in store else "test" for i in range(n_requests)]
@@ -277,7 +244,7 @@ def _header(
     facts: Facts,
     options: Options,
     inputs: Sequence[Path],
-    source: str,
+    source: Source,
     requests: _Requests,
     tasks: tuple[str, ...],
     notes: list[str],
@@ -287,9 +254,8 @@ def _header(
     model = options.model or facts.model
     told = {"model": model, "n_experts": facts.n_experts or options.n_experts}
     at_least = f" (its largest id is {spool.largest_id}, so at least {spool.largest_id + 1} experts)"
-    asks.refuse_missing(
-        [name for name, value in told.items() if not value], str(inputs[0]), "" if told["n_experts"] else at_least
-    )
+    missing = [name for name, value in told.items() if not value]
+    refuse_missing(missing, str(inputs[0]), "" if told["n_experts"] else at_least)
     if len(grid.layers) > MAX_LAYERS:
         raise BadInput(f"{inputs[0]}, got {len(grid.layers)} layers: at most {MAX_LAYERS}; is it the right file?")
     kind = options.weights_kind or facts.weights_kind
@@ -302,11 +268,10 @@ def _header(
     order = facts.expert_order if options.ranked is None else ("router" if options.ranked else "unranked")
     labels = tuple(dict.fromkeys(facts.labels))
     names = {"source_layers": ", ".join(map(str, grid.layers))} if grid.layers != list(range(len(grid.layers))) else {}
-    title = sources()[source].TITLE
     origin = facts.model_source or ", ".join(path.name for path in inputs[:8]) + (" ..." if len(inputs) > 8 else "")
     return Header(
         model=model,
-        model_source=options.model_source or f"{title}: {origin}",
+        model_source=options.model_source or f"{source.title}: {origin}",
         n_layers=len(grid.layers),
         n_experts=_n_experts(spool, facts, options, inputs[0]),
         top_k=spool.top_k,
@@ -317,7 +282,7 @@ def _header(
         labels=labels,
         tasks=tasks,
         notes=" ".join(notes),
-        extra={"converted_from": source, **names},
+        extra={"converted_from": source.name, **names},
     )
 
 
@@ -328,15 +293,11 @@ def _n_experts(spool: Spool, facts: Facts, options: Options, path: Path) -> int:
     n_experts = told or options.n_experts
     assert n_experts is not None  # asked for before
     if spool.largest_id >= n_experts:
-        raise BadInput(
-            f"{spool.largest_at}: expert, got {spool.largest_id}: ids are below the number of experts ({n_experts}); "
-            "mend "
-            f"the record, or give --n-experts"
-        )
+        rule = f"ids are below the number of experts ({n_experts})"
+        raise bad(spool.largest_at, "expert", spool.largest_id, rule, "mend the record, or give --n-experts")
     if spool.top_k > n_experts:
-        raise BadInput(
-            f"{path}: experts, got {spool.top_k} per token: at most the number of experts ({n_experts}); correct it"
-        )
+        rule = f"at most the number of experts ({n_experts})"
+        raise bad(str(path), "experts", f"{spool.top_k} per token", rule, "correct it")
     return n_experts
 
 

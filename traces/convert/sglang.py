@@ -23,22 +23,20 @@ from typing import Any
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.convert.fields import has_keys, starts_object
-from traces.convert.options import Facts, Options
-from traces.convert.spool import DECODE, PREFILL, Spool
-from traces.convert.text import a_list, field, records, shown, whole
+from traces.convert.options import Facts, Options, Source
+from traces.convert.spool import Spool
+from traces.convert.text import DECODE, PREFILL, a_list, bad, field, has_keys, records, shown, starts_object, whole
 from traces.format.layout import MAX_EXPERTS, MAX_LAYERS, Array
 
-NAME, TITLE, ORIGIN = "sglang", "SGLang expert-distribution records (per_token, JSONL)", "its public code"
-EXTEND, DECODE_PASS, MIXED, IDLE = 1, 2, 3, 4  # ForwardMode of sglang.srt.model_executor.forward_batch_info
+IDS, MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
+DROP = "drop the record"
+EXTEND, DECODE_PASS = 1, 2  # ForwardMode of sglang.srt.model_executor.forward_batch_info
 _COUNTS = ("logical_count", "global_physical_count")
 
 
 def sniff(_path: Path, head: bytes) -> bool:
     """Whether the head of a file looks like this source."""
-    return starts_object(head) and any(
-        has_keys(head, name) for name in ("topk_ids_of_layer", "last_physical_to_logical_map", *_COUNTS)
-    )
+    return starts_object(head) and any(has_keys(head, name) for name in (IDS, MAP, *_COUNTS))
 
 
 @dataclass(slots=True)
@@ -57,35 +55,28 @@ def read(path: Path, spool: Spool, options: Options) -> Facts:
     n_passes = 0
     for number, data in records(path):
         where = spool.place(number)
-        if "last_physical_to_logical_map" in data:
-            logical = _ids(where, "last_physical_to_logical_map", data["last_physical_to_logical_map"], 2)
-            if "topk_ids_of_layer" not in data:
+        if MAP in data:
+            logical = _ids(where, MAP, data[MAP], 2)
+            if IDS not in data:
                 continue
-        if "topk_ids_of_layer" not in data and any(name in data for name in _COUNTS):
-            raise BadInput(
-                f"{where}: topk_ids_of_layer, got counts only: a route per token is needed; record with "
-                f"--expert-distribution-recorder-mode per_token"
-            )
+        if IDS not in data and any(name in data for name in _COUNTS):
+            way = "record with --expert-distribution-recorder-mode per_token"
+            raise bad(where, IDS, "counts only", "a route per token is needed", way)
         positions = [whole(where, "positions", p) for p in _plain_list(where, data, "positions")]
         tokens = [whole(where, "input_ids", t) for t in _plain_list(where, data, "input_ids")]
         if len(tokens) != len(positions):
-            raise BadInput(f"{where}: input_ids, got {len(tokens)}: {len(positions)} positions; mend the record")
+            raise bad(where, "input_ids", len(tokens), f"{len(positions)} positions")
         if not positions:
             continue
-        ids = _ids(where, "topk_ids_of_layer", field(where, data, "topk_ids_of_layer"), 3)
+        ids = _ids(where, IDS, field(where, data, IDS), 3)
         if ids.shape[1] != len(positions):
-            raise BadInput(
-                f"{where}: topk_ids_of_layer, got {ids.shape[1]} tokens: {len(positions)} positions; mend the record"
-            )
+            raise bad(where, IDS, f"{ids.shape[1]} tokens", f"{len(positions)} positions")
         routed, ids = _routed(where, ids, logical)
         if layers is None:
             layers = routed
             spool.layer_names = [int(layer) for layer in routed]
         if not np.array_equal(layers, routed):
-            raise BadInput(
-                f"{where}: topk_ids_of_layer, got other MoE layers than before: all passes have the same; drop "
-                f"the record"
-            )
+            raise bad(where, IDS, "other MoE layers than before", "all passes have the same", DROP)
         owners = _owners(where, data, positions, running, spool, options)
         for run, token in zip(owners, tokens, strict=True):
             spool.token(run.request, DECODE if run.decoding else PREFILL, token, n_passes)
@@ -97,7 +88,7 @@ def read(path: Path, spool: Spool, options: Options) -> Facts:
 def _plain_list(where: str, data: dict[str, Any], name: str) -> list[Any]:
     value = field(where, data, name)
     if not isinstance(value, list):
-        raise BadInput(f"{where}: {name}, got {shown(value)}: a list; mend the record")
+        raise bad(where, name, shown(value), "a list")
     return value
 
 
@@ -106,16 +97,11 @@ def _ids(where: str, name: str, value: Any, n_dims: int) -> Array:
     try:
         ids = np.array(a_list(where, name, value))
     except ValueError:
-        raise BadInput(
-            f"{where}: {name}, got lists of different lengths: a rectangular array; mend the record"
-        ) from None
+        raise bad(where, name, "lists of different lengths", "a rectangular array") from None
     if ids.ndim != n_dims or ids.dtype.kind != "i" or not ids.size or ids.min() < -1 or ids.max() >= 65_536:
-        raise BadInput(
-            f"{where}: {name}, got {ids.dtype} of shape {ids.shape}: ids in {n_dims} dimensions, -1 for none; mend the "
-            f"record"
-        )
+        raise bad(where, name, f"{ids.dtype} of shape {ids.shape}", f"ids in {n_dims} dimensions, -1 for none")
     if ids.shape[0] > MAX_LAYERS:
-        raise BadInput(f"{where}: {name}, got {ids.shape[0]} layers: at most {MAX_LAYERS}; is it the right file?")
+        raise bad(where, name, f"{ids.shape[0]} layers", f"at most {MAX_LAYERS}", "is it the right file?")
     return ids
 
 
@@ -126,19 +112,13 @@ def _routed(where: str, ids: Array, logical: Array | None) -> tuple[Array, Array
     used = (ids >= 0).any(axis=(0, 1)) if len(routed) else np.zeros(0, bool)
     ids = ids[:, :, used]
     if not ids.size or (ids < 0).any():
-        raise BadInput(
-            f"{where}: topk_ids_of_layer, got -1 for some tokens only: a token has k experts in every MoE layer; drop "
-            f"the record"
-        )
+        raise bad(where, IDS, "-1 for some tokens only", "a token has k experts in every MoE layer", DROP)
     if logical is not None:
         if routed[-1] >= len(logical) or ids.max() >= logical.shape[1] or logical.min() < 0:
-            raise BadInput(
-                f"{where}: topk_ids_of_layer, got an expert or layer outside last_physical_to_logical_map; mend the "
-                "file"
-            )
+            raise BadInput(f"{where}: {IDS}, got an expert or layer outside {MAP}; mend the file")
         ids = logical[routed[:, None, None], ids]
     if ids.max() >= MAX_EXPERTS:
-        raise BadInput(f"{where}: topk_ids_of_layer, got {ids.max()}: from 0 to {MAX_EXPERTS - 1}; mend the record")
+        raise bad(where, IDS, ids.max(), f"from 0 to {MAX_EXPERTS - 1}")
     return routed, ids
 
 
@@ -148,30 +128,26 @@ def _owners(
     """Whose row each row is. Updates `running`: new requests join at the end, those passed over have finished."""
     mode = whole(where, "forward_mode", field(where, data, "forward_mode"), 0, 100)
     if mode not in (EXTEND, DECODE_PASS):
-        raise BadInput(
-            f"{where}: forward_mode, got {mode}: 1 (extend) or 2 (decode) can be told apart; record without mixed "
-            f"chunks and without speculation"
-        )
+        way = "record without mixed chunks and without speculation"
+        raise bad(where, "forward_mode", mode, "1 (extend) or 2 (decode) can be told apart", way)
     if mode == DECODE_PASS:
         return _continued(where, positions, running)
     lengths = [
         whole(where, "extend_seq_lens", n, 1) for n in a_list(where, "extend_seq_lens", data.get("extend_seq_lens"))
     ]
     if sum(lengths) != len(positions):
-        raise BadInput(f"{where}: extend_seq_lens, got a sum of {sum(lengths)}: {len(positions)} rows; mend the record")
+        raise bad(where, "extend_seq_lens", f"a sum of {sum(lengths)}", f"{len(positions)} rows")
     owners: list[_Running] = []
     for length in lengths:
         own = positions[len(owners) : len(owners) + length]
         if own != list(range(own[0], own[0] + length)):
-            raise BadInput(f"{where}: positions, got gaps within a sequence: they count up by one; mend the record")
+            raise bad(where, "positions", "gaps within a sequence", "they count up by one")
         run = None
         if own[0]:  # a chunk of a prompt that is not complete yet
             chunked = [one for one in running if one.position == own[0] and not one.decoding]
             if len(chunked) != 1:
-                raise BadInput(
-                    f"{where}: positions, got a sequence from {own[0]} on: {len(chunked)} requests could go on there; "
-                    f"record with --disable-radix-cache, one request at a time"
-                )
+                rule, way = f"{len(chunked)} requests could go on there", "record with --disable-radix-cache"
+                raise bad(where, "positions", f"a sequence from {own[0]} on", rule, f"{way}, one request at a time")
             run = chunked[0]
         if run is None:
             run = _Running(spool.request((len(spool.owner), len(owners)), options.task), 0)
@@ -196,17 +172,25 @@ def _continued(where: str, positions: list[int], running: list[_Running]) -> lis
     first = match(positions, running)
     last = match(positions[::-1], running[::-1])
     if first is None or last is None:
-        raise BadInput(
-            f"{where}: positions, got a decode row that continues no running request: the start of the recording is "
-            f"missing, or requests were reordered; record from the first request on"
-        )
+        rule = "the start of the recording is missing, or requests were reordered"
+        got = "a decode row that continues no running request"
+        raise bad(where, "positions", got, rule, "record from the first request on")
     if [id(one) for one in first] != [id(one) for one in last[::-1]]:
-        raise BadInput(
-            f"{where}: positions, got rows that could belong to different requests of one length: records name no "
-            f"requests; record with --max-running-requests 1"
-        )
+        got = "rows that could belong to different requests of one length"
+        raise bad(where, "positions", got, "records name no requests", "record with --max-running-requests 1")
     for run in first:
         run.position += 1
         run.decoding = True
     running[:] = first
     return first
+
+
+SOURCE = Source(
+    "sglang",
+    "SGLang expert-distribution records (per_token, JSONL)",
+    "its public code",
+    sniff,
+    read,
+    silent=("model",),
+    phased=True,
+)

@@ -1,4 +1,7 @@
-"""Read untrusted text: line by line or element by element, gzipped or not, never more than one line in memory."""
+"""Read untrusted text: line by line or element by element, gzipped or not, never more than one line in memory.
+
+And the pieces that records are made of, each checked: numbers, lists, ids and weights of a token, phases.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ from typing import Any, BinaryIO
 import msgspec
 
 from sim.base.errors import BadInput
+from traces.format.layout import MAX_EXPERTS, MAX_LAYERS
 
+UNKNOWN, PREFILL, DECODE = -1, 0, 1  # phases
+LARGEST_WEIGHT = 65_504.0  # what float16, the trace's type, can hold
+MAX_LAYER = 65_535  # a layer's number in its source; how many there are is another matter
 MAX_LINE_BYTES = 32 * 1024 * 1024  # a record may be a whole prefill pass
 MAX_ROW_BYTES = 1024 * 1024  # where a line is one token's row of numbers
 # What is read takes many times its text (a list of two characters is 56 bytes): what a line may hold is counted first.
@@ -26,9 +33,14 @@ MAX_LISTS = 1_000_000
 MAX_DEPTH = 32
 MAX_VALUE_CHARS = 4 * 1024 * 1024  # of a document: a token's element, or anything beside the array
 MAX_RATIO = 400  # deflate reaches 1032; routing logs, even of constant rows, stay far below this
-_FREE_BYTES = 64 * 1024 * 1024  # a ratio says nothing about a small file
+FREE_BYTES = 64 * 1024 * 1024  # a ratio says nothing about a small file
 _BLOCK = 1 << 20
 _GZIP = b"\x1f\x8b"
+
+
+def bad(where: str, what: str, got: object, rule: str, way: str = "mend the record") -> BadInput:
+    """A value that breaks a rule, in one line."""
+    return BadInput(f"{where}: {what}, got {got}: {rule}; {way}")
 
 
 class _Bounded(io.RawIOBase):
@@ -51,18 +63,15 @@ class _Bounded(io.RawIOBase):
         try:
             data = self._plain.read(len(buffer))
         except EOFError:
-            raise BadInput(
-                f"{self._path}: the gzip stream ends early (after {self._n_bytes} bytes of text): the file "
-                f"was cut; copy it again"
-            ) from None
+            cut = f"the gzip stream ends early (after {self._n_bytes} bytes of text)"
+            raise BadInput(f"{self._path}: {cut}: the file was cut; copy it again") from None
         except (OSError, zlib.error) as error:
             raise BadInput(f"{self._path}: not a sound gzip file ({str(error)[:80]}); copy it again") from None
         self._n_bytes += len(data)
-        if self._n_bytes > _FREE_BYTES and self._n_bytes > MAX_RATIO * max(1, self._packed.tell()):
-            raise BadInput(
-                f"{self._path}, got {self._n_bytes} bytes out of {self._packed.tell()}: at most "
-                f"{MAX_RATIO}-fold is unpacked; if the file is genuine, unpack it first"
-            )
+        if self._n_bytes > FREE_BYTES and self._n_bytes > MAX_RATIO * max(1, self._packed.tell()):
+            got = f"{self._n_bytes} bytes out of {self._packed.tell()}"
+            rule = f"at most {MAX_RATIO}-fold is unpacked; if the file is genuine, unpack it first"
+            raise BadInput(f"{self._path}, got {got}: {rule}")
         buffer[: len(data)] = data
         return len(data)
 
@@ -102,10 +111,8 @@ def lines(path: Path, most_bytes: int = MAX_ROW_BYTES) -> Generator[tuple[int, s
                 return
             number += 1
             if len(data) > most_bytes:
-                raise BadInput(
-                    f"{path}:{number}: a line of more than {most_bytes} bytes: one record per line; is it the "
-                    f"right file?"
-                )
+                long = f"a line of more than {most_bytes} bytes"
+                raise BadInput(f"{path}:{number}: {long}: one record per line; is it the right file?")
             try:
                 text = data.decode("utf-8").strip("\r\n")
             except UnicodeDecodeError:
@@ -145,10 +152,8 @@ def _check_sizes(where: str, text: str) -> None:
         ("lists, objects and names", text.count("[") + text.count("{") + text.count(":"), MAX_LISTS),
     ):
         if n > most:
-            raise BadInput(
-                f"{where}, got about {n} {what} in one record: at most {most}; give a token or a forward "
-                "pass a line of its own"
-            )
+            way = "give a token or a forward pass a line of its own"
+            raise BadInput(f"{where}, got about {n} {what} in one record: at most {most}; {way}")
     if deeper(text, MAX_DEPTH):
         raise BadInput(f"{where}: nested deeper than {MAX_DEPTH} levels; is it the right file?")
 
@@ -287,13 +292,10 @@ def whole(where: str, name: str, value: Any, least: int = 0, most: int = 2**31 -
     number = value
     if isinstance(value, str):
         text = value.strip()
-        number = (
-            int(text)
-            if len(text) <= 20 and text.removeprefix("-").isascii() and text.removeprefix("-").isdigit()
-            else None
-        )
+        digits = text.removeprefix("-")
+        number = int(text) if len(text) <= 20 and digits.isascii() and digits.isdigit() else None
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-        raise BadInput(f"{where}: {name}, got {shown(value)}: a whole number from {least} to {most}; mend the record")
+        raise bad(where, name, shown(value), f"a whole number from {least} to {most}")
     return number
 
 
@@ -305,15 +307,15 @@ def finite(where: str, name: str, value: Any, most: float = sys.float_info.max) 
         number = math.nan
     if not 0 <= number <= most:
         limit = f", at most {most:.0f}" if most < sys.float_info.max else ""
-        raise BadInput(f"{where}: {name}, got {shown(value)}: a finite number, not negative{limit}; mend the record")
+        raise bad(where, name, shown(value), f"a finite number, not negative{limit}")
     return number
 
 
 def field(where: str, data: dict[str, Any], name: str) -> Any:
     """A field that has to be there. Raises BadInput."""
     if name not in data:
-        raise BadInput(
-            f"{where}: {name}, got no such field: every record has it; mend the record, or name its format with --from"
+        raise bad(
+            where, name, "no such field", "every record has it", "mend the record, or name its format with --from"
         )
     return data[name]
 
@@ -321,7 +323,7 @@ def field(where: str, data: dict[str, Any], name: str) -> Any:
 def a_list(where: str, name: str, value: Any) -> list[Any]:
     """A list that is not empty. Raises BadInput."""
     if not isinstance(value, list) or not value:
-        raise BadInput(f"{where}: {name}, got {shown(value)}: a list that is not empty; mend the record")
+        raise bad(where, name, shown(value), "a list that is not empty")
     return value
 
 
@@ -329,3 +331,91 @@ def shown(value: Any) -> str:
     """A value for a one-line message: printable and short."""
     text = ascii(value) if not isinstance(value, (dict, list)) else type(value).__name__
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def optional(where: str, name: str, value: Any) -> int:
+    """A whole number, -1 where there is none. Raises BadInput."""
+    return -1 if value is None else whole(where, name, value)
+
+
+def layer_of(where: str, value: Any) -> int:
+    """A layer's number. Raises BadInput."""
+    return whole(where, "layer", value, 0, MAX_LAYER)
+
+
+def expert_of(where: str, value: Any) -> int:
+    """An expert's id, as number or text. Raises BadInput."""
+    return whole(where, "expert", value, 0, MAX_EXPERTS - 1)
+
+
+def expert_ids(where: str, name: str, value: Any) -> list[int]:
+    """A list of expert ids. Raises BadInput."""
+    ids = a_list(where, name, value)
+    if not all(type(i) is int for i in ids) or min(ids) < 0 or max(ids) >= MAX_EXPERTS:
+        wrong = next(i for i in ids if type(i) is not int or not 0 <= i < MAX_EXPERTS)
+        raise bad(where, name, shown(wrong), f"an expert id is a whole number from 0 to {MAX_EXPERTS - 1}")
+    return ids
+
+
+def expert_weights(where: str, name: str, value: Any, n_ids: int) -> list[float]:
+    """As many finite weights as there are ids, none negative. Raises BadInput."""
+    weights = a_list(where, name, value)
+    for weight in weights:
+        if type(weight) not in (int, float) or not 0 <= weight <= LARGEST_WEIGHT:
+            raise bad(where, name, shown(weight), f"a weight is a number from 0 to {LARGEST_WEIGHT:.0f}")
+    if len(weights) != n_ids:
+        raise bad(where, name, f"{len(weights)} for {n_ids} experts", "one each")
+    return weights
+
+
+def token_layers(where: str, name: str, ids: Any, weights: Any = None) -> tuple[list[list[int]], list[list[float]]]:
+    """One token's ids of every layer, and its weights (an empty list without any). Raises BadInput."""
+    layers = a_list(where, name, ids)
+    if len(layers) > MAX_LAYERS:
+        raise bad(where, name, f"{len(layers)} layers", f"at most {MAX_LAYERS}", "is it the right file?")
+    chosen = [expert_ids(where, f"{name}[{layer}]", one) for layer, one in enumerate(layers)]
+    if weights is None:
+        return chosen, []
+    given = a_list(where, "weights", weights)
+    if len(given) != len(chosen):
+        raise bad(where, "weights", f"{len(given)} layers", f"{len(chosen)} as for the experts")
+    sizes = enumerate(zip(given, chosen, strict=True))
+    return chosen, [expert_weights(where, f"weights[{layer}]", one, len(own)) for layer, (one, own) in sizes]
+
+
+_PHASES = {"prefill": PREFILL, "prompt": PREFILL, "decode": DECODE, 0: PREFILL, 1: DECODE, "0": PREFILL, "1": DECODE}
+
+
+def phase_of(where: str, value: Any) -> int:
+    """`prefill` or `decode` (or 0, 1); UNKNOWN for None. Raises BadInput."""
+    if value is None or value == "":
+        return UNKNOWN
+    if isinstance(value, (str, int)) and not isinstance(value, bool) and value in _PHASES:
+        return _PHASES[value]
+    raise bad(where, "phase", shown(value), "prefill or decode")
+
+
+def text_of(where: str, name: str, value: Any, most: int = 200) -> str:
+    """A short printable string, empty for None. Raises BadInput."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise bad(where, name, shown(value), f"printable text of at most {most} characters")
+    return value
+
+
+def request_key(where: str, value: Any) -> str | int:
+    """What a file calls a request: text or a whole number. Raises BadInput."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return whole(where, "request", value, -(2**63), 2**63 - 1)
+    return text_of(where, "request", value, 1000)
+
+
+def has_keys(head: bytes, *names: str) -> bool:
+    """Whether the head of a file has all these JSON names in it."""
+    return all(re.search(rb'"' + re.escape(name.encode()) + rb'"\s*:', head) for name in names)
+
+
+def starts_object(head: bytes) -> bool:
+    """Whether a file begins with `{`."""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"

@@ -29,23 +29,31 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from sim.base.errors import BadInput
-from traces.convert.fields import expert_ids, expert_weights, has_keys, request_key, starts_object, text_of
-from traces.convert.options import Facts, Options
-from traces.convert.spool import DECODE, DROPPED, PREFILL, UNKNOWN, Spool
+from traces.convert.options import Facts, Options, Source
+from traces.convert.spool import DROPPED, Spool
+from traces.convert.text import (
+    DECODE,
+    PREFILL,
+    UNKNOWN,
+    bad,
+    expert_ids,
+    expert_weights,
+    has_keys,
+    layer_of,
+    records,
+    request_key,
+    shown,
+    starts_object,
+    text_of,
+    whole,
+)
 from traces.convert.text import field as needed
-from traces.convert.text import records, shown, whole
 from traces.format.layout import MAX_EXPERTS
 
-NAME, TITLE, ORIGIN = "vllm", "vLLM route log (JSONL)", "public code of two loggers; one published log tried"
 PROFILE_TOKENS = 8192  # what vLLM's default token budget makes of its dummy pass, or more
 _DUMMY_TOKENS = 64  # fewer tokens of equal routing may be a prompt
+AGAIN = "record it again"
 _ALIKE = 3  # forwards of equal size in a row that look like batched decoding
-
-
-def sniff(_path: Path, head: bytes) -> bool:
-    """Whether the head of a file looks like this source."""
-    return starts_object(head) and (has_keys(head, "topk_ids") or has_keys(head, "layers_logged"))
 
 
 @dataclass(slots=True)
@@ -85,7 +93,7 @@ def read(path: Path, spool: Spool, options: Options, others: Sequence[Path] = ()
     facts = log.add(path)
     for other in others:
         facts = log.add(other, path).over(facts, str(other))
-    _assign(path, spool, options, log.forwards, log.asked, log.base)
+    log.assign(path, options)
     return facts
 
 
@@ -111,7 +119,7 @@ class _Log:
                 continue
             if data.get("type", "route") != "route":
                 continue
-            layer = whole(where, "layer", needed(where, data, "layer"))
+            layer = layer_of(where, needed(where, data, "layer"))
             index = whole(where, "token_idx", needed(where, data, "token_idx"), 0, 2**62)
             if layer != layer_before or index != index_before + 1:
                 if layer <= layer_before or not n_forwards:
@@ -122,10 +130,9 @@ class _Log:
             layer_before, index_before = layer, index
             forward = forwards[min(n_forwards, len(forwards)) - 1]
             if first is not None and (n_forwards > len(forwards) or at == forward.stop):
-                raise BadInput(
-                    f"{where}: token_idx, got one token more than in {first}: files that each hold some of the layers "
-                    "hold the same tokens in the same order; give those of one run, or convert them one by one"
-                )
+                rule = "files that each hold some of the layers hold the same tokens in the same order"
+                way = "give those of one run, or convert them one by one"
+                raise bad(where, "token_idx", f"one token more than in {first}", rule, way)
             ids = expert_ids(where, "topk_ids", needed(where, data, "topk_ids"))
             weights = data.get("topk_weights")
             self._token(forward, at, layer, request_key(where, data.get("req_id")), where)
@@ -141,54 +148,48 @@ class _Log:
         """Add the token when it is new; in a further layer it is of the same request."""
         if at == forward.stop:
             if len(forward.seen) > 1 or (forward.seen and layer not in forward.seen):
-                raise BadInput(
-                    f"{where}: token_idx, got one token more than in layer {next(iter(forward.seen))}: a forward pass "
-                    f"has the same tokens in every layer; record it again"
-                )
+                got = f"one token more than in layer {next(iter(forward.seen))}"
+                raise bad(where, "token_idx", got, "a forward pass has the same tokens in every layer", AGAIN)
             self.spool.token(DROPPED, UNKNOWN, iteration=len(self.forwards) - 1)
             self.asked.append(asked)
             forward.stop += 1
         elif self.asked[at - self.base] != asked:
-            raise BadInput(
-                f"{where}: req_id, got {shown(asked)}: another one in an earlier layer of the same token; record it "
-                "again"
-            )
+            raise bad(where, "req_id", shown(asked), "another one in an earlier layer of the same token", AGAIN)
+
+    def assign(self, path: Path, options: Options) -> None:
+        """Drop the profiling passes and give every other token its request and phase."""
+        spool, asked, base = self.spool, self.asked, self.base
+        real = _without_profiling(self.forwards, spool)
+        if not real:
+            return
+        named = len(set(asked[real[0].first - base :])) > 1
+        if options.one_stream:
+            request = spool.request(("stream",), options.task)
+            for token in range(real[0].first, real[-1].stop):
+                spool.owner[token], spool.phase[token], spool.iteration[token] = request, PREFILL, -1
+            return
+        if not named:
+            _refuse_batches(path, real)
+        started: set[int] = set()
+        request = -1
+        for forward in real:
+            tokens = range(forward.first, forward.stop)
+            if not named and (len(tokens) > 1 or request < 0):
+                request = spool.request(forward.first, options.task)
+            owners = [request] * len(tokens)
+            if named:
+                owners = [spool.request((asked[t - base],), options.task) for t in tokens]
+            counts = {owner: owners.count(owner) for owner in set(owners)} if named else {request: len(tokens)}
+            for token, owner in zip(tokens, owners, strict=True):
+                spool.owner[token] = owner
+                spool.phase[token] = DECODE if counts[owner] == 1 and owner in started else PREFILL
+            started.update(counts)
 
 
 def _facts(where: str, meta: dict[str, object]) -> Facts:
-    n_experts = (
-        None if meta.get("num_experts") is None else whole(where, "num_experts", meta["num_experts"], 1, MAX_EXPERTS)
-    )
+    told = meta.get("num_experts")
+    n_experts = None if told is None else whole(where, "num_experts", told, 1, MAX_EXPERTS)
     return Facts(model=text_of(where, "model_id", meta.get("model_id")), n_experts=n_experts, expert_order="router")
-
-
-def _assign(
-    path: Path, spool: Spool, options: Options, forwards: list[_Forward], asked: list[str | int], base: int
-) -> None:
-    """Drop the profiling passes and give every other token its request and phase."""
-    real = _without_profiling(forwards, spool)
-    if not real:
-        return
-    named = len(set(asked[real[0].first - base :])) > 1
-    if options.one_stream:
-        request = spool.request(("stream",), options.task)
-        for token in range(real[0].first, real[-1].stop):
-            spool.owner[token], spool.phase[token], spool.iteration[token] = request, PREFILL, -1
-        return
-    if not named:
-        _refuse_batches(path, real)
-    started: set[int] = set()
-    request = -1
-    for forward in real:
-        tokens = range(forward.first, forward.stop)
-        if not named and (len(tokens) > 1 or request < 0):
-            request = spool.request(forward.first, options.task)
-        owners = [spool.request((asked[t - base],), options.task) for t in tokens] if named else [request] * len(tokens)
-        counts = {owner: owners.count(owner) for owner in set(owners)} if named else {request: len(tokens)}
-        for token, owner in zip(tokens, owners, strict=True):
-            spool.owner[token] = owner
-            spool.phase[token] = DECODE if counts[owner] == 1 and owner in started else PREFILL
-        started.update(counts)
 
 
 def _without_profiling(forwards: list[_Forward], spool: Spool) -> list[_Forward]:
@@ -215,15 +216,23 @@ def _refuse_batches(path: Path, real: list[_Forward]) -> None:
     where = f"{path}:{real[0].line}"
     way = "log with max_num_seqs=1, or take it as one request of prefill rows with --one-stream"
     if len(real) == 1 and real[0].n_tokens > 1 and real[0].leading_alike == 0 and not real[0].seen:
-        raise BadInput(
-            f"{where}: token_idx, got one counter over all rows and one layer: forward passes cannot be told "
-            f"apart; {way}"
-        )
+        got = "one counter over all rows and one layer"
+        raise bad(where, "token_idx", got, "forward passes cannot be told apart", way)
     alike = 1
     for before, forward in pairwise(real):
         alike = alike + 1 if forward.n_tokens == before.n_tokens > 1 else 1
         if alike == _ALIKE:
-            raise BadInput(
-                f"{path}:{forward.line}: req_id, got one for all rows, and {_ALIKE} forward passes of "
-                f"{forward.n_tokens} tokens in a row: a batch, whose rows belong to no known request; {way}"
-            )
+            got = f"one for all rows, and {_ALIKE} forward passes of {forward.n_tokens} tokens in a row"
+            raise bad(f"{path}:{forward.line}", "req_id", got, "a batch, whose rows belong to no known request", way)
+
+
+SOURCE = Source(
+    "vllm",
+    "vLLM route log (JSONL)",
+    "public code of two loggers; one published log tried",
+    lambda _path, head: starts_object(head) and (has_keys(head, "topk_ids") or has_keys(head, "layers_logged")),
+    read,
+    first_line={"model": "model_id", "n_experts": "num_experts"},
+    phased=True,
+    runs=runs_of,
+)

@@ -16,21 +16,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sim.base.errors import BadInput
 from sim.base.paths import mode_of
-from traces.convert.csv_long import rows
-from traces.convert.fields import has_keys, starts_object
-from traces.convert.text import field, head_of, records, shown, whole
+from traces.convert.csv_long import columns, rows
+from traces.convert.text import bad, field, has_keys, head_of, records, shown, starts_object, whole
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
 BURST_GPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 MAX_TOKENS = 1 << 20  # of one request's prompt or output; beyond any context a log of today can mean
 _STAMP = re.compile(
@@ -100,56 +101,56 @@ def _process(kind: str, rate: str, cv: str | None, n: int, seed: int, rate_scale
 
 
 def _positive(what: str, text: str, example: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _float(text)
     if not 1e-9 <= value <= 1e9:
         raise BadInput(f"--arrivals, got {what} {shown(text)}: a number from 1e-9 to 1e9, as in {example}; correct it")
     return value
 
 
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def _log(path: Path) -> Iterator[tuple[int, int, int]]:
     """(nanoseconds, prompt, outputs) of every row of a log. Raises BadInput with file, line and field."""
     head = head_of(path)
+    names = columns(head)
+    found: Iterator[tuple[int, dict[str, Any]]]
+    time_ns: Callable[[str, Any], int]
     if starts_object(head) and has_keys(head, "timestamp"):
-        for number, data in records(path):
-            where = f"{path}:{number}"
-            time_ms = field(where, data, "timestamp")
-            if isinstance(time_ms, bool) or not isinstance(time_ms, (int, float)) or not 0 <= time_ms <= 1e15:
-                raise BadInput(f"{where}: timestamp, got {shown(time_ms)}: milliseconds from 0 on; mend the record")
-            fields = ("input_length", "output_length")
-            prompt_len, outputs = (whole(where, name, field(where, data, name), 0, MAX_TOKENS) for name in fields)
-            yield round(time_ms * 1_000_000), prompt_len, outputs
-        return
-    first = head.split(b"\n", 1)[0].decode("utf-8", "replace").removeprefix("\ufeff")
-    names = {name.strip() for name in first.split(",")}
-    if set(BURST_GPT_COLUMNS) <= names:
-        for number, row in rows(path, BURST_GPT_COLUMNS):
-            where = f"{path}:{number}"
-            prompt_len, outputs = (whole(where, name, row[name], 0, MAX_TOKENS) for name in BURST_GPT_COLUMNS[1:])
-            yield _seconds_ns(where, row["Timestamp"]), prompt_len, outputs
-        return
-    if not set(AZURE_COLUMNS) <= names:
+        fields, time_ns, found = MOONCAKE_FIELDS, _milliseconds_ns, records(path)
+    elif set(BURST_GPT_COLUMNS) <= names:
+        fields, time_ns, found = BURST_GPT_COLUMNS, _seconds_ns, rows(path, BURST_GPT_COLUMNS)
+    elif set(AZURE_COLUMNS) <= names:
+        fields, time_ns, found = AZURE_COLUMNS, _stamp_ns, rows(path, AZURE_COLUMNS)
+    else:
         raise BadInput(
             f"{path}: neither an Azure trace (CSV with {', '.join(AZURE_COLUMNS)}) nor a BurstGPT one (CSV with "
-            f"{', '.join(BURST_GPT_COLUMNS)}) nor a Mooncake one (JSONL with timestamp, input_length, output_length); "
+            f"{', '.join(BURST_GPT_COLUMNS)}) nor a Mooncake one (JSONL with {', '.join(MOONCAKE_FIELDS)}); "
             f"name one, or poisson:RATE"
         )
-    for number, row in rows(path, AZURE_COLUMNS):
+    for number, row in found:
         where = f"{path}:{number}"
-        prompt_len, outputs = (whole(where, name, row[name], 0, MAX_TOKENS) for name in AZURE_COLUMNS[1:])
-        yield _stamp_ns(where, row["TIMESTAMP"]), prompt_len, outputs
+        at_ns = time_ns(where, field(where, row, fields[0]))
+        prompt_len, outputs = (whole(where, name, field(where, row, name), 0, MAX_TOKENS) for name in fields[1:])
+        yield at_ns, prompt_len, outputs
+
+
+def _milliseconds_ns(where: str, value: Any) -> int:
+    """A number of milliseconds in nanoseconds. Raises BadInput."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e15:
+        raise bad(where, "timestamp", shown(value), "milliseconds from 0 on")
+    return round(value * 1_000_000)
 
 
 def _seconds_ns(where: str, text: str) -> int:
     """A number of seconds in nanoseconds. Raises BadInput."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _float(text)
     if not 0 <= value <= 1e12:
-        raise BadInput(f"{where}: Timestamp, got {shown(text)}: seconds from 0 on; mend the row")
+        raise bad(where, "Timestamp", shown(text), "seconds from 0 on", "mend the row")
     return round(value * 1e9)
 
 
@@ -167,8 +168,7 @@ def _stamp_ns(where: str, text: str) -> int:
             zone = timezone(-offset if digits[0] == "-" else offset)
         moment = datetime(year, month, day, hour, minute, second, tzinfo=zone)
     except ValueError:
-        raise BadInput(
-            f"{where}: TIMESTAMP, got {shown(text)}: a time such as 2023-11-16 18:15:46.6805900; mend the row"
-        ) from None
+        rule = "a time such as 2023-11-16 18:15:46.6805900"
+        raise bad(where, "TIMESTAMP", shown(text), rule, "mend the row") from None
     whole_s = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
     return whole_s * 1_000_000_000 + int((match[7] or "0").ljust(9, "0"))
