@@ -38,7 +38,7 @@ def cells(text: str, of: str) -> dict[str, str]:
     found: list[tuple[str, str]] = []
     for line in lines[rule + 1 :]:
         row = re.split(r"  +", line.rstrip())
-        if not line.strip():
+        if not line.strip() or line.startswith("left out to fit"):
             break
         if len(row) >= 5:
             found.append((row[0], row[at]))
