@@ -81,12 +81,11 @@ if TYPE_CHECKING:
         no_store,
     )
     from sim.results.record import Result
-    from sim.studies.compare_api import compare
     from sim.studies.diff.diff import Diff, diff
     from sim.studies.option_types import Axes, Options
     from sim.studies.plan.python_api import explain, plan
+    from sim.studies.python_api import compare, curve, sweep
     from sim.studies.simulate import simulate
-    from sim.studies.sweep.python_api import curve, sweep
 
 __all__ = [
     "DECODE",
@@ -172,13 +171,13 @@ _ELSEWHERE = {
     "Options": "sim.studies.option_types",
     "Result": "sim.results.record",
     "Statistic": "sim.figures",
-    "compare": "sim.studies.compare_api",
-    "curve": "sim.studies.sweep.python_api",
+    "compare": "sim.studies.python_api",
+    "curve": "sim.studies.python_api",
     "explain": "sim.studies.plan.python_api",
     "plan": "sim.studies.plan.python_api",
     "diff": "sim.studies.diff.diff",
     "simulate": "sim.studies.simulate",
-    "sweep": "sim.studies.sweep.python_api",
+    "sweep": "sim.studies.python_api",
 }
 
 

@@ -11,16 +11,15 @@ import pytest
 from cli_help import called
 from tiny_traces import tiny_trace
 
-from sim.base.errors import BadInput, IllegalDecision
+from sim.base.errors import IllegalDecision
 from sim.bounds.time_bound import lower_bound
 from sim.cli import main
 from sim.figures import Statistic
 from sim.policy.registry import policies
 from sim.results.routing_words import routing_words
 from sim.results.sampling import Sample
-from sim.studies.compare import Candidate, none_ran
-from sim.studies.compare_text import verdict
-from sim.studies.ranking import Row, ranks_of
+from sim.studies.compare import Comparison
+from sim.studies.rows import Group, Row
 from traces.format.bundled import DEFAULT, bundled_traces
 
 BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the bundled traces are not in this checkout")
@@ -116,6 +115,10 @@ def row(label: str, tpot_s: float, *labels: str, times: tuple[float, ...] = ()) 
     return Row(label, said, sample)
 
 
+def verdict(rows: list[Row]) -> str:
+    return Comparison(Group(rows), [], "").answer()
+
+
 ON = "per token on easy over 2 requests"
 
 
@@ -151,7 +154,7 @@ ON = "per token on easy over 2 requests"
     ],
 )
 def test_verdicts(rows, said):
-    assert verdict(rows, ranks_of(rows)) == said
+    assert verdict(rows) == said
 
 
 def test_ranks_leave_open_what_requests_do():
@@ -161,9 +164,9 @@ def test_ranks_leave_open_what_requests_do():
         row("b", 2.0, times=(0.9, 3.1)),
         row("c", 3.0, times=(3.0, 3.0)),
     ]
-    found = ranks_of(rows)
-    assert found == {"a": (1, 2, ["b"]), "b": (1, 3, ["a", "c"]), "c": (2, 3, ["b"])}
-    assert ranks_of([row("a", 1.0, times=(1.0,)), row("b", 2.0, times=(2.0,))]) == {}
+    _, a, b, c = rows
+    assert Group(rows).ranks == {a: (1, 2, [b]), b: (1, 3, [a, c]), c: (2, 3, [b])}
+    assert Group([row("a", 1.0, times=(1.0,)), row("b", 2.0, times=(2.0,))]).ranks == {}
 
 
 @BUNDLED
@@ -220,10 +223,11 @@ def test_none_can_run(capsys, trace, monkeypatch):
     code, out, err = call(capsys, "--hw", "rtx3091", "--trace", str(trace), "--policy", "all")
     assert (code, out) == (2, "")
     assert "did you mean 'rtx3090'" in err and err.count("\n") == 1
-    told: list[str] = []
-    with pytest.raises(BadInput, match="got 2 policies: none of them can run here"):
-        none_ran([Candidate(name, None, False) for name in "ab"], {"a": BadInput("x"), "b": BadInput("y")}, told.append)
-    assert told == ["not run: a: x", "not run: b: y"]
+    two = ("--policy", "emoe", "--policy", "mixtral_offloading")  # found out while running, and while setting up
+    code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), "--requests", "1", *two)
+    assert (code, out) == (2, "")
+    assert [line.split(":")[:2] for line in err.splitlines()[:2]] == [["not run", f" {name}"] for name in two[1::2]]
+    assert err.splitlines()[2].startswith("error: --policy, got 2 policies: none of them can run here")
 
 
 def test_a_policy_that_breaks_a_rule_is_no_success(capsys, trace, monkeypatch):
@@ -378,7 +382,7 @@ def test_a_baseline_stands_at_one_and_all_else_is_relative_to_it(capsys, trace, 
     (tmp_path / "c.json").write_text(json.dumps(found), encoding="utf-8")
     page = called(capsys, main, "report", tmp_path / "c.json", "--json").json
     ranking = next(block for block in page["sections"][0]["blocks"] if block["kind"] == "table")
-    at = [column["title"] for column in ranking["columns"]].index("times as fast as lfu")
+    at = [column["title"] for column in ranking["columns"]].index("vs lfu")
     assert {row[0]: row[at] for row in ranking["rows"]} == {r["applied_as"]: r["times_as_fast"] for r in found["runs"]}
     # The same run under another name is the baseline, too.
     found = json.loads(call(capsys, *args, "--policy", "lru", "--against", "lru scope=layer", "--json")[1])
@@ -406,9 +410,9 @@ def test_the_first_line_says_in_five_words_what_routing_rests_on(labels, model, 
     said = routing_words(labels, model)
     assert words in said
     assert len(said.split()) == (5 if words else 0)
-    assert verdict(runs, ranks_of(runs)).endswith(f"; {said}" if said else "faster than b")
+    assert verdict(runs).endswith(f"; {said}" if said else "faster than b")
     runs[1].result.caveats = []
-    assert verdict(runs, ranks_of(runs)).endswith(f"; {said} in part" if said else "faster than b")
+    assert verdict(runs).endswith(f"; {said} in part" if said else "faster than b")
 
 
 @pytest.mark.parametrize(

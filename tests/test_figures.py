@@ -62,7 +62,7 @@ def test_a_row_more_is_a_figure_everywhere(tmp_path: Path) -> None:
     swept = sweep(asked, lambda _: None, lambda *_: None)
     rows = [replace(row, result=grown(row.result)) for row in swept.rows]
     swept = replace(swept, rows=rows)
-    assert swept.shown(None).column("fan_j").to_pylist() == [2.5]
+    assert swept.shown().column("fan_j").to_pylist() == [2.5]
     assert "fan_j" in swept.shown("all").column_names
 
 

@@ -44,7 +44,7 @@ def test_a_sweep_has_the_figures_of_its_runs(
         best = max((row for row in found.values() if row["scheduler"] == group["settings"]["scheduler"]), key=_kept)
         assert group["keeps_slo_most"] == best["run_id"]
     said = moesim(capsys, "sweep", *args).out
-    assert "keep SLO" in said
+    assert "SLO, kept" in said
     assert "most keep their SLO under" in said
     path = load[3]
     frame = face.sweep(

@@ -21,8 +21,8 @@ from sim.cli.spec_options import run_options
 from sim.cli.unique_options import UniqueOptions
 from sim.options import LOAD, OPTIONS, OUTPUTS, Option, RunSpec, Table, spec_of
 from sim.run import prepare
-from sim.studies.compare_api import compare
 from sim.studies.keywords import signature_of
+from sim.studies.python_api import compare
 from sim.studies.simulate import simulate
 from sim.studies.sweep.grid_file import gathered
 from sim.studies.sweep.table import asked_columns

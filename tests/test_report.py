@@ -19,11 +19,11 @@ from cli_help import mixtral_shaped, moesim, simulated
 
 from sim.base.units import show_seconds
 from sim.cli import simulate
-from sim.pages.comparison import front
 from sim.pages.html import html_of
 from sim.pages.inputs import Grid
 from sim.pages.page import Explorer, show
 from sim.pages.sweep import of_grid
+from sim.studies.rows import pareto
 
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
 UNITS = ("s", "bytes", "frac", "n", "x", "")
@@ -271,7 +271,11 @@ class TestComparison:
         assert "twice" in moesim(capsys, "report", kept[0], kept[0]).error
 
     def test_the_front_is_what_nothing_beats(self) -> None:
-        assert front([(3, 1.0), (1, 4.0), (2, 4.0), (2, 2.0), (4, 1.5)]) == [(1, 4.0), (2, 2.0), (3, 1.0)]
+        def row(memory: int, time_s: float) -> Any:
+            return SimpleNamespace(ran=SimpleNamespace(peak_vram_bytes=memory), speed_s=time_s, kind="system")
+
+        found = pareto(row(*one) for one in [(3, 1.0), (1, 4.0), (2, 4.0), (2, 2.0), (4, 1.5)])
+        assert [(one.ran.peak_vram_bytes, one.speed_s) for one in found] == [(1, 4.0), (2, 2.0), (3, 1.0)]
 
 
 class TestSweep:

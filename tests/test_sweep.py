@@ -21,9 +21,9 @@ import moesim as face
 from sim.base.errors import BadInput, CheckFailed
 from sim.results.sampling import Sample
 from sim.results.tables import columns_of
+from sim.studies.rows import Row
 from sim.studies.runner import runner
 from sim.studies.runner.work import carried_out
-from sim.studies.sweep.run import PointRow
 from sim.studies.sweep.table import POINT
 
 BROKEN = """
@@ -420,7 +420,6 @@ class TestSummary:
         from sim.figures import Statistic
         from sim.options import RunSpec
         from sim.studies.runner.work import Resolved
-        from sim.studies.sweep.grid import Point
 
         mean = Statistic(sum(tpot) / len(tpot), None, None, None, len(tpot))
         said: Any = SimpleNamespace(
@@ -428,6 +427,8 @@ class TestSummary:
             tpot_s=mean,
             caveats=list(labels),
             model="m",
+            hw=hw,
+            overrides={},
             peak_vram_bytes=vram,
             n_requests=len(tpot),
             load=None,
@@ -437,8 +438,7 @@ class TestSummary:
         said.time_s = lambda _: mean
         spec = RunSpec(policy=label, hw=hw, pcie=link)
         sample = Sample(dict(enumerate(tpot)))
-        point = Point(label, spec, True)
-        return PointRow(point, Resolved(f"{label}@{hw}", spec), "ok", "", said, sample)
+        return Row(label, said, sample, spec=spec, asked=Resolved(f"{label}@{hw}", spec))
 
     def rows(self) -> list[Any]:
         return [
@@ -462,8 +462,8 @@ class TestSummary:
             -1
         ] is rows[3]
         assert x.bounds == [rows[2]]
-        assert found.rank(rows[0]) is not None
-        assert found.rank(rows[2]) is None
+        assert rows[0] in found.ranks
+        assert rows[2] not in found.ranks
 
     def test_of_very_many_only_the_fastest_is_held_against_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from sim.studies.sweep import summary
@@ -477,7 +477,7 @@ class TestSummary:
             first = one.systems[0]
             assert one.tied(first) == other.tied(first)
             for row in one.systems:
-                (a, b), (c, d) = full.rank(row)[:2], few.rank(row)[:2]  # type: ignore[index]
+                (a, b), (c, d) = full.ranks[row][:2], few.ranks[row][:2]
                 assert c <= a <= b <= d  # it leaves more open, and nothing else
 
     def test_the_front_is_of_lossless_systems(self) -> None:
@@ -490,21 +490,27 @@ class TestSummary:
 
     def test_the_answer(self) -> None:
         from sim.studies.sweep.summary import summarise
-        from sim.studies.sweep.text import answer
+        from sim.studies.sweep.text import SweepText
+
+        def answer(rows, found):
+            return SweepText(rows, found).answer()
 
         rows = self.rows()
         said = (
             "a: fastest in 1 of 2 settings of hw; b in 1; told apart from the next in 1 of them; least of all 1.05 s "
         )
         assert answer(rows, summarise(rows)) == said + "per token: a (hw x); 0.60x as fast with hw y, against hw x"
-        both = [row for row in rows if row.point.label in ("a", "o")]
+        both = [row for row in rows if row.label in ("a", "o")]
         assert answer(both, summarise(both)).startswith("a: fastest in both settings of hw; least of all 1.05 s ")
         alone = rows[:2]
         assert answer(alone, summarise(alone)) == "a: 1.05 s per token on x over 2 requests, 1.95x faster than b"
 
     def test_one_policy_competes_by_its_settings(self) -> None:
         from sim.studies.sweep.summary import summarise
-        from sim.studies.sweep.text import answer
+        from sim.studies.sweep.text import SweepText
+
+        def answer(rows, found):
+            return SweepText(rows, found).answer()
 
         rows = [self.rows()[0], self.row("a", "y", (0.5, 0.6), 20)]
         assert answer(rows, summarise(rows)) == "a, hw y: 550 ms per token over 2 requests, 1.91x faster than a, hw x"

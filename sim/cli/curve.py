@@ -8,12 +8,10 @@ from typing import Any
 import click
 import msgspec
 
-from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
-from sim.cli.say import note, say
+from sim.cli.say import note, say, say_answer
 from sim.cli.spec_options import option_of, run_options
-from sim.cli.unique_options import UniqueOptions
-from sim.figures import SCHEMA
+from sim.cli.unique_options import UniqueOptions, json_option, out_option, policies_option, workers_option
 from sim.options import OPTIONS
 from sim.studies.curve import AXES, NO_SAY, TABLE
 
@@ -21,21 +19,14 @@ from sim.studies.curve import AXES, NO_SAY, TABLE
 @click.command(
     cls=UniqueOptions,
     no_say=NO_SAY,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim curve --policy lru --policy 'lfu scope=global,layer' --cache 10%:90%:10%",
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="'NAME KEY=A,B ...'",
-    help="lru, lfu, lcp, mrs, or one of yours that is such a cache; repeat it.",
-)
+@policies_option("'NAME KEY=A,B ...'", "lru, lfu, lcp, mrs, or one of yours that is such a cache; repeat it.")
 @option_of(msgspec.structs.replace(OPTIONS.by_field["cache"], otherwise="every size"), axis=True)
 @run_options(axis=True, without=(OPTIONS.by_field.keys() - set(AXES)) | {"cache"})
-@click.option("--out", type=OutputFolder(), metavar="DIR", help=f"Keep the table, {TABLE}.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Curves at the same time; default: 1.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@out_option(f"Keep the table, {TABLE}.")
+@workers_option("Curves at the same time; default: 1.")
+@json_option
 def command(
     policies: tuple[str, ...],
     settings: tuple[str, ...],
@@ -58,14 +49,7 @@ def command(
         found = curves(given(policies, options, settings), out, workers, bar.update)
     for text in found.notes():
         note(text)
-    if as_json:
-        from sim.base.json import to_json
-
-        click.echo(to_json({"schema": SCHEMA, "answer": found.answer(), "rows": found.rows()}))
-        return
-    say(found.answer())
-    say()
-    say(found.text(), nl=False)
-    if out is not None:
+    say_answer(found, as_json)
+    if out is not None and not as_json:
         say()
         say(f"table: {out / TABLE}")

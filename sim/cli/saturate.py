@@ -12,7 +12,7 @@ from sim.base.errors import BadInput
 from sim.cli.output_place import OutputFile
 from sim.cli.progress import Bar
 from sim.cli.say import say
-from sim.cli.spec_options import run_options, tell_drawing
+from sim.cli.spec_options import require_names, run_options, stated, tell_drawing
 from sim.cli.unique_options import Grouped, UniqueOptions
 from sim.figures import SCHEMA
 from sim.options import LIMITS, LOAD, OPTIONS
@@ -77,8 +77,7 @@ def command(
 
     from sim.base.files import replacing
     from sim.base.json import to_json
-    from sim.cli.compare import specified
-    from sim.studies.compare import by_scheduler, expanded
+    from sim.studies.compare import points_of
     from sim.studies.saturate.search import saturate
     from sim.studies.saturate.text import answer, curve_table, rates_table
     from sim.workload.slo import slo_text
@@ -86,12 +85,9 @@ def command(
     given["slo"], kept_frac = (None, ATTAIN) if promised is None else limits_of(promised)
     if given["requests"] is None:
         given["requests"] = REQUESTS
-    candidates = [
-        specified({**given, "scheduler": scheduler}, settings, item, named, said)
-        for scheduler, said in by_scheduler(given["scheduler"])
-        for item, named in expanded(policies, "--policy")
-        if named
-    ]
+    shared = stated(given, settings)
+    require_names({"policy": policies, **shared})
+    candidates = [point for point in points_of(policies, shared) if point.named]
     if not candidates:
         raise BadInput("--policy, got 'all' alone: every rate takes dozens of replays; name the policies")
     tell_drawing(candidates[0].spec)

@@ -110,7 +110,7 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
     if settings or {"pcie", "cpu"} & typed.keys():
         meant = {}  # what the command line changes on purpose needs no warning
     fields = {**fields, **typed, "set": {**fields.get("set", {}), **typed.get("set", {})}}
-    _require_names(fields)
+    require_names(fields)
     return to_struct(fields, RunSpec, "--set" if config is None else f"{config} and command line"), meant
 
 
@@ -143,7 +143,7 @@ def tell_drawing(spec: RunSpec) -> None:
         click.echo(f"drawing the trace {name}: it takes up to some minutes, and is kept for the next time", err=True)
 
 
-def _require_names(fields: dict[str, Any]) -> None:
+def require_names(fields: dict[str, Any]) -> None:
     """Neither policy nor hardware has a default: which one is meant decides everything."""
     missing = []
     if "policy" not in fields:

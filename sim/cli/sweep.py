@@ -10,31 +10,23 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.extras import need
-from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
-from sim.cli.say import note, say
+from sim.cli.say import note, say, say_answer
 from sim.cli.spec_options import run_options
-from sim.cli.unique_options import UniqueOptions
+from sim.cli.unique_options import UniqueOptions, json_option, out_option, policies_option, workers_option
 
 if TYPE_CHECKING:
     from sim.studies.runner.pool import Answers
-    from sim.studies.sweep.sweep import Swept
-
 axes = run_options(axis=True)
 
 
 @click.command(
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim sweep --policy lru --policy 'lfu scope=global,layer' --hw rtx3090,rtx4090 --cache "
     "20%:80%:20% --requests 2 --out sweeps/caches",
 )
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="'NAME KEY=A,B ...'",
-    help="A policy, with values of its own parameters after its name; repeat it, or `all`.",
+@policies_option(
+    "'NAME KEY=A,B ...'", "A policy, with values of its own parameters after its name; repeat it, or `all`."
 )
 @axes
 @click.option(
@@ -44,19 +36,9 @@ axes = run_options(axis=True)
     metavar="FILE",
     help="Axes as YAML: `grid:` is a product, `list:` holds blocks and single points. Options stand over it.",
 )
-@click.option(
-    "--out",
-    type=OutputFolder(),
-    metavar="DIR",
-    help="Keep a record of each point and the table, sweep.parquet.",
-)
+@out_option("Keep a record of each point and the table, sweep.parquet.")
 @click.option("--resume", is_flag=True, help="Go on where this very sweep ended: nothing is lost or done twice.")
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Points replayed at the same time; default: the cores. The table is the same.",
-)
+@workers_option("Points replayed at the same time; default: the cores. The table is the same.")
 @click.option("--cluster", metavar="tcp://HOST:PORT", help="Let the workers of a Dask cluster do it (extra `cluster`).")
 @click.option("--group-by", metavar="A,B", help="What points that compete have in common; default: all but the policy.")
 @click.option(
@@ -69,7 +51,7 @@ axes = run_options(axis=True)
     "of --out has all.",
 )
 @click.option("--dry-run", is_flag=True, help="List the points and what cannot be set up; replay nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 def command(
     policies: tuple[str, ...],
     settings: tuple[str, ...],
@@ -90,6 +72,7 @@ def command(
     A value is single, a list (A,B), or a range (FROM:TO:STEP, both ends included). A point that cannot run, because
     it does not fit or for another reason, is a row of the table that says why.
     """
+    from sim.studies.runner.records import TABLE
     from sim.studies.sweep.grid import MOST_POINTS, given
     from sim.studies.sweep.sweep import Asked, listed, sweep
     from sim.studies.sweep.table import ALL
@@ -111,19 +94,18 @@ def command(
         by=None if group_by is None else [name.strip() for name in group_by.split(",")],
         most=max_points or MOST_POINTS,
         pool=pool_of(workers, cluster),
+        columns=told,
     )
     with Bar("resolving points") as bar:
         if dry_run:
             click.echo(listed(asked, bar.update, as_json), nl=False)
             return
         swept = sweep(asked, note, bar.update)
-    if as_json:
-        from sim.base.json import to_json
-
-        click.echo(to_json(swept.to_dict(told)))
-    else:
-        _print(swept, out)
-    if swept.broken:
+    say_answer(swept, as_json)
+    if out is not None and not as_json:
+        say()
+        say(f"table: {out / TABLE}")
+    if any(row.broken for row in swept.rows):
         sys.exit(1)  # a policy broke a rule, or failed: that is a fault of its own, not of what it was asked
     if not swept.n_ran:
         sys.exit(BadInput.exit_code)  # every row says why
@@ -140,34 +122,3 @@ def pool_of(workers: int | None, cluster: str | None) -> Answers:
     from sim.studies.runner.cluster import answers_of
 
     return answers_of(cluster)
-
-
-def _print(swept: Swept, out: Path | None) -> None:
-    from sim.profiles.drives import compared
-    from sim.studies.sweep.break_even import said
-    from sim.studies.sweep.text import counts, front_table, groups_table, not_run, points_table
-
-    found = swept.summary
-    say(swept.answer)
-    if swept.hosts:
-        say(swept.hosts)
-    say(counts(swept.rows, found, swept.n_twice, swept.work))
-    for line in (*said(swept.rows), *swept.realism):
-        say(line)
-    if drives := compared(row.asked.spec.drive or "" for row in swept.rows):
-        say(drives)
-    for told in dict.fromkeys(row.asked.drive for row in swept.rows if row.asked.drive):
-        say(f"drives: {told}")
-    if any(group.systems or group.bounds for group in found.groups):
-        say()
-        say(points_table(found.groups[0], found) if len(found.groups) == 1 else groups_table(found), nl=False)
-    if front := front_table(found):
-        say()
-        say(front, nl=False)
-    if found.failed:
-        say()
-    for line in not_run(found):
-        say(line)
-    if out is not None:
-        say()
-        say(f"table: {swept.table_path}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import click
@@ -12,7 +12,9 @@ import click
 from sim.base.errors import BadInput
 from sim.base.renamed import FLAGS, GONE
 from sim.base.renamed import OPTIONS as OLD_NAMES
+from sim.cli.output_place import OutputFolder
 
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 MOST_USED, OTHERS = "Most used", "Options"
 
 
@@ -33,6 +35,7 @@ class UniqueOptions(click.Command):
     """
 
     def __init__(self, *args: Any, no_say: str = "", **kwargs: Any) -> None:
+        kwargs["context_settings"] = {**CONTEXT, **(kwargs.get("context_settings") or {})}
         super().__init__(*args, **kwargs)
         self.no_say = no_say
 
@@ -100,3 +103,23 @@ def _remedy(param: click.Option) -> str:
     if param.opts[0] == "--policy":
         return "one run has one policy; keep one, or rank several with moesim compare"
     return "one value per option; keep one of them"
+
+
+def policies_option(metavar: str, text: str) -> Callable[[Any], Any]:
+    """`--policy`, to be repeated, as `policies`."""
+    return click.option("--policy", "policies", multiple=True, metavar=metavar, help=text)
+
+
+def workers_option(text: str) -> Callable[[Any], Any]:
+    """`--workers N`."""
+    return click.option("--workers", type=click.IntRange(min=1), metavar="N", help=text)
+
+
+def out_option(text: str) -> Callable[[Any], Any]:
+    """`--out DIR`."""
+    return click.option("--out", type=OutputFolder(), metavar="DIR", help=text)
+
+
+def json_option(command: Any) -> Any:
+    """`--json`, as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)

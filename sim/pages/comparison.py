@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 from sim.base.errors import BadInput
 from sim.base.units import show_count
 from sim.pages.layers import by_layer
-from sim.pages.page import Cell, Column, Page, Plot, Section, Table
-from sim.pages.plots import axis, bars, line, points
+from sim.pages.page import Column, Page, Plot, Section
+from sim.pages.page import Table as Figures
+from sim.pages.plots import axis, bars, front, points
 from sim.pages.run import hits, latencies, where_the_time_goes
 from sim.pages.trace_kind import realism_of
-from sim.results.sampling import samples
+from sim.results.figure import label_of
+from sim.results.sampling import Sample, samples
 from sim.results.text import show_lengths
 from sim.setup.naming import policy_of, words
-from sim.studies.common_bound import above_frac, bound_line, common_bound
-from sim.studies.compare_text import verdict
+from sim.studies.compare import Comparison as Compared
 from sim.studies.hosts import Machine, unlike_hosts
-from sim.studies.ranking import Row, kind_of, ranks_of, speed
+from sim.studies.row_text import ABOVE, BOTTLENECK, COPIED, HITS, LOAD, PEAK, RANK, TIMES, TPOT, TTFT, Table, bound_line
+from sim.studies.rows import Group, Rank, Row, common_bound, pareto
 
 if TYPE_CHECKING:
-    from sim.figures import Bound
     from sim.pages.inputs import Comparison, Run
     from sim.results.record import Result
 
@@ -30,15 +31,17 @@ WORKLOAD = ("model", "precision", "trace_sha256", "split", "n_requests", "arriva
 TOLD = ("hw", "model", "precision", "engine", "trace", "split", "batch", "gpus", "seed", "hit_definition", "version")
 MOST_RUNS = 60
 
-Places = tuple[int, int] | None
-
 
 def of_comparison(data: Comparison) -> Page:
     """Of what `moesim compare --json` printed."""
     said = data.answer or f"{show_count(len(data.runs), 'run')} on one trace, machine and memory, fastest first"
-    page = _page(said, [data.realism, *_common(data.runs)], data.runs, data.ranks, data.against)
+    ranks: dict[Row, Rank] = {
+        run: Rank(*places, []) for run, places in zip(data.runs, data.ranks, strict=True) if places is not None
+    }
+    base = next((run for run in data.runs if run.label == data.against), None)
+    page = _page(said, [data.realism, *_common(data.runs)], data.runs, ranks, base)
     if data.not_run:
-        table = Table("Policies that could not run.", [Column("policy"), Column("why")], data.not_run)
+        table = Figures("Policies that could not run.", [Column("policy"), Column("why")], data.not_run)
         page.sections.append(Section("not-run", "Not run", "", [table]))
     return page
 
@@ -58,17 +61,17 @@ def of_runs(runs: list[Run]) -> Page:
     if differ:
         what = ", ".join(name.removesuffix("_sha256").removeprefix("n_") for name in differ)
         said = f"{show_count(len(runs), 'run')} side by side, not ranked: they differ in {what}"
-        return _page(said, under, runs, [None] * len(runs))
-    runs.sort(key=lambda run: speed(run.result))
+        return _page(said, under, runs, {})
+    runs.sort(key=lambda run: run.speed_s)
     if not all(run.has("requests") for run in runs):
         said = (
             f"{runs[0].label} is the fastest of {show_count(len(runs), 'run')}; without their requests none is ranked"
         )
-        return _page(said, under, runs, [None] * len(runs))
-    rows = [_row(run) for run in runs]
-    found = ranks_of(rows)
-    ranks = [None if (rank := found.get(run.label)) is None else (rank.best, rank.worst) for run in runs]
-    return _page(verdict(rows, found), under, runs, ranks)
+        return _page(said, under, runs, {})
+    for run in runs:
+        run.sample = _sample(run)
+    group = Group(runs)
+    return _page(Compared(group, [], "").answer(), under, runs, group.ranks)
 
 
 def _hosts(runs: Sequence[Run]) -> list[str]:
@@ -81,14 +84,13 @@ def _differ(runs: Sequence[Run]) -> list[str]:
     return [name for name in WORKLOAD if len({getattr(run.result, name) for run in runs}) > 1]
 
 
-def _row(run: Run) -> Row:
+def _sample(run: Run) -> Sample:
     kept = run.table("requests", ["request", "ttft_s", "tpot_s"])
     times = [
         (int(one["request"]), float(one["ttft_s"]), None if one["tpot_s"] != one["tpot_s"] else float(one["tpot_s"]))
         for one in kept.to_dict("records")
     ]
-    which = "ttft_s" if run.result.tpot_s.mean is None else "tpot_s"
-    return Row(run.label, run.result, samples(times, run.result.batch)[which])
+    return samples(times, run.result.batch)[run.time]
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
@@ -125,9 +127,9 @@ def _served(result: Result) -> tuple[str, str, int]:
     return result.trace_sha256, result.split, result.n_requests
 
 
-def _page(said: str, under: list[str], runs: list[Run], ranks: Sequence[Places], against: str = "") -> Page:
+def _page(said: str, under: list[str], runs: list[Run], ranks: dict[Row, Rank], base: Row | None = None) -> Page:
     sections = [
-        _ranking(runs, ranks, against),
+        _ranking(Table(runs, ranks, None if _differ(runs) else common_bound(runs), base)),
         _memory(runs),
         where_the_time_goes(runs),
         hits(runs),
@@ -138,118 +140,51 @@ def _page(said: str, under: list[str], runs: list[Run], ranks: Sequence[Places],
     return Page("comparison", f"{show_count(len(runs), 'run')} compared", said, under, sections)
 
 
-def _time(result: Result) -> tuple[str, str]:
-    return ("ttft_s", "TTFT") if result.tpot_s.mean is None else ("tpot_s", "TPOT")
-
-
-def _ranking(runs: Sequence[Run], ranks: Sequence[Places], against: str) -> Section:
+def _ranking(table: Table) -> Section:
     """A bar for each run with the interval of its mean, and a row with the figures; times as fast as a baseline."""
-    key, title = _time(runs[0].result)
-    names = [run.label for run in runs]
-    means = [speed(run.result) for run in runs]
-    ends = [
-        run.result.uncertainty.sampling.tpot_s if key == "tpot_s" else run.result.uncertainty.sampling.ttft_s
-        for run in runs
-    ]
-    traces = []
-    for at, kind in enumerate(("system", "lossy", "bound")):
-        of = [i for i, run in enumerate(runs) if kind_of(run.result.caveats) == kind]
-        if of:
-            error = {
-                "type": "data",
-                "symmetric": False,
-                "array": [max(0.0, ends[i][1] - means[i]) if ends[i] else 0 for i in of],  # type: ignore[index]
-                "arrayminus": [max(0.0, means[i] - ends[i][0]) if ends[i] else 0 for i in of],  # type: ignore[index]
-                "color": "#7F7F7F",
-            }
-            x, y = [names[i] for i in of], [means[i] for i in of]
-            called = {"system": "lossless", "lossy": "lossy", "bound": "a bound, no system"}[kind]
-            traces.append(bars(called, x, y, (0, 4, 6)[at], across=True, error_x=error))
+    rows = table.rows
+    time, names = rows[0].time, [row.label for row in rows]
+    title, traces = label_of(f"{time}.mean"), []
+    for kind, called, hue in (("system", "lossless", 0), ("lossy", "lossy", 4), ("bound", "a bound, no system", 6)):
+        own = [row for row in rows if row.kind == kind]
+        ends = [row.ran.uncertainty.sampling.of(time)[0] or (row.speed_s, row.speed_s) for row in own]
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": [max(0.0, high - row.speed_s) for row, (_, high) in zip(own, ends, strict=True)],
+            "arrayminus": [max(0.0, row.speed_s - low) for row, (low, _) in zip(own, ends, strict=True)],
+            "color": "#7F7F7F",
+        }
+        if own:
+            x, y = [row.label for row in own], [row.speed_s for row in own]
+            traces.append(bars(called, x, y, hue, across=True, error_x=error))
     layout: dict[str, Any] = {
         "barmode": "overlay",
         "xaxis": axis(title, "s", rangemode="tozero"),
         "yaxis": {"autorange": "reversed", "type": "category", "categoryarray": names, "fixedrange": True},
     }
     says = f"{title} of each run; the thin bar is the 95 % interval of its mean for the choice of requests."
-    least = None if _differ(runs) else common_bound(run.result for run in runs)
-    bound = None if least is None else least[0]
-    base_s = next((speed(run.result) for run in runs if run.label == against), 0.0)
-    rows: list[list[Any]] = [
-        [run.label, _place(rank), *([base_s / speed(run.result)] if base_s else []), *_figures(run.result, bound)]
-        for run, rank in zip(runs, ranks, strict=True)
-    ]
-    columns = [
-        Column("run"),
-        Column("rank"),
-        *([Column(f"times as fast as {against}", "x")] if base_s else []),
-        Column("TPOT", "s"),
-        *([Column("above bound", "frac")] if bound else []),
-        Column("TTFT", "s"),
-        Column("hit", "frac"),
-        Column("late hit", "frac"),
-        Column("to the GPU per token", "bytes"),
-        Column("peak VRAM", "bytes"),
-        Column("bound by"),
-        Column("note"),
-    ]
+    columns = table.columns(RANK, TIMES, TPOT, ABOVE, TTFT, *LOAD, *HITS, COPIED, PEAK, BOTTLENECK)
+    cells = [[row.label, *(one.read(row) for one in columns), ", ".join(row.ran.caveats)] for row in rows]
+    shown = [Column("run"), *(Column(one.title, one.unit) for one in columns), Column("note")]
     sentence = "Shorter is faster; where two thin bars overlap much, these requests may not tell the two runs apart."
-    plot = Plot("ranking", says, traces, layout, 140 + 30 * len(runs))
-    caption = f"Every run, fastest first. {_bound(bound)}".strip()
-    return Section("ranking", "Who is fastest", sentence, [plot, Table(caption, columns, rows)])
+    plot = Plot("ranking", says, traces, layout, 140 + 30 * len(rows))
+    bound = "" if table.common is None else f" L{bound_line(table.common)[1:]}."
+    caption = f"Every run, fastest first.{bound}"
+    return Section("ranking", "Who is fastest", sentence, [plot, Figures(caption, shown, cells)])
 
 
-def _bound(common: Bound | None) -> str:
-    line = bound_line(common).strip()
-    return f"{line[0].upper()}{line[1:]}." if line else ""
-
-
-def _place(rank: Places) -> str | None:
-    return None if rank is None else str(rank[0]) if rank[0] == rank[1] else f"{rank[0]}-{rank[1]}"
-
-
-def _figures(result: Result, common: Bound | None) -> list[Cell]:
-    return [
-        result.tpot_s.mean,
-        *([above_frac(result, common)] if common else []),
-        result.ttft_s.mean,
-        result.hit_rate,
-        result.late_hit_rate,
-        result.h2d_bytes / result.n_outputs if result.n_outputs else None,
-        result.peak_vram_bytes,
-        result.bottleneck.resource,
-        ", ".join(result.caveats),
-    ]
-
-
-def _memory(runs: Sequence[Run]) -> Section:
+def _memory(rows: Sequence[Row]) -> Section:
     """Time against peak memory, and the runs that no other beats in both."""
-    _, title = _time(runs[0].result)
-    of = [(run.result.peak_vram_bytes, speed(run.result), run.label, kind_of(run.result.caveats)) for run in runs]
-    best = front([(memory, time) for memory, time, _, kind in of if kind == "system"])
-    traces = []
-    if len(best) > 1:
-        style = {"shape": "hv", "color": "#7F7F7F", "width": 6, "dash": "solid"}
-        traces.append(
-            line(
-                "Pareto front", [m for m, _ in best], [t for _, t in best], 6, line=style, opacity=0.4, hoverinfo="skip"
-            )
-        )
-    for at, (memory, time, label, kind) in enumerate(of):
-        symbol = {"marker": {"symbol": "circle-open"}} if kind == "bound" else {}
-        traces.append(points(label, [memory], [time], at, **symbol, hoverinfo="name+x+y"))
+    title, best = label_of(f"{rows[0].time}.mean"), pareto(rows)
+    traces = [front([(row.ran.peak_vram_bytes, row.speed_s) for row in best])] if len(best) > 1 else []
+    for at, row in enumerate(rows):
+        symbol = {"marker": {"symbol": "circle-open"}} if row.kind == "bound" else {}
+        traces.append(points(row.label, [row.ran.peak_vram_bytes], [row.speed_s], at, **symbol, hoverinfo="name+x+y"))
     layout = {"xaxis": axis("peak VRAM", "bytes", rangemode="tozero"), "yaxis": axis(title, "s", rangemode="tozero")}
     says = f"{title} against peak VRAM; down and to the left is better."
     sentence = "Down is faster, left takes less memory; along the grey line no lossless run is beaten in both."
     return Section("pareto", "Time against memory", sentence, [Plot("pareto", says, traces, layout, 420)])
-
-
-def front(of: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those that no other beats in both, least memory first."""
-    found: list[tuple[float, float]] = []
-    for memory, time in sorted(of):
-        if not found or time < found[-1][1]:
-            found.append((memory, time))
-    return found
 
 
 def _grounds(runs: Sequence[Run]) -> Section:
@@ -265,4 +200,4 @@ def _grounds(runs: Sequence[Run]) -> Section:
     columns += [Column("from", "s"), Column("to", "s")]
     caption = "Shares of simulated time by the source of its figures; the mean, were all figures at their ends."
     sentence = "`moesim report` of a single run lists every figure with its source."
-    return Section("provenance", "What this rests on", sentence, [Table(caption, columns, rows)])
+    return Section("provenance", "What this rests on", sentence, [Figures(caption, columns, rows)])

@@ -20,6 +20,7 @@ from sim.figures import check_schema
 from sim.results.record import Result
 from sim.results.run_folder import CONFIG, RESULT
 from sim.studies.answer_file import ANSWER
+from sim.studies.rows import Row
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -32,12 +33,11 @@ SWEEP, HITS = "sweep.parquet", "curve.parquet"
 ANSWERS = "the folder of a run, sweep, comparison or plan (`--out`), what `--json` printed, or a profile"
 
 
-@dataclass
-class Run:
+@dataclass(eq=False)
+class Run(Row):
     """A result, and the folder of its tables where there is one."""
 
     result: Result
-    label: str
     folder: Path | None = None
 
     @property
@@ -157,7 +157,7 @@ def _result(data: dict[str, Any], path: Path, folder: Path | None, label: str = 
         result = msgspec.convert(data, Result)
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadInput(f"{path}: not a result as `simulate` writes it ({error}); simulate again") from None
-    return Run(result, label or result.policy, folder)
+    return Run(label or result.policy, result, folder=folder)
 
 
 def _comparison(data: dict[str, Any], path: Path) -> Comparison:

@@ -81,3 +81,10 @@ def distribution(name: str, values: Iterable[float], hue: int, **more: Any) -> T
     """The share of values up to each: every value is a step."""
     xs = sorted(values)
     return line(name, [*xs[:1], *xs], [at / len(xs) for at in range(len(xs) + 1)], hue, line={"shape": "hv"}, **more)
+
+
+def front(best: Sequence[tuple[float, float]]) -> Trace:
+    """The grey line along (memory, time) that nothing beats in both, least memory first."""
+    style = {"shape": "hv", "color": "#7F7F7F", "width": 7, "dash": "solid"}
+    xs, ys = [memory for memory, _ in best], [time for _, time in best]
+    return line("Pareto front", xs, ys, 6, line=style, opacity=0.35, hoverinfo="skip")

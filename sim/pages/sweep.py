@@ -10,9 +10,9 @@ from sim.base.units import show_count
 from sim.options import OPTIONS
 from sim.pages.curves import plot_of
 from sim.pages.page import Cell, Column, Explorer, Note, Page, Plot, Section, Table
-from sim.pages.plots import axis, line
+from sim.pages.plots import axis, front, line
 from sim.results.figure import label_of, plot_unit
-from sim.studies.ranking import kind_of
+from sim.studies.rows import kind_of
 
 if TYPE_CHECKING:
     from sim.pages.inputs import Grid
@@ -156,9 +156,7 @@ def _memory(rows: list[dict[str, Any]], axes: list[str], on_front: list[dict[str
         return []
     traces = []
     if len(best := sorted((row["peak_vram_bytes"], row["tpot_s.mean"]) for row in on_front)) > 1:
-        style = {"shape": "hv", "color": "#7F7F7F", "width": 7, "dash": "solid"}
-        xs, ys = [memory for memory, _ in best], [time for _, time in best]
-        traces.append(line("Pareto front", xs, ys, 6, line=style, opacity=0.35, hoverinfo="skip"))
+        traces.append(front(best))
     for at, (name, found) in enumerate(lines.items()):
         found.sort()
         shown = f"{name} (bound)" if all(kind == "bound" for *_, kind in found) else name

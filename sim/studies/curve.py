@@ -15,6 +15,7 @@ from sim.base.errors import BadInput
 from sim.base.kinds import Capacity, capacity_of
 from sim.base.stack_distance import RankStack, RecencyStack
 from sim.base.units import show_count, show_frac
+from sim.figures import SCHEMA
 from sim.options import OPTIONS, RunSpec, unusual
 from sim.policy.api import overrides
 from sim.policy.decisions import Serve
@@ -281,7 +282,7 @@ class Curves:
         names = dict.fromkeys(name for row in rows for name in row)
         return [names | row for row in rows]
 
-    def table(self) -> pa.Table:
+    def frame(self) -> pa.Table:
         """The same with a type for each column."""
         from sim.studies.sweep.table import arrow, typed
 
@@ -306,7 +307,15 @@ class Curves:
             return f"{most.title}: most hits in {sum(c is most for c in best)} of {len(sizes)} sizes; {text}"
         return f"{most.title}: {text}"
 
-    def text(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {"schema": SCHEMA, "answer": self.answer(), "rows": self.rows()}
+
+    def lines(self) -> list[str]:
+        """Nothing stands between answer and table."""
+        return []
+
+    def table(self) -> str:
         """Hit rates by size, a column for each curve."""
         from sim.base.tables import render, table
 
@@ -348,5 +357,5 @@ def curves(block: Block, out: Path | None, workers: int | None, progress: Progre
     if out is not None:
         from sim.studies.sweep.table import write
 
-        write(out / TABLE, told.table(), {"answer": told.answer()})
+        write(out / TABLE, told.frame(), {"answer": told.answer()})
     return told

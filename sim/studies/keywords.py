@@ -1,9 +1,10 @@
-"""Signatures of the functions of Python, with a keyword for every option of the table."""
+"""Keywords of the functions of Python: one for every option of the table, whose values are plain data."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sim.options import OPTIONS, Table
@@ -30,3 +31,12 @@ def with_options(function: F) -> F:
     function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Options:\n    " + "\n    ".join(said) + "\n"
     function.__signature__ = signature_of(function)  # type: ignore[attr-defined]
     return function
+
+
+def plain(value: Any) -> Any:
+    """Paths as text, numbers of numpy as Python's, also inside mappings."""
+    if isinstance(value, Mapping):
+        return {name: plain(child) for name, child in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -21,7 +20,7 @@ from sim.results.replicas import request_rows
 from sim.run import execute
 from sim.setup.naming import words_of
 from sim.setup.prepare import prepare
-from sim.studies.keywords import with_options
+from sim.studies.keywords import plain, with_options
 from sim.studies.option_types import Name, Options
 
 if TYPE_CHECKING:
@@ -63,13 +62,6 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     finally:
         setup.close()
     return outcome.result.with_tables(Replay(spec, kind, outcome))
-
-
-def plain(value: Any) -> Any:
-    """Numbers of numpy as Python's, also inside mappings."""
-    if isinstance(value, Mapping):
-        return {name: plain(child) for name, child in value.items()}
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 class Replay:

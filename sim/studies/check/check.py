@@ -11,11 +11,11 @@ from sim.base.errors import BadInput
 from sim.figures import SCHEMA, numbers
 from sim.results.expectations import misspelt, unknown
 from sim.results.figure import better
+from sim.studies.runner.points import resolved, run_points
 from sim.studies.runner.pool import n_cores
 from sim.studies.runner.records import Records
 from sim.studies.runner.runner import Progress
 from sim.studies.runner.work import OK, Resolved, closing_ready
-from sim.studies.sweep.run import resolved, run_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,10 +12,10 @@ from sim.studies.keywords import with_options
 from sim.studies.plan.goal import goals_of
 from sim.studies.plan.plan import ask
 from sim.studies.plan.request import PlanRequest
+from sim.studies.python_api import Who, block_of
 from sim.studies.runner.cluster import answers_of
 from sim.studies.runner.pool import answers
 from sim.studies.runner.records import PLAN, Records
-from sim.studies.sweep.python_api import Who, block_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame

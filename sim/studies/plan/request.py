@@ -29,11 +29,11 @@ from sim.studies.plan.candidate import (
 )
 from sim.studies.plan.goal import Goal
 from sim.studies.plan.replays import Replays
+from sim.studies.runner.points import resolved
 from sim.studies.runner.pool import Answers, answers, n_cores
 from sim.studies.runner.records import Records
 from sim.studies.runner.work import OK, REFUSED, Resolved
 from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
-from sim.studies.sweep.run import resolved
 from sim.workload.load import NONE
 
 if TYPE_CHECKING:

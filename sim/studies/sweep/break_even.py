@@ -15,7 +15,7 @@ from sim.studies.sweep.summary import settings_of
 from sim.workload.draft_options import parse_draft
 
 if TYPE_CHECKING:
-    from sim.studies.sweep.run import PointRow
+    from sim.studies.rows import Row
 
 MOST_SAID = 6
 FREE = (
@@ -53,7 +53,7 @@ class BreakEven(NamedTuple):
         return f"{who}: drafts pay from an acceptance of {low:g} on, the least that was asked ({beside})"
 
 
-def break_even(rows: Sequence[PointRow]) -> list[BreakEven]:
+def break_even(rows: Sequence[Row]) -> list[BreakEven]:
     """One for every policy, setting and kind of draft of which two acceptances, and a run without drafts, are there."""
     without: dict[str, float] = {}
     found: dict[tuple[str, str, str], dict[float, float]] = defaultdict(dict)
@@ -84,7 +84,7 @@ def _crossing(measured: Sequence[tuple[float, float]], without_s: float) -> floa
     return None
 
 
-def said(rows: Sequence[PointRow]) -> list[str]:
+def said(rows: Sequence[Row]) -> list[str]:
     """What a sweep says of its drafts, a line each."""
     drafts = [parse_draft(row.asked.spec.draft) for row in rows if row.asked.spec.draft is not None]
     lines = [one.text for one in break_even(rows)]
@@ -95,7 +95,7 @@ def said(rows: Sequence[PointRow]) -> list[str]:
     return lines
 
 
-def facts(rows: Sequence[PointRow]) -> list[dict[str, Any]]:
+def facts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The same as data."""
     return [
         {

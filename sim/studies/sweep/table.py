@@ -20,7 +20,6 @@ from sim.options import OPTIONS, Option, Table
 from sim.profiles.overrides import of_profile
 from sim.results.tables import arrow_type, cell, run_figures, type_of
 from sim.setup.naming import show
-from sim.studies.common_bound import above_frac
 from sim.studies.sweep.summary import Summary
 
 if TYPE_CHECKING:
@@ -28,12 +27,11 @@ if TYPE_CHECKING:
 
     from sim.figures import Row as Figured
     from sim.results.record import Result
-    from sim.studies.sweep.run import PointRow
+    from sim.studies.rows import Row
 
 Column = tuple[str, str, list[Any]]
 """Its name, its type (`sim.results.tables`), and its cells."""
 
-Cell = Callable[["PointRow"], object]
 POINT = ("label", "status", "reason")
 COMMON = "above_common_bound_frac"
 PLACES = ("pareto", "rank_best", "rank_worst")
@@ -43,7 +41,7 @@ _LEFT_OUT = {"wall_s", "params", "overrides"}
 _DIGESTS = ("policy_sha256", "hw_sha256", "model_sha256", "engine_sha256")
 
 
-def columns_of(rows: Sequence[PointRow], found: Summary) -> list[Column]:
+def columns_of(rows: Sequence[Row], found: Summary) -> list[Column]:
     """Every column, in order: what was said, what came out, what was asked for, and what each policy's parameters and
     each figure that was set had for values."""
     columns: list[Column] = [(name, "text", [getattr(row, name) or None for row in rows]) for name in POINT]
@@ -58,12 +56,12 @@ def columns_of(rows: Sequence[PointRow], found: Summary) -> list[Column]:
         if any(value != option.default for value in cells):
             columns.append((option.columned, _TYPES[option.kind.column], cells))
     columns += [(name, "text", [row.asked.meant.get(name) for row in rows]) for name in _DIGESTS]
-    common = None if found.bound is None else found.bound[0]
-    above = [None if row.result is None else above_frac(row.result, common) for row in rows]
-    ranks = [found.rank(row) for row in rows]
+    common, front = found.common, {row for front in found.fronts for row in front}
+    above = [None if row.result is None or common is None else common.above_frac(row) for row in rows]
+    ranks = [found.ranks.get(row) for row in rows]
     columns += [
         (COMMON, "float", above),
-        ("pareto", "bool", [id(row) in found.on_front for row in rows]),
+        ("pareto", "bool", [row in front for row in rows]),
         ("rank_best", "int", [None if rank is None else rank.best for rank in ranks]),
         ("rank_worst", "int", [None if rank is None else rank.worst for rank in ranks]),
     ]
@@ -74,7 +72,7 @@ def columns_of(rows: Sequence[PointRow], found: Summary) -> list[Column]:
     return columns + [typed(key, [row.asked.spec.set.get(key) for row in rows]) for key in shared]
 
 
-def _figure(one: Figured, row: PointRow) -> Any:
+def _figure(one: Figured, row: Row) -> Any:
     """A figure of a point; of one that did not run, what it was asked for."""
     if row.result is not None:
         return cell(one, row.result)
@@ -91,7 +89,7 @@ def _share(result: Result) -> float:
     return sum(result.cache_capacity_bytes) / (result.expert_bytes * shape.layers * shape.experts)
 
 
-CAPACITY: list[tuple[str, str, Cell]] = [
+CAPACITY: list[tuple[str, str, Callable[[Row], object]]] = [
     ("cache", "text", lambda row: row.asked.spec.cache),
     ("cache_bytes", "int", lambda row: None if row.result is None else sum(row.result.cache_capacity_bytes)),
     ("cache_frac", "float", lambda row: None if row.result is None else _share(row.result)),
@@ -144,7 +142,7 @@ def _column(name: str) -> str:
     return next((row.columned for row in OPTIONS.axes if row.key == name), name)
 
 
-def _params(row: PointRow) -> dict[str, Any]:
+def _params(row: Row) -> dict[str, Any]:
     """The policy's parameters as they were resolved; of a point that did not run, as they were asked for."""
     if row.result is not None:
         return row.result.params

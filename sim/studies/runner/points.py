@@ -1,19 +1,16 @@
-"""Run a sweep: resolve every point, skip what is recorded, replay the rest, and hand over one row per point."""
+"""Points -> rows: resolve every point, skip what is recorded, replay the rest, and hand over one row per point."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
 from sim.options import OPTIONS
 from sim.profiles.overrides import of_profile
-from sim.results.record import Result
-from sim.results.sampling import Sample
 from sim.setup.prepare import check_words
-from sim.studies.ranking import speed
+from sim.studies.rows import Row
 from sim.studies.runner.pool import Answers, answers, in_order
 from sim.studies.runner.runner import Progress, Runner, Work
 from sim.studies.runner.work import OK, REFUSED, Resolved, resolve
@@ -26,34 +23,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16
 """Points resolved by one call of a worker."""
-
-
-@dataclass
-class PointRow:
-    """One point of a sweep, and what became of it."""
-
-    point: Point
-    asked: Resolved
-    status: str
-    reason: str
-    result: Result | None = None
-    sample: Sample | None = None
-
-    @property
-    def label(self) -> str:
-        """The policy as it was called, with its parameters."""
-        return self.point.label
-
-    @property
-    def ran(self) -> Result:
-        """The result of a point that has one."""
-        assert self.result is not None
-        return self.result
-
-    @property
-    def speed_s(self) -> float:
-        """What is ranked (`sim.studies.ranking`)."""
-        return speed(self.ran)
 
 
 def resolved(points: Sequence[Point], workers: int, progress: Progress, pool: Answers = answers) -> list[Resolved]:
@@ -117,35 +86,40 @@ def run_points(
     workers: int | None,
     progress: Progress,
     pool: Answers = answers,
-) -> tuple[list[PointRow], Work]:
+    by_layer: bool = False,
+) -> tuple[list[Row], Work]:
     """Every point's row, in their order, points that are the same run being one; and how many were run.
 
     Args:
         rows: what the points mean (`resolved`). workers: processes; None: the cores, if it is worth it.
         pool: who answers the calls. progress: told of (calls answered, in all, what is done).
+        by_layer: results have `by_layer`, too.
 
     Raises:
         CheckFailed: a worker process ended without an answer; what was recorded stays. BadInput: none can run.
     """
     once = each_once(points, rows)
-    if all(row.status != OK for _, row in once):
+    if all(row.asked.status != OK for row in once):
         raise BadInput(_why(once))
-    runner = Runner(records, workers, progress, pool)
-    work = runner.run([row for _, row in once], lambda n, n_all: f"sweep: {n:,} of {n_all:,} points", True)
-    return [PointRow(point, row, *runner.outcome(row, True)) for point, row in once], work
+    runner = Runner(records, workers, progress, pool, by_layer)
+    work = runner.run([row.asked for row in once], lambda n, n_all: f"sweep: {n:,} of {n_all:,} points", True)
+    for row in once:
+        row.status, row.reason, row.result, row.sample = runner.outcome(row.asked, True)
+    return once, work
 
 
-def each_once(points: Sequence[Point], rows: Sequence[Resolved]) -> list[tuple[Point, Resolved]]:
-    """Points and what they mean, the first of those that are the same run."""
-    once: dict[str, tuple[Point, Resolved]] = {}
-    for point, row in zip(points, rows, strict=True):
-        once.setdefault(row.id, (point, row))
+def each_once(points: Sequence[Point], rows: Sequence[Resolved]) -> list[Row]:
+    """A row of each point that is not run yet, the first of those that are the same run."""
+    once: dict[str, Row] = {}
+    for point, asked in zip(points, rows, strict=True):
+        row = Row(point.label, status=asked.status, reason=asked.reason, spec=point.spec, asked=asked)
+        once.setdefault(asked.id, row)
     return list(once.values())
 
 
-def _why(found: Sequence[tuple[Point, Resolved]]) -> str:
-    reasons = {row.reason: point.label for point, row in found}
+def _why(rows: Sequence[Row]) -> str:
+    reasons = {row.reason: row.label for row in rows}
     first = next(iter(reasons))
     if len(reasons) == 1:
         return first
-    return f"grid, got {len(found)} points: none of them can run; the first: {first}"
+    return f"grid, got {len(rows)} points: none of them can run; the first: {first}"
