@@ -63,7 +63,7 @@ def test_a_row_more_is_a_figure_everywhere(tmp_path: Path) -> None:
     rows = [replace(row, result=grown(row.result)) for row in swept.rows]
     swept = replace(swept, rows=rows)
     assert swept.shown().column("fan_j").to_pylist() == [2.5]
-    assert "fan_j" in swept.shown("all").column_names
+    assert "fan_j" in swept.whole.column_names
 
 
 def test_every_row_says_what_it_is() -> None:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,14 @@ from sim import __version__
 from sim.base.errors import BadInput, CheckFailed, MoesimError
 from sim.base.extras import need
 from sim.base.interrupts import heard, held
-from sim.studies.runner.pool import Order
+from sim.studies.runner.pool import finished
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from sim.studies.runner.pool import Answers, Call
 
 CONNECT_S = 10.0
-ANSWER_S = 120.0
-"""For an answer that is there: recordings are tens of megabytes."""
 CLOSE_S = 2.0
 LOOK_S = 0.01
 LOGGERS = ("distributed", "tornado", "asyncio")
@@ -55,53 +56,42 @@ def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], 
     import distributed
     from distributed.scheduler import KilledWorker
 
+    said = f"--cluster, got {address!r}"
+    own: list[BaseException | None] = []  # what calls themselves have raised
+
     # Dask's threads set events that this one waits for: Ctrl-C must not come in the middle of that.
     with held(), _silent():
         _greet(address)
-        own: BaseException | None = None  # what a call itself has raised
-        client = None
+        client: Any = None
         try:
             make: Any = distributed.Client
             client = make(address, timeout=CONNECT_S, set_as_default=False)
             _check(client, address)
-            order = Order(calls)
+            executor = client.get_executor(pure=False)
 
-            def begin(some: Sequence[tuple[int, Call]]) -> dict[Any, int]:
-                return {client.submit(_call, *call, pure=False): index for index, call in some}
+            def submit(call: Call) -> Future[Any]:
+                future: Future[Any] = executor.submit(_call, *call)
+                future.add_done_callback(lambda done: done.cancelled() or own.append(done.exception()))
+                return future
 
-            futures = begin(order.first())
-            as_completed: Any = distributed.as_completed
-            done = as_completed(futures, loop=client.loop)
-            while not done.is_empty():
-                while not done.has_ready():
-                    time.sleep(LOOK_S)
-                    heard()
-                future = next(done)
-                if future.status == "cancelled":
-                    raise ConnectionError("it has dropped the work")
-                if future.status != "finished":
-                    own = future.exception(timeout=CONNECT_S)
-                    if isinstance(own, KilledWorker):
-                        raise CheckFailed(
-                            f"--cluster, got {address!r}: several workers ended without an answer to one call (out of "
-                            "memory?); what is recorded stays: give them more, and add --resume"
-                        )
-                    assert own is not None
-                    raise own
-                index, answer = futures.pop(future), future.result(timeout=ANSWER_S)
-                more = begin(order.freed(index, answer))
-                futures |= more
-                done.update(more)
-                yield index, answer
-                future.release()
+            def look() -> None:
+                if client.status != "running":
+                    raise ConnectionError("it has gone")
+
+            yield from finished(calls, submit, look)
         except MoesimError:
             raise
-        except (Exception, asyncio.CancelledError) as error:
-            if error is own:
+        except KilledWorker:
+            raise CheckFailed(
+                f"{said}: several workers ended without an answer to one call (out of memory?); what is recorded stays: "
+                "give them more, and add --resume"
+            ) from None
+        except (Exception, CancelledError) as error:
+            if any(error is one for one in own):
                 raise
             raise CheckFailed(
-                f"--cluster, got {address!r}: the scheduler has gone, or has dropped the work ({_short(error)}); what "
-                "is recorded stays: start it again, and add --resume"
+                f"{said}: the scheduler has gone, or has dropped the work ({_short(error)}); what is recorded stays: "
+                "start it again, and add --resume"
             ) from None
         finally:
             if client is not None:

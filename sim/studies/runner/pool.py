@@ -62,6 +62,35 @@ class Order:
         return found
 
 
+def finished(
+    calls: Sequence[Call], submit: Callable[[Call], Future[Any]], look: Callable[[], None] = lambda: None
+) -> Generator[tuple[int, Any], None, None]:
+    """(index, answer) of every call as it is answered by others, whom `submit` hands it to.
+
+    Args:
+        look: called again and again meanwhile.
+
+    Raises:
+        CancelledError: a call was dropped. Whatever a call itself raises.
+    """
+    order, indices = Order(calls), dict[Future[Any], int]()
+
+    def begin(some: Sequence[tuple[int, Call]]) -> set[Future[Any]]:
+        begun = {submit(call): index for index, call in some}
+        indices.update(begun)
+        return set(begun)
+
+    waiting = begin(order.first())
+    while waiting:
+        done, waiting = wait(waiting, POLL_S, FIRST_COMPLETED)
+        heard()
+        look()
+        for future in sorted(done, key=indices.__getitem__):
+            index, answer = indices.pop(future), future.result()
+            waiting |= begin(order.freed(index, answer))
+            yield index, answer
+
+
 def n_cores() -> int:
     """Cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -110,23 +139,13 @@ def in_order(
 def _pooled(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
-    order, indices = Order(calls), dict[Future[Any], int]()
 
-    def begin(some: Sequence[tuple[int, Call]]) -> set[Future[Any]]:
+    def submit(call: Call) -> Future[Any]:
         with _interrupts_held(), _main_hidden():
-            begun = {pool.submit(function, *arguments): index for index, (function, arguments) in some}
-        indices.update(begun)
-        return set(begun)
+            return pool.submit(call[0], *call[1])
 
     try:
-        waiting = begin(order.first())
-        while waiting:
-            done, waiting = wait(waiting, POLL_S, FIRST_COMPLETED)
-            heard()
-            for future in sorted(done, key=indices.__getitem__):
-                index, answer = indices.pop(future), future.result()
-                waiting |= begin(order.freed(index, answer))
-                yield index, answer
+        yield from finished(calls, submit)
     except BrokenProcessPool:
         raise CheckFailed(
             f"a worker process ended without an answer (out of memory?); repeat it with fewer than --workers {workers}"
