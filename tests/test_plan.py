@@ -21,7 +21,7 @@ from sim.studies.explain import time_of
 from sim.studies.plan import ways
 from sim.studies.plan.candidate import machine_of, nominal_gib
 from sim.studies.plan.goal import Reading, goals_of
-from sim.studies.runner import runner, shared_recording
+from sim.studies.runner import runner, work
 from sim.studies.runner.work import carried_out
 
 CARDS = ("rtx3090", "a6000", "rtx5090")
@@ -601,14 +601,14 @@ def test_links_share_a_recording(trace: Path, ran: list[RunSpec], monkeypatch: p
     """While a link is sought, one run decides for all of them; each room that is tried needs its own."""
     calls = {"record": 0, "timed": 0}
     for name in calls:
-        real = getattr(shared_recording, name)
+        real = getattr(work, name)
 
         def counted(*args: Any, name: str = name, real: Any = real) -> Any:
             calls[name] += 1
             return real(*args)
 
-        monkeypatch.setattr(shared_recording, name, counted)
-    monkeypatch.setattr(shared_recording, "_KEPT", {})
+        monkeypatch.setattr(work, name, counted)
+    monkeypatch.setattr(work, "_KEPT", {})
     frame = face.plan("tpot_s.mean <= 700ms", "lru", "rtx3090", trace=trace, cache="40experts", workers=1)
     assert frame.attrs["plan"]["suggestions"]["rtx3090"][0]["what"] == "bandwidth"
     assert calls["timed"] >= 5

@@ -19,7 +19,7 @@ from sim.base.errors import MoesimError
 from sim.policy.decisions import Fetch, Predict, RunGpu, Serve
 from sim.results.sampling import times_of
 from sim.run import Outcome, Recording, execute, record, tellable, timed
-from sim.studies.runner import shared_recording
+from sim.studies.runner import work
 from traces.format.reader import Trace
 
 PLAIN = ("lru", "lfu", "fifo", "lcp", "mrs", "random", "belady", "lynx")
@@ -138,7 +138,7 @@ def test_one_run_decides_for_all_hardware_of_a_sweep(capsys: Any, tmp_path: Path
     ]
 
     def counting(name: str) -> Any:
-        function = getattr(shared_recording, name)
+        function = getattr(work, name)
 
         def counted(*args: Any, **more: Any) -> Any:
             calls[name] += 1
@@ -147,13 +147,13 @@ def test_one_run_decides_for_all_hardware_of_a_sweep(capsys: Any, tmp_path: Path
         return counted
 
     for name in calls:
-        monkeypatch.setattr(shared_recording, name, counting(name))
+        monkeypatch.setattr(work, name, counting(name))
     said = moesim(capsys, *words, "--out", tmp_path / "once")
     assert said.code == 0
     assert "36 points: " in said.out
     assert "16 replayed, 20 timed by the decisions of these" in " ".join(said.out.split())
     assert calls == {"record": 6, "timed": 20, "execute": 10}
-    monkeypatch.setattr(shared_recording, "tellable", lambda _: False)
+    monkeypatch.setattr(work, "tellable", lambda _: False)
     assert moesim(capsys, *words, "--out", tmp_path / "each", "--json").json["work"] == {
         "there": 0,
         "replayed": 36,
@@ -166,7 +166,7 @@ def test_one_run_decides_for_all_hardware_of_a_sweep(capsys: Any, tmp_path: Path
 
 def test_several_processes_record_once(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """On two of them as on one; what was recorded before a kill is not run again, and one of the others records."""
-    monkeypatch.setattr(shared_recording, "_KEPT", {})  # of other tests' sweeps
+    monkeypatch.setattr(work, "_KEPT", {})  # of other tests' sweeps
     trace, out = mixtral_shaped(tmp_path), tmp_path / "two"
     words = [
         "sweep",

@@ -100,7 +100,7 @@ def test_a_worker_that_is_killed_loses_nothing(capsys: Any, cluster: Cluster, tm
 @needs_dask
 def test_workers_share_a_recording(capsys: Any, cluster: Cluster, tmp_path: Path, monkeypatch: Any) -> None:
     """One of them runs, and what it recorded times the other points wherever these are carried out."""
-    monkeypatch.setattr("sim.studies.runner.shared_recording._KEPT", {})
+    monkeypatch.setattr("sim.studies.runner.work._KEPT", {})
     words = ["sweep", "--policy", "lru", "--hw", "rtx3090", "--cache", "40experts", "--trace", mixtral_shaped(tmp_path)]
     words += ["--set", "hw.h2d.bandwidth_bytes_per_s=1e10:4e10:1e10", "--json"]
     here = moesim(capsys, *words, "--out", tmp_path / "here").json

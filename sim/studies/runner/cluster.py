@@ -83,8 +83,8 @@ def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], 
             raise
         except KilledWorker:
             raise CheckFailed(
-                f"{said}: several workers ended without an answer to one call (out of memory?); what is recorded stays: "
-                "give them more, and add --resume"
+                f"{said}: several workers ended without an answer to one call (out of memory?); what is recorded "
+                "stays: give them more, and add --resume"
             ) from None
         except (Exception, CancelledError) as error:
             if any(error is one for one in own):

@@ -15,10 +15,9 @@ from sim.bounds.time_bound import LowerBound
 from sim.figures import SCHEMA
 from sim.results.record import Result
 from sim.results.sampling import Sample, samples
-from sim.studies.runner.pool import Answers, answers, n_cores
+from sim.studies.runner.pool import Answers, Awaited, answers, n_cores
 from sim.studies.runner.records import BOUNDS, LAYERED, POINTS, Records
-from sim.studies.runner.shared_recording import Families
-from sim.studies.runner.work import OK, Resolved, bound_record, carried_out, only_bound
+from sim.studies.runner.work import OK, RECORDED, Resolved, bound_record, carried_out, only_bound
 
 if TYPE_CHECKING:
     from sim.studies.runner.pool import Call
@@ -31,7 +30,7 @@ Progress = Callable[[int, int, str], None]
 
 class Work(NamedTuple):
     """What became of the points that can be set up: recorded by an earlier command, run by decisions of their own, or
-    timed by those of another point (`sim.studies.runner.shared_recording`)."""
+    timed by those of another point ."""
 
     there: int
     replayed: int
@@ -116,19 +115,29 @@ class Runner:
         ready = list({row.id: row for row in rows if row.status == OK}.values())
         missing = [row for row in ready if self.records.get(self._kind, row.id) is None]
         workers = self.workers or (n_cores() if sum(row.n_layers for row in missing) >= FEW_LAYERS else 1)
-        families = Families(missing, self.pool is not answers or workers > 1, alone)
+        tells = self.pool is not answers or workers > 1  # what a recording is, to other processes
+        families: dict[str, list[Resolved]] = {}
+        for row in missing:
+            families.setdefault(row.family or row.id, []).append(row)
         work: list[tuple[Resolved, Call]] = []
         begun: set[str] = set()
-        # A bound is worked out with the first point that needs it and is to run anyway.
-        for row in [*families.in_turn(), *(ready if bounds else ())]:
-            lacks = bounds and row.bound and row.bound not in begun and self.records.get(BOUNDS, row.bound) is None
-            bound = row.bound if lacks else ""
+
+        def lacking(row: Resolved) -> str:
+            """The bound that nobody has worked out yet, or begun to."""
+            known = not bounds or row.bound in begun or self.records.get(BOUNDS, row.bound) is not None
             begun.add(row.bound)
-            if len(work) < len(missing):
-                shared = families.of(row, len(work))
-                work.append((row, (carried_out, (row.spec, row.id, row.cpu, bound, *shared, self._by_layer))))
-            elif bound:
-                work.append((row, (only_bound, (row.spec, row.cpu, bound))))
+            return "" if known else row.bound
+
+        # Those of a family one after the other, while their recording is at hand; the first tells the others. A bound
+        # is worked out with the first point that needs it and is to run anyway.
+        for some in families.values():
+            first, shared = len(work), tells and len(some) > 1
+            for row in some:
+                family = row.family if alone or len(some) > 1 else ""
+                told = Awaited(first, RECORDED) if shared and len(work) > first else None
+                given = (row.spec, row.id, row.cpu, lacking(row), family, shared, told, self._by_layer)
+                work.append((row, (carried_out, given)))
+        work += [(row, (only_bound, (row.spec, row.cpu, bound))) for row in ready if (bound := lacking(row))]
         there = len(ready) - len(missing)
         n_timed = 0
         with closing(self.pool([call for _, call in work], workers)) as stream:

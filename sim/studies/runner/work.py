@@ -1,4 +1,8 @@
-"""What the runner hands to its workers: what a point means, its run, and the lower bound it shares with others."""
+"""What the runner hands to its workers: what a point means, its run, and the lower bound it shares with others.
+
+Points that differ in hardware alone are a family: one is run and what it decided recorded, and the others are that
+recording, timed by their own prices. Where a price or time had a part in a decision, each runs by itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -19,8 +23,8 @@ from sim.figures import SCHEMA
 from sim.options import VALUE, RunSpec, unusual
 from sim.policy.mistakes import told
 from sim.policy.registry import find
-from sim.studies.runner.shared_recording import NO_FAMILY, Answer, Family, family_terms, outcome_of
-from sim.studies.runner.shared_recording import told as known
+from sim.run import Outcome, Recording, execute, record, tellable, timed
+from sim.setup.prepare import prepare
 
 if TYPE_CHECKING:
     from sim.setup.setup import Setup
@@ -30,6 +34,9 @@ MOST_READY = 256
 """Points kept as they were set up to be resolved, by a process that then runs them itself."""
 
 _READY: dict[str, Setup] = {}
+MOST_KEPT = 4
+"""Recordings of a process; points of one family follow one another."""
+_KEPT: dict[str, Recording | None] = {}  # by family; None: its decisions are not to be told from one run
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -39,7 +46,7 @@ class Resolved(msgspec.Struct, frozen=True):
         id: of everything that decides the point's numbers; of one that cannot be set up, of all that was asked.
         spec: with no default left that may change. meant: ids and digests (`Setup.resolved`); empty when it is refused.
         bound: the id of what its lower bound depends on. cpu: whether that may run experts on the CPU.
-        family: the id of all but its hardware, where its decisions may be those of its family (`shared_recording.py`).
+        family: the id of all but its hardware, where its decisions may be those of its family .
         status, reason: `ok`, or why it cannot be set up.
         notes: what was asked for and cannot be had in full.
         n_layers: layers of output tokens, by which work is estimated.
@@ -65,8 +72,6 @@ def resolve(specs: tuple[RunSpec, ...]) -> list[Resolved]:
 
 
 def _resolve(spec: RunSpec) -> Resolved:
-    from sim.setup.prepare import prepare
-
     asked: dict[str, Any] = {"version": __version__, "spec": msgspec.to_builtins(spec)}
     try:
         spec = _with_model(spec)
@@ -122,8 +127,6 @@ def closing_ready() -> Iterator[None]:
 
 def _set_up(spec: RunSpec, id_: str) -> Setup:
     """A point set up: as it was resolved, where this process has done that."""
-    from sim.run import prepare
-
     ready = _READY.pop(id_, None)
     if ready is not None and ready.spec == spec:
         return ready
@@ -175,12 +178,49 @@ def _drive_terms(setup: Setup) -> dict[str, Any]:
     return {} if tier is None else {"above": [setup.host_bytes, tier.drive, tier.depth, tier.block_bytes, tier.reads]}
 
 
+def family_terms(setup: Setup) -> dict[str, Any] | None:
+    """All that decides a run's decisions where prices and times do not; None where they are known to."""
+    if not tellable(setup) or setup.leaves_unread:
+        return None
+    spec, meant = setup.spec, setup.resolved()
+    return {
+        "expert_bytes": setup.memory.expert_bytes,
+        **{
+            name: meant.get(name)
+            for name in ("version", "policy", "policy_sha256", "params", "drawn", "scheduler_sha256")
+        },
+        **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("model", "trace")},
+        **{name: getattr(spec, name) for name in ("precision", "split", "requests", "seed")},
+        **setup.batch_terms,
+    }
+
+
+class Answer(NamedTuple):
+    """What a worker answers of one call.
+
+    Attributes:
+        point, bound: records, None where it was not asked for one. by_recording: another's decisions timed the point.
+        recorded: what other workers need of its decisions, where they ask for it: empty where they have
+            to decide for themselves. wall_s: of the point.
+    """
+
+    point: dict[str, Any] | None
+    bound: dict[str, Any] | None = None
+    by_recording: bool = False
+    recorded: bytes | None = None
+    wall_s: float = 0.0
+
+
+RECORDED = Answer._fields.index("recorded")
+
+
 def carried_out(
     spec: RunSpec,
     id_: str,
     cpu: bool = False,
     bound: str = "",
-    family: Family = NO_FAMILY,
+    family: str = "",
+    shared: bool = False,
     recorded: bytes | None = None,
     by_layer: bool = False,
 ) -> Answer:
@@ -191,12 +231,14 @@ def carried_out(
 
     Args:
         cpu, bound: the lower bound by that id, which others share, is answered, too; none where the id is empty.
-        family, recorded: `shared_recording.outcome_of`. by_layer: keep `by_layer` too, a hundred times the rest.
+        family: of points that may be timed by one another's decisions; '': it has none. shared: others ask what this
+            one finds out. recorded: what another process answered to that; None: nothing.
+        by_layer: keep `by_layer` too, a hundred times the rest.
     """
     from sim.results.sampling import times_of
 
     found: dict[str, Any] = {"schema": SCHEMA, "id": id_, "status": OK, "reason": "", "kept": True}
-    least, by_recording, wall_s = None, False, 0.0
+    least, by_recording, wall_s, tells = None, False, 0.0, None
     try:
         with closing(_set_up(spec, id_)) as setup:
             if setup.run_id != id_:
@@ -205,7 +247,7 @@ def carried_out(
                     "is another on this worker; begin a new sweep"
                 )
             least = _bound_of(setup, cpu, bound) if bound else None
-            outcome, by_recording = outcome_of(setup, family.id, recorded, by_layer)
+            outcome, by_recording = _outcome(setup, family, recorded, by_layer)
     except CheckFailed:
         raise
     except MoesimError as error:
@@ -218,8 +260,29 @@ def carried_out(
         if not by_layer:
             del result["by_layer"]
         found |= {"result": result, "requests": [list(one) for one in times_of(outcome.report)]}
-    asked = family.shared and recorded is None
-    return Answer(found, least, by_recording, known(family.id) if asked else None, wall_s)
+    if shared and recorded is None and family in _KEPT:
+        tells = b"" if (kept := _KEPT[family]) is None else kept.to_bytes()
+    return Answer(found, least, by_recording, tells, wall_s)
+
+
+def _outcome(setup: Setup, family: str, recorded: bytes | None, by_layer: bool) -> tuple[Outcome, bool]:
+    """The outcome of a point without its bound, equal to a run of its own; and whether another's decisions timed it."""
+    if family and family not in _KEPT:
+        outcome, found = None, None
+        if recorded is None:
+            outcome, found = record(setup, by_layer)
+        elif recorded:
+            shape = setup.model.n_moe_layers, setup.model.n_experts
+            found = Recording.from_bytes(recorded, setup.trace, setup.requests, setup.pieces, shape)
+        while len(_KEPT) >= MOST_KEPT:
+            del _KEPT[next(iter(_KEPT))]
+        _KEPT[family] = found
+        if outcome is not None:
+            return outcome, False
+    recording = _KEPT[family] if family else None
+    if recording is None:
+        return execute(setup, bounds=False, by_layer=by_layer), False
+    return timed(setup, recording, by_layer), True
 
 
 def only_bound(spec: RunSpec, cpu: bool, bound: str) -> Answer:
@@ -229,8 +292,6 @@ def only_bound(spec: RunSpec, cpu: bool, bound: str) -> Answer:
 
 def bound_record(spec: RunSpec, cpu: bool, id_: str) -> dict[str, Any]:
     """The lower bound of one run (`sim.bounds.time_bound.lower_bound`) as plain data."""
-    from sim.run import prepare
-
     with closing(prepare(spec)) as setup:
         return _bound_of(setup, cpu, id_)
 
