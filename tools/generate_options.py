@@ -47,9 +47,11 @@ class Options(TypedDict, total=False):
 _AXES = '''
 
 class Axes(TypedDict, total=False):
-    """What may vary beside policy and hardware: one value, several, or a range as text (`"20%:80%:20%"`)."""
+    """What may vary beside policy and hardware: one value, several, or a range as text (`"20%:80%:20%"`). What each
+    means stands in `Options`."""
 
 '''
+QUOTES = '"""'
 GIVEN = ("policy", "hw")
 
 
@@ -66,16 +68,11 @@ def type_of(row: Option) -> str:
 def types_text(table: Table = OPTIONS) -> str:
     """The module of typed keywords."""
     rows = [row for row in table.rows if row.field not in GIVEN]
-    options = [_line(row, type_of(row)) for row in rows]
-    axes = [
-        _line(row, "Several" if row.axis else "Mapping[str, Several]" if row.kind is SETTINGS else type_of(row))
-        for row in rows
-    ]
+    options = [f"{row.field}: {type_of(row)}\n{fill(f'{QUOTES}{row.help}.{QUOTES}', 114)}\n" for row in rows]
+    several = {row.field: "Mapping[str, Several]" if row.kind is SETTINGS else type_of(row) for row in rows}
+    several |= {row.field: "Several" for row in rows if row.axis}
+    axes = [f"{field}: {type_}\n" for field, type_ in several.items()]
     return _HEAD + indent("".join(options), "    ") + _AXES + indent("".join(axes), "    ")
-
-
-def _line(row: Option, type_: str) -> str:
-    return f"{row.field}: {type_}\n{fill(f'{chr(34) * 3}{row.help}.{chr(34) * 3}', 114)}\n"
 
 
 def page_text(tables: tuple[Table, ...] = (OPTIONS, OUTPUTS)) -> str:

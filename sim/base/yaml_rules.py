@@ -11,7 +11,7 @@ import yaml
 from sim.base.errors import BadInput
 
 MAX_YAML_DEPTH = 32
-MAX_NUMBER_CHARS = 100  # base 60, as YAML has it, takes time with the square of them
+MAX_NUMBER_CHARS = 100
 HALF = re.compile("[\ud800-\udfff]")
 
 # The YAML 1.2 floats that PyYAML's YAML 1.1 takes for text, and the characters they begin with.
@@ -41,6 +41,11 @@ class _Rules(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.reso
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: Any) -> str:
+        """`1:8` is text, a range of a sweep, and no number of base 60."""
+        tag: str = super().resolve(kind, value, implicit)
+        return "tag:yaml.org,2002:str" if tag.endswith((":int", ":float")) and ":" in value else tag
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         """Text as JSON has it, too: `\\ud83d\\ude00` is one character, and half of one is none."""
@@ -116,11 +121,3 @@ def parse(text: str, where: str) -> Any:
         raise BadInput(f"{where}{at}: {error.problem or 'not YAML'}; fix the file") from None
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         raise BadInput(f"{where}: not YAML ({str(error).splitlines()[0]}); fix the file") from None
-
-
-def compose(text: str) -> yaml.Node | None:
-    """The nodes of a document that `parse` accepts, with how each is written; by the scanner that accepted it."""
-    if yaml.__with_libyaml__:
-        with suppress(yaml.YAMLError):
-            return yaml.compose(text, yaml.CSafeLoader)
-    return yaml.compose(text, yaml.SafeLoader)

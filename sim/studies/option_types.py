@@ -113,97 +113,49 @@ class Options(TypedDict, total=False):
 
 
 class Axes(TypedDict, total=False):
-    """What may vary beside policy and hardware: one value, several, or a range as text (`"20%:80%:20%"`)."""
+    """What may vary beside policy and hardware: one value, several, or a range as text (`"20%:80%:20%"`). What each
+    means stands in `Options`."""
 
     model: Several
-    """Geometry: see `moesim models`; a file, or the folder or config.json of a checkpoint."""
     precision: Several
-    """Type of the weights: bf16, q4_k_m ... (`moesim models MODEL` lists them)."""
     trace: Several
-    """Routing trace: see `moesim traces`."""
     engine: Several
-    """Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/engine_stacks.md)."""
     requests: Several
-    """The first N of the split; more are drawn where requests arrive."""
     split: Several
-    """Requests to score: test, train or all."""
     predictor: Several
-    """What a policy predicts with: trained, a file, or surrogate:0.85, right so often (labelled), which also draws
-    what a log of expert ids lacks."""
     seed: Several
-    """For whatever is drawn: arrivals, requests, choices of policies."""
     set: Mapping[str, Several]
-    """Any option by its dotted name (docs/options.md), a parameter of the policy by its bare name, or hw.*, model.*,
-    engine.*: a field of a profile; repeat it."""
     cpu: Several
-    """Put the card into a machine with another CPU: epyc-7302, ryzen-7950x ... (hwprofiles/cpus)."""
     gpus: Several
-    """GPUs that hold experts."""
     gpus_map: Several
-    """A file: which GPU each expert lives on."""
     gpus_dispatch: Several
-    """How tokens cross to experts on other GPUs: per-expert, or all-to-all: together, in a queue."""
     gpus_host_bandwidth: Several
-    """The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split equally."""
     parallel: Several
-    """Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers (whole
-    ones, experts included; layers:3/1: by shares)."""
     pcie: Several
-    """Put the card on another link: gen3x4 to gen6x16."""
     vram: Several
-    """Cap the memory of each whole GPU."""
     cache: Several
-    """Room for experts, on all GPUs together."""
     ram: Several
-    """RAM for experts, in which GB is GiB, as it is sold."""
     drive: Several
-    """Read from a drive what RAM does not hold: gen3x4, gen4x4, gen5x4, own; with terms, e.g.
-    gen4x4:depth=8:block=256KiB:reads=buffered:ahead=2:start=warm:evict=lfu."""
     drive_evict: Several
-    """A cache policy: which experts stay in RAM above a drive."""
     drive_depth: Several
-    """Reads under way at a time."""
     drive_block: Several
-    """Bytes of each read, a sector at least."""
     drive_reads: Several
-    """direct, into page-locked memory, or buffered, through the page cache."""
     drive_ahead: Several
-    """Experts that follow in the file, read after each that was missing."""
     drive_start: Several
-    """What RAM holds at first: nothing (cold), or the end of the file, as loading leaves it (warm)."""
     kv_memory: Several
-    """A pool for keys and values, given out page by page."""
     kv_page: Several
-    """Tokens of a page of --kv-memory."""
     kv_preempt: Several
-    """What becomes of the last to come where --kv-memory is full: recompute or swap."""
     batch: Several
-    """Requests decoded together."""
     batch_static: Several
-    """Fill a batch only when the last of it is done; off: continuous batching."""
     arrivals: Several
-    """When requests come: poisson:RATE, gamma:RATE,CV, closed:CLIENTS, an Azure, Mooncake or BurstGPT log, none (back
-    to back)."""
     arrivals_scale: Several
-    """Times the rate of --arrivals."""
     scheduler: Several
-    """Whose prompt runs next."""
     prefill_chunk: Several
-    """At most N tokens an iteration: decode tokens first, then prompts, in chunks."""
     draft: Several
-    """Speculative decoding: k=4,acceptance=0.7 (by position 0.8/0.7/...; accepted=FILE); draft_s=SECONDS or
-    model=NAME, else n-grams at no cost."""
     replicas: Several
-    """Equal machines behind a router, each with its own --gpus."""
     router: Several
-    """Which replica a request goes to."""
     slo: Limits | None
-    """What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task."""
     sim_simulator: Several
-    """Simulate by SimPy events, where what shares a memory does so at every instant."""
     sim_contention: Several
-    """Whether what runs at once shares the bandwidth of memory."""
     sim_energy: Several
-    """Count joules: of the GPUs, or of CPU, RAM and drive too, by the profile's watts."""
     sim_hit: Several
-    """What is a hit: gate, slot, cached or token."""

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from sim.base.errors import BadInput
-from sim.base.files import MAX_YAML_BYTES, parse_yaml, read_text, to_struct
-from sim.base.yaml_rules import compose
+from sim.base.files import read_yaml, to_struct
 from sim.options import OPTIONS
 from sim.studies.sweep.grid import Block, PolicyAxis, block_of, policy_of
 from sim.studies.sweep.values import FREE, Range, kind_of, of_data
@@ -50,8 +48,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         if bare is not None:
             raise BadInput(
                 f"{what}.set, got {bare!r}: it takes hw.*, model.*, engine.* and dotted names of options; a policy's "
-                "own "
-                f"parameters stand behind its name, policy: 'NAME {bare}=...'"
+                f"own parameters stand behind its name, policy: 'NAME {bare}=...'"
             )
         sets = {key: of_data(value, kind_of(key), f"{what}.set.{key}") for key, value in self.set.items()}
         return block_of(policies, axes, sets, slo_of(self.slo, f"{what}.slo") if self.slo else {}, f"{what}.set")
@@ -93,13 +90,11 @@ def read_grid(path: Path) -> list[Block]:
     Raises:
         BadInput: naming file and field.
     """
-    text = read_text(path, MAX_YAML_BYTES)
-    data = parse_yaml(text, str(path))
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise BadInput(
             f"{path}, got {type(data).__name__}: a grid file is a mapping with `grid:` or `list:`; see docs/sweep.md"
         )
-    _no_base_60(text, path)
     if "grid" in data:
         data["grid"] = gathered(data["grid"], f"{path}: grid")
     if isinstance(data.get("list"), list):
@@ -110,20 +105,3 @@ def read_grid(path: Path) -> list[Block]:
     if not blocks:
         raise BadInput(f"{path}: neither `grid:` nor `list:` holds anything; see docs/sweep.md")
     return blocks
-
-
-def _no_base_60(text: str, path: Path) -> None:
-    """Refuse `1:8` without quotes: YAML 1.1 takes it for 68, a number of base 60, where a range was meant."""
-    waiting: list[Any] = [compose(text)]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, yaml.ScalarNode):
-            if not node.style and ":" in node.value and node.tag.endswith((":int", ":float")):
-                raise BadInput(
-                    f"{path} line {node.start_mark.line + 1}: {node.value} is one number to YAML, of base 60; quote "
-                    f"the range, '{node.value}', or write {{from: ..., to: ..., step: ...}}"
-                )
-        elif isinstance(node, yaml.MappingNode):
-            waiting += [child for pair in node.value for child in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += node.value
