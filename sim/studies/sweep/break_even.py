@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from sim.base.json import to_json
@@ -24,33 +25,38 @@ FREE = (
 )
 
 
-class BreakEven(NamedTuple):
-    """Points that differ in acceptance alone, beside the same run without drafts.
+class Measured(msgspec.Struct, frozen=True, order=True):
+    """A point of a sweep."""
+
+    acceptance: float
+    tpot_s: float
+
+
+class BreakEven(msgspec.Struct, frozen=True):
+    """Points that differ in acceptance alone, the least first, beside the same run without drafts.
 
     Attributes:
-        label: the policy. draft: without its acceptance. without_s: TPOT without drafts.
-        measured: (acceptance, TPOT in s) of each point, the least acceptance first.
-        acceptance: from which drafts pay, by a straight line between two points; None: they do at all points, or at the
-            highest not.
+        draft: without its acceptance. acceptance: from which drafts pay, by a straight line between two points; None:
+            they do at all points, or at the highest not.
     """
 
-    label: str
+    policy: str
     draft: str
-    without_s: float
-    measured: tuple[tuple[float, float], ...]
+    tpot_without_s: float
     acceptance: float | None
+    points: list[Measured]
 
     @property
     def text(self) -> str:
         """In a sentence."""
-        (low, _), *_, (high, last_s) = self.measured
-        who = f"{self.draft} with {self.label}"
-        beside = f"{show_seconds(self.without_s)} per token without drafts"
+        first, last = self.points[0], self.points[-1]
+        who = f"{self.draft} with {self.policy}"
+        beside = f"{show_seconds(self.tpot_without_s)} per token without drafts"
         if self.acceptance is not None:
             return f"{who}: drafts break even at an acceptance of {self.acceptance:.2f} ({beside})"
-        if last_s >= self.without_s:
-            return f"{who}: drafts do not pay up to an acceptance of {high:g} ({beside})"
-        return f"{who}: drafts pay from an acceptance of {low:g} on, the least that was asked ({beside})"
+        if last.tpot_s >= self.tpot_without_s:
+            return f"{who}: drafts do not pay up to an acceptance of {last.acceptance:g} ({beside})"
+        return f"{who}: drafts pay from an acceptance of {first.acceptance:g} on, the least that was asked ({beside})"
 
 
 def break_even(rows: Sequence[Row]) -> list[BreakEven]:
@@ -68,19 +74,20 @@ def break_even(rows: Sequence[Row]) -> list[BreakEven]:
             kind = replace(draft, acceptance=()).title
             found[alike, row.label, kind][draft.acceptance[0]] = tpot_s
     return [
-        BreakEven(label, kind, without[alike], measured, _crossing(measured, without[alike]))
+        BreakEven(label, kind, without[alike], _crossing(points, without[alike]), points)
         for (alike, label, kind), times in found.items()
-        if alike in without and len(measured := tuple(sorted(times.items()))) > 1
+        if alike in without and len(points := sorted(Measured(*one) for one in times.items())) > 1
     ]
 
 
-def _crossing(measured: Sequence[tuple[float, float]], without_s: float) -> float | None:
+def _crossing(points: Sequence[Measured], without_s: float) -> float | None:
     """The acceptance from which every higher point is faster than without drafts."""
-    if measured[-1][1] >= without_s:
+    if points[-1].tpot_s >= without_s:
         return None
-    for (low, slow_s), (high, quick_s) in reversed(list(pairwise(measured))):
-        if slow_s >= without_s > quick_s:
-            return low + (high - low) * (slow_s - without_s) / (slow_s - quick_s)
+    for slow, quick in reversed(list(pairwise(points))):
+        if slow.tpot_s >= without_s > quick.tpot_s:
+            share = (slow.tpot_s - without_s) / (slow.tpot_s - quick.tpot_s)
+            return slow.acceptance + (quick.acceptance - slow.acceptance) * share
     return None
 
 
@@ -93,17 +100,3 @@ def said(rows: Sequence[Row]) -> list[str]:
     if any(draft is not None and draft.draft_s is None and draft.model is None for draft in drafts):
         lines.append(FREE)
     return lines
-
-
-def facts(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The same as data."""
-    return [
-        {
-            "policy": one.label,
-            "draft": one.draft,
-            "tpot_without_s": one.without_s,
-            "acceptance": one.acceptance,
-            "points": [{"acceptance": share, "tpot_s": tpot_s} for share, tpot_s in one.measured],
-        }
-        for one in break_even(rows)
-    ]

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sim.base.units import show_count
 from sim.figures import SCHEMA
 from sim.run import seldom_collected
@@ -18,7 +20,7 @@ from sim.studies.runner.pool import Answers, answers, n_cores
 from sim.studies.runner.records import SWEEP, TABLE, Records
 from sim.studies.runner.runner import Progress, Work
 from sim.studies.runner.work import OK, closing_ready
-from sim.studies.sweep.break_even import facts, said
+from sim.studies.sweep.break_even import break_even, said
 from sim.studies.sweep.grid import MOST_POINTS, Block, Point, points_of
 from sim.studies.sweep.summary import Summary, settings_of, summarise
 from sim.studies.sweep.text import SweepText, list_of
@@ -130,7 +132,7 @@ class Swept:
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints. Raises BadInput."""
         found = self.summary
-        drafts = facts(self.rows)
+        drafts = msgspec.to_builtins(break_even(self.rows))
         return {
             "schema": SCHEMA,
             "answer": self.answer(),
