@@ -108,7 +108,7 @@ finally:
 LOG = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
-@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions)
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Take the best of N.")
 @click.option("--check", is_flag=True, help="Exit 1 when a row misses its bound, or engines differ.")
 @click.option("--only", multiple=True, metavar="NAME", help="Rows whose name begins so, and what they stand beside.")

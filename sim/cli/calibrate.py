@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: calibrate --device cpu --model cpu-small --name my-cpu, then simulate --policy lru "
     "--hw my-cpu.yaml --model cpu-small. docs/validate.md goes on.",
 )

@@ -22,7 +22,6 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 
 @click.command(
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim check baseline.yaml --markdown check.md, where baseline.yaml holds: schema: 2, "
     "runs: [{policy: lru, hw: rtx3090, requests: 2}]; --update records its figures. moesim check 'lru hw=a6000' "
     "--log engine.csv holds an engine's own log to that run. Exit status: 0 as expected, 1 not.",

@@ -11,7 +11,7 @@ from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 
-@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions)
 @click.argument("name", required=False)
 @click.option("--scheduler", metavar="NAME|FILE", help="Of this scheduler instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -15,7 +15,6 @@ from sim.cli.unique_options import UniqueOptions
 @click.command(
     cls=UniqueOptions,
     no_say="name both policies without it: write moesim diff lru lfu --hw rtx3090",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Examples: moesim diff runs/a runs/b; moesim diff 'lru hw=rtx3090' fine_moe; moesim diff runs/a hw=rtx4090. "
     "What a run in words does not say is as in the other one.",
 )

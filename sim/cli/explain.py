@@ -19,7 +19,6 @@ from sim.studies.explain import AXES, NO_SAY
 @click.command(
     cls=UniqueOptions,
     no_say=NO_SAY,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim explain --measured 12.5tok/s --hw rtx3090 --policy lru",
 )
 @click.option(

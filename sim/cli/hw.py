@@ -20,7 +20,7 @@ from sim.profiles.overrides import grouped, parse_set
 from sim.results.grounds import show_figure
 
 
-@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions)
 @click.argument("name", required=False, metavar="[NAME|FILE]")
 @click.option("--set", "settings", multiple=True, metavar="hw.KEY=VALUE", help="Change a figure, e.g. hw.cpu=ID.")
 @click.option("--pcie", "link", metavar="WORD", help="Put the card on another link: gen3x4 to gen6x16.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sim.base.tables import Table
 
 
-@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions)
 @click.argument("name", required=False, metavar="[NAME|FILE]")
 @click.option("--set", "settings", multiple=True, metavar="model.KEY=VALUE", help="Change a field, e.g. model.top_k=4.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")

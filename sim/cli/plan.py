@@ -17,7 +17,6 @@ from sim.cli.unique_options import UniqueOptions
 
 @click.command(
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim plan --model mixtral-8x7b --goal 'tpot_s.mean <= 350ms'. Exit status: 0 a candidate "
     "reaches the goals, 1 none does, 2 mend the input.",
 )

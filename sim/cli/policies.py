@@ -25,7 +25,7 @@ NOTES = "Known from third parties' notes, not from the paper or its code"
 MOST_OF_A_SEED = 2.0**62
 
 
-@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
 @click.option("--api", is_flag=True, help="Print all that a policy can implement, see and decide (to write one).")

@@ -18,7 +18,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 LENGTHS = "a number (37), a range (20-54) or lognormal:MEDIAN:SIGMA"
 
 
-@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions)
 @click.argument("model", metavar="FOLDER|OWNER/NAME|NAME")
 @click.option("--out", type=OutputFile(), required=True, help="The trace to write.")
 @click.option(

@@ -25,7 +25,6 @@ IMAGES = (".svg", ".png")
 
 @click.command(
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: simulate --policy fine_moe --hw rtx3090 --requests 4 --out runs/a --set out.spans=on; "
     "moesim report runs/a -o a.html. Several runs make a comparison: moesim report runs/a runs/b -o ab.html",
 )

@@ -23,7 +23,6 @@ KINDS = ("a", "b", "c")
 @click.command(
     "reproduce",
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim reproduce --rows geometry. docs/reproduce.md has the rules, the misses and their causes.",
 )
 @click.option(

@@ -27,7 +27,6 @@ REAL = "Real runs"
 
 @click.command(
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: simulate --policy fine_moe --hw rtx3090 --cache 20%. Sizes take kB, MB, GB (powers of "
     "1000) or KiB, MiB, GiB. Names: moesim policies, moesim hw, moesim models, moesim traces.",
 )

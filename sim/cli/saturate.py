@@ -23,7 +23,6 @@ ATTAIN = 0.95
 
 @click.command(
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim saturate --policy lru --policy fine_moe --hw rtx3090 --slo 'ttft_s <= 60s, tpot_s <= 1s'",
 )
 @click.option(

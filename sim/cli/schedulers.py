@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sim.workload.scheduler import Scheduler
 
 
-@click.command(cls=UniqueOptions, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=UniqueOptions)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (a list without NAME).")
 def command(name: str | None, as_json: bool) -> None:

@@ -15,7 +15,6 @@ from sim.results.keep import TIMELINE_ITERATIONS, Keep, TimelineStart, timeline_
 
 @click.command(
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim timeline runs/lru runs/lfu -o both.json --from 100 --iterations 5",
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))

@@ -27,7 +27,6 @@ CACHES = OPTIONS.by_field["cache"]
 
 @click.command(
     cls=UniqueOptions,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: moesim validate --policy lru --policy fine_moe --cache 25% --cache 50% --hw my-cpu.yaml",
 )
 @click.option(

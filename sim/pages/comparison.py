@@ -10,7 +10,7 @@ from sim.base.units import show_count
 from sim.pages.layers import by_layer
 from sim.pages.page import Column, Page, Plot, Section
 from sim.pages.page import Table as Figures
-from sim.pages.plots import axis, bars, front, points
+from sim.pages.plots import against_memory, axis, bars
 from sim.pages.run import hits, latencies, where_the_time_goes
 from sim.pages.trace_kind import realism_of
 from sim.results.figure import label_of
@@ -19,7 +19,7 @@ from sim.results.text import show_lengths
 from sim.setup.naming import policy_of, words
 from sim.studies.compare import Comparison as Compared
 from sim.studies.hosts import Machine, unlike_hosts
-from sim.studies.row_text import ABOVE, BOTTLENECK, COPIED, HITS, LOAD, PEAK, RANK, TIMES, TPOT, TTFT, Table, bound_line
+from sim.studies.row_text import LOAD, Table, bound_line
 from sim.studies.rows import Group, Rank, Row, common_bound, pareto
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _page(said: str, under: list[str], runs: list[Run], ranks: dict[Row, Rank], 
 def _ranking(table: Table) -> Section:
     """A bar for each run with the interval of its mean, and a row with the figures; times as fast as a baseline."""
     rows = table.rows
-    time, names = rows[0].time, [row.label for row in rows]
+    time = rows[0].time
     title, traces = label_of(f"{time}.mean"), []
     for kind, called, hue in (("system", "lossless", 0), ("lossy", "lossy", 4), ("bound", "a bound, no system", 6)):
         own = [row for row in rows if row.kind == kind]
@@ -161,10 +161,16 @@ def _ranking(table: Table) -> Section:
     layout: dict[str, Any] = {
         "barmode": "overlay",
         "xaxis": axis(title, "s", rangemode="tozero"),
-        "yaxis": {"autorange": "reversed", "type": "category", "categoryarray": names, "fixedrange": True},
+        "yaxis": {
+            "autorange": "reversed",
+            "type": "category",
+            "categoryarray": [row.label for row in rows],
+            "fixedrange": True,
+        },
     }
     says = f"{title} of each run; the thin bar is the 95 % interval of its mean for the choice of requests."
-    columns = table.columns(RANK, TIMES, TPOT, ABOVE, TTFT, *LOAD, *HITS, COPIED, PEAK, BOTTLENECK)
+    names = f"rank times tpot_s.mean above ttft_s.mean {LOAD} hit_rate late_hit_rate copied peak_vram_bytes"
+    columns = table.columns(f"{names} bottleneck.resource")
     cells = [[row.label, *(one.read(row) for one in columns), ", ".join(row.ran.caveats)] for row in rows]
     shown = [Column("run"), *(Column(one.title, one.unit) for one in columns), Column("note")]
     sentence = "Shorter is faster; where two thin bars overlap much, these requests may not tell the two runs apart."
@@ -176,15 +182,11 @@ def _ranking(table: Table) -> Section:
 
 def _memory(rows: Sequence[Row]) -> Section:
     """Time against peak memory, and the runs that no other beats in both."""
-    title, best = label_of(f"{rows[0].time}.mean"), pareto(rows)
-    traces = [front([(row.ran.peak_vram_bytes, row.speed_s) for row in best])] if len(best) > 1 else []
-    for at, row in enumerate(rows):
-        symbol = {"marker": {"symbol": "circle-open"}} if row.kind == "bound" else {}
-        traces.append(points(row.label, [row.ran.peak_vram_bytes], [row.speed_s], at, **symbol, hoverinfo="name+x+y"))
-    layout = {"xaxis": axis("peak VRAM", "bytes", rangemode="tozero"), "yaxis": axis(title, "s", rangemode="tozero")}
-    says = f"{title} against peak VRAM; down and to the left is better."
+    own = [(row, (row.ran.peak_vram_bytes, row.speed_s)) for row in rows]
+    lines = {row.label + (" (bound)" if row.kind == "bound" else ""): [at] for row, at in own}
+    plot = against_memory(label_of(f"{rows[0].time}.mean"), lines, [dict(own)[row] for row in pareto(rows)])
     sentence = "Down is faster, left takes less memory; along the grey line no lossless run is beaten in both."
-    return Section("pareto", "Time against memory", sentence, [Plot("pareto", says, traces, layout, 420)])
+    return Section("pareto", "Time against memory", sentence, [plot])
 
 
 def _grounds(runs: Sequence[Run]) -> Section:

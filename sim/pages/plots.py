@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from sim.pages.page import Plot
 
 # Okabe and Ito, "Color Universal Design" (2008), without yellow and black, which vanish on white or on black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
@@ -83,8 +85,18 @@ def distribution(name: str, values: Iterable[float], hue: int, **more: Any) -> T
     return line(name, [*xs[:1], *xs], [at / len(xs) for at in range(len(xs) + 1)], hue, line={"shape": "hv"}, **more)
 
 
-def front(best: Sequence[tuple[float, float]]) -> Trace:
-    """The grey line along (memory, time) that nothing beats in both, least memory first."""
-    style = {"shape": "hv", "color": "#7F7F7F", "width": 7, "dash": "solid"}
-    xs, ys = [memory for memory, _ in best], [time for _, time in best]
-    return line("Pareto front", xs, ys, 6, line=style, opacity=0.35, hoverinfo="skip")
+def against_memory(time: str, lines: Mapping[str, Sequence[tuple[float, float]]], best: Sequence[Any]) -> Plot:
+    """A time against peak VRAM.
+
+    Args:
+        time: its title. lines: name -> (memory, time) of runs that belong together. best: of those that none beats in
+            both, least memory first.
+    """
+    traces = []
+    if len(best) > 1:
+        style = {"shape": "hv", "color": "#7F7F7F", "width": 7, "dash": "solid"}
+        traces.append(line("Pareto front", *zip(*best, strict=True), 6, line=style, opacity=0.35, hoverinfo="skip"))
+    for at, (name, found) in enumerate(lines.items()):
+        traces.append(line(name, *zip(*sorted(found), strict=True), at, mode="lines+markers"))
+    layout = {"xaxis": axis("peak VRAM", "bytes"), "yaxis": axis(time, "s", rangemode="tozero")}
+    return Plot("pareto", f"{time} against peak VRAM; down and to the left is better.", traces, layout, 420)

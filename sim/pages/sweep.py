@@ -10,7 +10,7 @@ from sim.base.units import show_count
 from sim.options import OPTIONS
 from sim.pages.curves import plot_of
 from sim.pages.page import Cell, Column, Explorer, Note, Page, Plot, Section, Table
-from sim.pages.plots import axis, front, line
+from sim.pages.plots import against_memory
 from sim.results.figure import label_of, plot_unit
 from sim.studies.rows import kind_of
 
@@ -146,23 +146,20 @@ def _front(rows: list[dict[str, Any]], axes: list[str]) -> Section:
 def _memory(rows: list[dict[str, Any]], axes: list[str], on_front: list[dict[str, Any]]) -> list[Plot]:
     """The plot; none where the policies and settings are too many for one."""
     own = [name for name in axes if name not in BUDGETS and len({row.get(name) for row in rows}) > 1]
-    lines: dict[str, list[tuple[float, float, str]]] = {}
+    lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        memory, time = row.get("peak_vram_bytes"), row.get("tpot_s.mean")
-        if memory is not None and time is not None:
+        if (at := _at(row)) is not None:
             rest = [f"{_title(name)} {row.get(name)}" for name in own if name != "label"]
-            lines.setdefault(", ".join([str(row["label"]), *rest]), []).append((memory, time, _kind(row)[0]))
+            bound = ["(bound)"] if _kind(row)[0] == "bound" else []
+            lines.setdefault(" ".join([", ".join([str(row["label"]), *rest]), *bound]), []).append(at)
     if not lines or len(lines) > MOST_LINES:
         return []
-    traces = []
-    if len(best := sorted((row["peak_vram_bytes"], row["tpot_s.mean"]) for row in on_front)) > 1:
-        traces.append(front(best))
-    for at, (name, found) in enumerate(lines.items()):
-        found.sort()
-        shown = f"{name} (bound)" if all(kind == "bound" for *_, kind in found) else name
-        traces.append(line(shown, [m for m, _, _ in found], [t for _, t, _ in found], at, mode="lines+markers"))
-    layout = {"xaxis": axis("peak VRAM", "bytes"), "yaxis": axis("TPOT", "s", rangemode="tozero")}
-    return [Plot("pareto", "TPOT against peak VRAM.", traces, layout, 420)]
+    return [against_memory("TPOT", lines, sorted(at for row in on_front if (at := _at(row)) is not None))]
+
+
+def _at(row: dict[str, Any]) -> tuple[float, float] | None:
+    memory, time_s = row.get("peak_vram_bytes"), row.get("tpot_s.mean")
+    return None if memory is None or time_s is None else (memory, time_s)
 
 
 def _not_run(failed: list[dict[str, Any]]) -> list[Section]:

@@ -15,29 +15,9 @@ from sim.policy.policy_file import split
 from sim.profiles.overrides import of_profile
 from sim.results.routing_words import of_results
 from sim.results.text import show_lengths
-from sim.setup.naming import machine_of, show
+from sim.setup.naming import for_one, machine_of, show
 from sim.setup.prepare import check_words, prepare
-from sim.setup.naming import for_one
-from sim.studies.row_text import (
-    ABOVE,
-    BOTTLENECK,
-    COPIED,
-    HITS,
-    LOAD,
-    NOTE,
-    RANK,
-    TIMES,
-    TIMES_TTFT,
-    TPOT,
-    TTFT,
-    Table,
-    keeps_slo,
-    lead,
-    set_for_all,
-    show_times,
-    takes,
-    thrifty,
-)
+from sim.studies.row_text import LOAD, Table, keeps_slo, lead, set_for_all, show_times, takes, thrifty
 from sim.studies.rows import Group, Row, realism_of
 from sim.studies.runner.points import run_points
 from sim.studies.runner.records import Records
@@ -46,7 +26,9 @@ from sim.studies.sweep.grid import Point
 
 MOST_NAMED = 5
 Note = Callable[[str], None]
-COLUMNS = (RANK, TPOT, TIMES, ABOVE, TTFT, TIMES_TTFT, *LOAD, *HITS, COPIED, BOTTLENECK, NOTE)
+COLUMNS = (
+    f"rank tpot_s.mean times above ttft_s.mean times_ttft {LOAD} hit_rate late_hit_rate copied bottleneck.resource note"
+)
 
 
 def points_of(policies: Sequence[str], shared: Mapping[str, Any], against: str | None = None) -> list[Point]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,8 @@ MOST_IN_A_CELL = 32  # characters of a caveat; a longer one stands below the tab
 ROUNDING = 1e-9
 LANES = {"copy": "with this link and room", "copy + cpu": "with experts on the CPU too"}
 
-TPOT, TTFT, PEAK, BOTTLENECK, NOTE = "tpot_s.mean", "ttft_s.mean", "peak_vram_bytes", "bottleneck.resource", "note"
-RANK, ABOVE, TIMES, TIMES_TTFT, COPIED = "rank", "above", "times", "times_ttft", "copied"
-QUEUE = "queue_s.mean"
-LOAD = (QUEUE, "slo.attained_frac", "slo.goodput_requests_per_s", "energy.joules_per_token")
-HITS = ("hit_rate", "late_hit_rate")
-SPARE = (PEAK, COPIED, HITS[1], TIMES_TTFT, TTFT, HITS[0], BOTTLENECK, *LOAD, ABOVE, RANK)
+LOAD = "queue_s.mean slo.attained_frac slo.goodput_requests_per_s energy.joules_per_token"
+SPARE = f"peak_vram_bytes copied late_hit_rate times_ttft ttft_s.mean hit_rate bottleneck.resource {LOAD} above rank"
 """Columns that a narrow terminal may go without, in the order in which they go."""
 
 
@@ -68,28 +65,29 @@ class Table:
     base: Row | None = None
     most: tuple[int, int] | tuple[None, None] = (None, None)
 
-    def columns(self, *names: str) -> list[Column]:
-        """Those of these that some run has a value for (`rank` says, too, that there is none): keys of figures, and
-        what is known of runs beside others."""
-        columns = [(name, self._column(name)) for name in names]
-        return [one for name, one in columns if name == RANK or any(one.read(row) is not None for row in self.rows)]
+    def columns(self, names: str) -> list[Column]:
+        """Those of these, with blanks between, that some run has a value for; `rank` always. Names are keys of figures,
+        or of what is known of runs beside others."""
+        columns = [(name, self._column(name)) for name in names.split()]
+        return [one for name, one in columns if name == "rank" or any(one.read(row) is not None for row in self.rows)]
 
     def _column(self, name: str) -> Column:
         base, common = self.base, self.common
-        if name == RANK:
+        if name == "rank":
             return Column("rank", "n", lambda row: self.ranks[row].places if row in self.ranks else None)
-        if name == ABOVE:
+        if name == "above":
             return Column("above bound", "frac", lambda row: common and common.above_frac(row), _whole_percent)
-        if name in (TIMES, TIMES_TTFT):
-            time, said = ("tpot_s", "") if name == TIMES else ("ttft_s", "TTFT ")
+        if name in ("times", "times_ttft"):
+            time, said = ("tpot_s", "") if name == "times" else ("ttft_s", "TTFT ")
             title = f"{said}vs {base.label}" if base else ""
             return Column(title, "x", lambda row: base and row.times(base, time), show_times)  # type: ignore[arg-type]
-        if name == COPIED:
-            each = lambda row: row.ran.h2d_bytes / row.ran.n_outputs if row.ran.n_outputs else None  # noqa: E731
-            return Column("to the GPU per token", "bytes", each)
-        if name == NOTE:
+        if name == "copied":
+            return Column(
+                "to the GPU per token", "bytes", lambda row: row.ran.h2d_bytes / (row.ran.n_outputs or math.inf)
+            )
+        if name == "note":
             return Column("note", "", lambda row: ", ".join(self.caveats(row, MOST_IN_A_CELL)))
-        figure, queues = row_of(name), name == QUEUE
+        figure, queues = row_of(name), name == "queue_s.mean"
         assert figure is not None
         unit = "" if figure.kind == "text" else plot_unit(name)
         # Without arrivals nothing queues.
@@ -99,7 +97,7 @@ class Table:
         self,
         first: Sequence[str],
         cells: Callable[[Row], Sequence[str]],
-        names: Sequence[str],
+        names: str,
         last: Sequence[str] = (),
         more: Sequence[str] = (),
         further: Callable[[Row], Sequence[str]] = lambda _: (),
@@ -110,12 +108,12 @@ class Table:
             first: titles of these words. cells: of a row. last: labels of what does not run.
             more, further: titles and cells behind the columns, a word and numbers.
         """
-        found = self.columns(*names)
+        found = self.columns(names)
         rows = [[*cells(row), *(one.text(row) for one in found), *further(row)] for row in self.rows[: self.most[0]]]
         rows += [[label, *["-"] * (len(found) - 1), "does not run"] for label in last]
         words = [at for at, one in enumerate(found, len(first)) if not one.unit]
         words += [*range(1, len(first)), *range(len(first) + len(found), len(first) + len(found) + len(more[:1]))]
-        spare = [*(self._column(name).title for name in SPARE), *reversed(more)]
+        spare = [*(self._column(name).title for name in SPARE.split()), *reversed(more)]
         return tabled([*first, *(one.title for one in found), *more], rows, words, spare)
 
     def caveats(self, row: Row, most: int | None = None) -> list[str]:

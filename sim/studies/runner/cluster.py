@@ -44,15 +44,12 @@ def answers_of(address: str) -> Answers:
             f"--cluster, got {address!r}: an address is tcp://HOST:PORT or tls://HOST:PORT, as `dask scheduler` prints "
             "it"
         )
-
-    def answered(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:  # noqa: ARG001
-        if calls:
-            yield from _answers(address, calls)
-
-    return answered
+    return lambda calls, _: _answers(address, calls)
 
 
 def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], None, None]:
+    if not calls:
+        return
     import distributed
     from distributed.scheduler import KilledWorker
 
@@ -71,7 +68,7 @@ def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], 
 
             def submit(call: Call) -> Future[Any]:
                 future: Future[Any] = executor.submit(_call, *call)
-                future.add_done_callback(lambda done: done.cancelled() or own.append(done.exception()))
+                future.add_done_callback(lambda done: own.extend([] if done.cancelled() else [done.exception()]))
                 return future
 
             def look() -> None:
@@ -119,25 +116,11 @@ def _greet(address: str) -> None:
     Raises:
         BadInput: nobody answers in time, or something that is no scheduler.
     """
-    import distributed
-    from distributed.security import Security
-
-    security: Any = Security
-
-    async def ask() -> str:
-        make: Any = distributed.rpc
-        there = make(address, timeout=CONNECT_S, connection_args=security().get_connection_args("client"))
-        try:
-            told = await asyncio.wait_for(there.identity(), CONNECT_S)
-            return str(told["type"])
-        finally:
-            await there.close_rpc()
-
     found: list[str | BaseException] = []
 
     def in_a_thread() -> None:  # a notebook has a running loop in this one
         try:
-            found.append(asyncio.run(ask()))
+            found.append(asyncio.run(_asked(address)))
         except Exception as error:
             found.append(error)  # MemoryError, too: bytes of another protocol, read as a length
 
@@ -160,6 +143,19 @@ def _greet(address: str) -> None:
         f"--cluster, got {address!r}: {said}; start one with `dask scheduler`, and workers with "
         "`dask worker ADDRESS --nthreads 1`"
     )
+
+
+async def _asked(address: str) -> str:
+    import distributed
+    from distributed.security import Security
+
+    rpc: Any = distributed.rpc
+    security: Any = Security
+    there = rpc(address, timeout=CONNECT_S, connection_args=security().get_connection_args("client"))
+    try:
+        return str((await asyncio.wait_for(there.identity(), CONNECT_S))["type"])
+    finally:
+        await there.close_rpc()
 
 
 def _short(error: BaseException) -> str:

@@ -11,25 +11,7 @@ from sim.base.tables import fold, tabled
 from sim.base.units import GIB, RAM, show_count
 from sim.results.routing_words import of_results
 from sim.setup.naming import machine_of, show
-from sim.studies.row_text import (
-    ABOVE,
-    BOTTLENECK,
-    HITS,
-    LOAD,
-    NOTE,
-    PEAK,
-    RANK,
-    TPOT,
-    TTFT,
-    Table,
-    few,
-    keeps_slo,
-    lead,
-    pace,
-    set_for_all,
-    show_ratio,
-    thrifty,
-)
+from sim.studies.row_text import LOAD, Table, few, keeps_slo, lead, pace, set_for_all, show_ratio, thrifty
 from sim.studies.sweep.summary import Summary, settings_of
 
 if TYPE_CHECKING:
@@ -170,7 +152,7 @@ class SweepText:
     def _points(self, group: Group) -> str:
         """Fastest first, bounds among them."""
         table = Table(group.rows, group.ranks, self.found.common, most=MOST)
-        columns = (RANK, TPOT, ABOVE, TTFT, *LOAD, HITS[0], PEAK, BOTTLENECK, NOTE)
+        columns = f"rank tpot_s.mean above ttft_s.mean {LOAD} hit_rate peak_vram_bytes bottleneck.resource note"
         text = table.text(["point"], lambda row: [self.title(row)], columns)
         return text + _more(len(group.rows), "points") + table.below(self.title, *self._bound())
 
@@ -190,7 +172,7 @@ class SweepText:
         text = table.text(
             [*map(_word, by), "fastest"],
             lambda row: [*_cells(row, by), self.title(row)],
-            (TPOT, ABOVE, *LOAD, HITS[0], PEAK),
+            f"tpot_s.mean above {LOAD} hit_rate peak_vram_bytes",
             more=("next", "slower by", "told apart"),
             further=next_,
         )
@@ -207,7 +189,9 @@ class SweepText:
         names = self.found.axes
         return [
             Table(front, {}, most=MOST).text(
-                ["Pareto front", *map(_word, names)], lambda row: [row.label, *_cells(row, names)], (PEAK, TPOT)
+                ["Pareto front", *map(_word, names)],
+                lambda row: [row.label, *_cells(row, names)],
+                "peak_vram_bytes tpot_s.mean",
             )
             for front in self.found.fronts
             if len(front) > 1
