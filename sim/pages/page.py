@@ -6,8 +6,9 @@ The same object is what `--json` prints, what the HTML is made from and what the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from sim import __version__
 from sim.base.units import show_bytes, show_frac, show_seconds
@@ -16,16 +17,18 @@ Cell = str | int | float | bool | None
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """A column of a table. `unit`: `s`, `bytes`, `frac`, `n` (a count), `x` (another number) or nothing for text."""
 
     title: str
     unit: str = ""
 
 
-@dataclass
-class Table:
+class Shown(msgspec.Struct, tag_field="kind", tag=str.lower):
+    """What a section shows; `kind` in JSON says which."""
+
+
+class Table(Shown):
     """Rows of figures under a caption, which says what they are."""
 
     caption: str
@@ -33,14 +36,8 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     folded: bool = False  # behind a line that opens it: the figures of a plot
 
-    def to_dict(self) -> dict[str, Any]:
-        columns = [{"title": c.title, "unit": c.unit} for c in self.columns]
-        rows = [list(row) for row in self.rows]
-        return {"kind": "table", "caption": self.caption, "columns": columns, "rows": rows, "folded": self.folded}
 
-
-@dataclass
-class Plot:
+class Plot(Shown):
     """A plot: traces and layout as plotly.js takes them, without colours, which the page gives by `hue`.
 
     Attributes:
@@ -51,43 +48,26 @@ class Plot:
     name: str
     says: str
     traces: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, Any] = {}
     height: int = 360
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": "plot",
-            "name": self.name,
-            "says": self.says,
-            "height": self.height,
-            "traces": [dict(trace) for trace in self.traces],
-            "layout": dict(self.layout),
-        }
 
-
-@dataclass
-class Facts:
+class Facts(Shown):
     """A few figures, large."""
 
-    items: Sequence[tuple[str, Cell, str, str]]  # title, value, unit, what it is
+    items: Sequence[Any]  # title, value, unit, what it is
 
-    def to_dict(self) -> dict[str, Any]:
-        items = [{"title": t, "value": v, "unit": u, "note": n} for t, v, u, n in self.items]
-        return {"kind": "facts", "items": items}
+    def __post_init__(self) -> None:
+        self.items = [dict(zip(("title", "value", "unit", "note"), one, strict=True)) for one in self.items]
 
 
-@dataclass
-class Note:
+class Note(Shown):
     """A sentence, or lines of them."""
 
     lines: Sequence[str]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": "note", "lines": list(self.lines)}
 
-
-@dataclass
-class Explorer:
+class Explorer(Shown):
     """Rows that a reader chooses from: a selector for every axis, what to draw against what, and a goal.
 
     Attributes:
@@ -98,7 +78,7 @@ class Explorer:
     """
 
     name: str
-    columns: Sequence[tuple[str, str, str]]  # name, title, unit
+    columns: Sequence[Any]  # name, title, unit
     rows: Sequence[Sequence[Cell]]
     axes: Sequence[str]
     measures: Sequence[str]
@@ -108,41 +88,23 @@ class Explorer:
     goal: tuple[str, str]
     capacities: Sequence[str]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": "explorer",
-            "name": self.name,
-            "columns": [{"name": n, "title": t, "unit": u} for n, t, u in self.columns],
-            "rows": [list(row) for row in self.rows],
-            "axes": list(self.axes),
-            "measures": list(self.measures),
-            "x": self.x,
-            "y": self.y,
-            "label": self.label,
-            "goal": list(self.goal),
-            "capacities": list(self.capacities),
-        }
+    def __post_init__(self) -> None:
+        self.columns = [dict(zip(("name", "title", "unit"), one, strict=True)) for one in self.columns]
 
 
 Block = Table | Plot | Facts | Note | Explorer
 
 
-@dataclass
-class Section:
+class Section(msgspec.Struct):
     """One question. `sentence` says what is to be seen."""
 
     name: str
     title: str
     sentence: str
-    blocks: list[Block] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        blocks = [block.to_dict() for block in self.blocks]
-        return {"name": self.name, "title": self.title, "sentence": self.sentence, "blocks": blocks}
+    blocks: list[Block] = []
 
 
-@dataclass
-class Page:
+class Page(msgspec.Struct):
     """A report. `kind`: run, comparison, sweep, hits, plan, saturation, validation or calibration.
 
     Attributes:
@@ -153,19 +115,12 @@ class Page:
     title: str
     verdict: str
     lines: Sequence[str] = ()
-    sections: list[Section] = field(default_factory=list)
+    sections: list[Section] = []
 
     def to_dict(self) -> dict[str, Any]:
         """What `moesim report --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "version": __version__,
-            "kind": self.kind,
-            "title": self.title,
-            "verdict": self.verdict,
-            "lines": list(self.lines),
-            "sections": [section.to_dict() for section in self.sections],
-        }
+        found: dict[str, Any] = msgspec.to_builtins(self, enc_hook=lambda number: number.item())  # of numpy
+        return {"schema": SCHEMA, "version": __version__, **found}
 
     def plots(self) -> Iterable[Plot]:
         """Every plot, in order."""

@@ -85,18 +85,20 @@ def distribution(name: str, values: Iterable[float], hue: int, **more: Any) -> T
     return line(name, [*xs[:1], *xs], [at / len(xs) for at in range(len(xs) + 1)], hue, line={"shape": "hv"}, **more)
 
 
-def against_memory(time: str, lines: Mapping[str, Sequence[tuple[float, float]]], best: Sequence[Any]) -> Plot:
+def against_memory(
+    time: str, lines: Mapping[str, Sequence[tuple[float, float]]], best: Sequence[tuple[float, float]]
+) -> Plot:
     """A time against peak VRAM.
 
     Args:
         time: its title. lines: name -> (memory, time) of runs that belong together. best: of those that none beats in
             both, least memory first.
     """
-    traces = []
-    if len(best) > 1:
-        style = {"shape": "hv", "color": "#7F7F7F", "width": 7, "dash": "solid"}
-        traces.append(line("Pareto front", *zip(*best, strict=True), 6, line=style, opacity=0.35, hoverinfo="skip"))
-    for at, (name, found) in enumerate(lines.items()):
-        traces.append(line(name, *zip(*sorted(found), strict=True), at, mode="lines+markers"))
+    style = {"shape": "hv", "color": "#7F7F7F", "width": 7, "dash": "solid"}
+    front = line("Pareto front", [at for at, _ in best], [s for _, s in best], 6, line=style, opacity=0.35)
+    traces = [{**front, "hoverinfo": "skip"}] if len(best) > 1 else []
+    for hue, (name, found) in enumerate(lines.items()):
+        found = sorted(found)
+        traces.append(line(name, [at for at, _ in found], [s for _, s in found], hue, mode="lines+markers"))
     layout = {"xaxis": axis("peak VRAM", "bytes"), "yaxis": axis(time, "s", rangemode="tozero")}
     return Plot("pareto", f"{time} against peak VRAM; down and to the left is better.", traces, layout, 420)

@@ -27,6 +27,13 @@ MEASURED = (
 COMMON = ("above_common_bound_frac", "above the lower bound of all points", "frac")
 MOST_FRONT, MOST_REASONS, MOST_LINES = 60, 30, 21
 BUDGETS = {"cache", "vram_bytes"}
+HITS = {
+    "experts": ("experts", "n"),
+    "cache_frac": ("share", "frac"),
+    "hit_rate": ("hits", "frac"),
+    "demand_copies_n": ("copies", "n"),
+    "h2d_bytes": ("copied", "bytes"),
+}
 MANY = 4_000  # points, above which a page holds fewer figures of each
 OF_MANY = {"tpot_s.mean", "ttft_s.mean", "peak_vram_bytes", "hit_rate"}
 
@@ -57,9 +64,7 @@ def _axes(grid: Grid) -> list[str]:
 
 
 def _unit(name: str) -> str:
-    if name.endswith("_bytes"):
-        return "bytes"
-    return ""
+    return "bytes" if name.endswith("_bytes") else ""
 
 
 def _title(name: str) -> str:
@@ -86,11 +91,7 @@ def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
     known = [*((key, label_of(key), plot_unit(key)) for key in MEASURED), COMMON]
     measures = [one for one in known if any(row.get(one[0]) is not None for row in rows)]
     measures = [one for one in measures if not many or one[0] in OF_MANY]
-    numeric = [
-        name
-        for name in axes
-        if all(isinstance(row.get(name), int | float | None) and not isinstance(row.get(name), bool) for row in rows)
-    ]
+    numeric = [name for name in axes if all(type(row.get(name)) in (int, float, type(None)) for row in rows)]
     kinds = [_kind(row) for row in rows]
     common = set(kinds[0][1].split(", ")).intersection(*(set(note.split(", ")) for _, note in kinds))
     columns = [(name, _title(name), _unit(name) or ("x" if name in numeric else "")) for name in axes]
@@ -107,18 +108,9 @@ def _choose(rows: list[dict[str, Any]], axes: list[str]) -> Section:
     names = [name for name, _, _ in measures]
     time = next((name for name in ("tpot_s.mean", "ttft_s.mean") if name in names), names[0])
     room = next((name for name in numeric if len({row.get(name) for row in rows}) > 2), "peak_vram_bytes")
-    explorer = Explorer(
-        "points",
-        columns,
-        shown,
-        axes,
-        [*names, *numeric],
-        room,
-        time,
-        "label",
-        (time, "peak_vram_bytes"),
-        [name for name in axes if name in BUDGETS],
-    )
+    goal, capacities = (time, "peak_vram_bytes"), [name for name in axes if name in BUDGETS]
+    measured = [*names, *numeric]
+    explorer = Explorer("points", columns, shown, axes, measured, room, time, "label", goal, capacities)
     blocks: list[Any] = [explorer]
     if common - {""}:
         blocks.append(Note([f"All of them: {', '.join(sorted(common))}."]))
@@ -185,30 +177,13 @@ def _of_hits(grid: Grid) -> Page:
     shown = [
         (label, [row["cache_frac"] for row in rows], [row["hit_rate"] for row in rows]) for label, rows in lines.items()
     ]
-    table = Table(
-        "Hits and copies by room.",
-        [
-            Column("cache"),
-            Column("experts", "n"),
-            Column("share", "frac"),
-            Column("hits", "frac"),
-            Column("copies", "n"),
-            Column("copied", "bytes"),
-        ],
-        [
-            [
-                label,
-                row.get("experts"),
-                row["cache_frac"],
-                row["hit_rate"],
-                row.get("demand_copies_n"),
-                row.get("h2d_bytes"),
-            ]
-            for label, rows in lines.items()
-            for row in rows[:: max(1, len(rows) // 16)]
-        ],
-        folded=True,
-    )
+    columns = [Column("cache"), *(Column(title, unit) for title, unit in HITS.values())]
+    cells: list[list[Any]] = [
+        [label, *(row.get(key) for key in HITS)]
+        for label, rows in lines.items()
+        for row in rows[:: max(1, len(rows) // 16)]
+    ]
+    table = Table("Hits and copies by room.", columns, cells, folded=True)
     sentence = "Each line is one cache at every size, counted in one pass; where it is steep, memory pays."
     section = Section("misses", "Misses by room", sentence, [plot_of(shown), table])
     return Page("hits", "Hits by room", grid.answer or "Hits of caches of every size", grid.notes, [section])
