@@ -234,7 +234,7 @@ def test_in_the_lock_of_a_calibrations_lane(tmp_path: Path) -> None:
 def test_in_the_lock_of_a_comparisons_pool(tmp_path: Path) -> None:
     trace = mixtral_shaped(tmp_path, n_requests=2, prompt=5, outputs=200)
     args = ["compare", "--policy", "lru", "--policy", "lfu", "--hw", "rtx3090", "--trace", str(trace), "--workers", "2"]
-    code = IN_THE_LOCK.format(at=1, waiter="_base.py", module="sim.studies.runner.pool", args=args)
+    code = IN_THE_LOCK.format(at=1, waiter="_base.py", module="sim.studies.runner.processes", args=args)
     assert interrupted(ran(code, tmp_path))
 
 

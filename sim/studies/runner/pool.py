@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
-from multiprocessing import resource_tracker
-from types import ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.base.errors import CheckFailed
 from sim.base.interrupts import POLL_S, heard, held
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # A call: a function of a module and its arguments, which a process of its own can import and receive.
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -73,7 +67,9 @@ def finished(
     Raises:
         CancelledError: a call was dropped. Whatever a call itself raises.
     """
-    order, indices = Order(calls), dict[Future[Any], int]()
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    order, indices = Order(calls), dict["Future[Any]", int]()
 
     def begin(some: Sequence[tuple[int, Call]]) -> set[Future[Any]]:
         begun = {submit(call): index for index, call in some}
@@ -116,9 +112,11 @@ def answers(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], N
             ready.extendleft(reversed(order.freed(index, answer)))  # next: what they need is at hand
             yield index, answer
         return
+    from sim.studies.runner.processes import pooled
+
     # The pool's own threads set events that this one waits for: Ctrl-C must not come in the middle of that.
     with held():
-        yield from _pooled(calls, workers)
+        yield from pooled(calls, workers)
 
 
 def in_order(
@@ -134,68 +132,3 @@ def in_order(
             found[index] = answer
             done(len(found), len(calls))
     return [found[index] for index in range(len(calls))]
-
-
-def _pooled(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
-
-    def submit(call: Call) -> Future[Any]:
-        with _interrupts_held(), _main_hidden():
-            return pool.submit(call[0], *call[1])
-
-    try:
-        yield from finished(calls, submit)
-    except BrokenProcessPool:
-        raise CheckFailed(
-            f"a worker process ended without an answer (out of memory?); repeat it with fewer than --workers {workers}"
-        ) from None
-    except BaseException:
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _settle() -> None:
-    """What a worker does first: leave Ctrl-C, which reaches every process of a terminal, to the one that started it,
-    and end with it, however that one ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-@contextmanager
-def _main_hidden() -> Iterator[None]:
-    """While processes start, no script is told to them: what they run lies in modules, and a script that calls this
-    without `if __name__ == "__main__"` would be run again by each."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """While processes start, Ctrl-C waits: they inherit that it does, so none of them dies with a traceback before it
-    has settled, and the one that starts them hears of it afterwards. Windows has no signal masks and no such start."""
-    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    resource_tracker.ensure_running()  # it would lift the mask when it starts
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)

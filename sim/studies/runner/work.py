@@ -6,7 +6,7 @@ recording, timed by their own prices. Where a price or time had a part in a deci
 
 from __future__ import annotations
 
-import multiprocessing
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -99,11 +99,17 @@ def meaning(setup: Setup) -> Resolved:
         n_layers=n_layers,
         drive="" if setup.tier is None else setup.tier.why,
     )
-    if found.id not in _READY and len(_READY) < MOST_READY and multiprocessing.parent_process() is None:
+    if found.id not in _READY and len(_READY) < MOST_READY and not _in_pool():
         _READY[found.id] = replace(setup, spec=found.spec)
     else:
         setup.close()
     return found
+
+
+def _in_pool() -> bool:
+    """Whether this process answers another's calls."""
+    module = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
 
 
 def _mistake(error: Exception, spec: RunSpec) -> str:

@@ -1,0 +1,85 @@
+"""Processes that answer calls, start without a word to scripts, leave Ctrl-C to their parent, and end with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from types import ModuleType
+from typing import Any
+
+from sim.base.errors import CheckFailed
+from sim.studies.runner.pool import Call, finished
+
+
+def pooled(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:
+    """`sim.studies.runner.pool.answers` by so many of them. Raises CheckFailed where one ended without an answer."""
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
+
+    def submit(call: Call) -> Future[Any]:
+        with _interrupts_held(), _main_hidden():
+            return pool.submit(call[0], *call[1])
+
+    try:
+        yield from finished(calls, submit)
+    except BrokenProcessPool:
+        raise CheckFailed(
+            f"a worker process ended without an answer (out of memory?); repeat it with fewer than --workers {workers}"
+        ) from None
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _settle() -> None:
+    """What a worker does first: leave Ctrl-C, which reaches every process of a terminal, to the one that started it,
+    and end with it, however that one ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """While processes start, no script is told to them: what they run lies in modules, and a script that calls this
+    without `if __name__ == "__main__"` would be run again by each."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """While processes start, Ctrl-C waits: they inherit that it does, so none of them dies with a traceback before it
+    has settled, and the one that starts them hears of it afterwards. Windows has no signal masks and no such start."""
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    resource_tracker.ensure_running()  # it would lift the mask when it starts
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
