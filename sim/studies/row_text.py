@@ -35,19 +35,23 @@ class Column:
 
     Attributes:
         unit: as pages call units; nothing for words. read: its value for a run. show: the value as text.
+        mark: what is said behind that.
     """
 
     title: str
     unit: str
     read: Callable[[Row], Any]
     show: Callable[[Any], str] | None = None
+    mark: Callable[[Row], str] = lambda _: ""
 
     def text(self, row: Row) -> str:
         """The cell of a table."""
         value = self.read(row)
         if isinstance(value, str):
             return value
-        return "-" if value is None else self.show(value) if self.show else show_value(value, self.unit)
+        if value is None:
+            return "-"
+        return (self.show(value) if self.show else show_value(value, self.unit)) + self.mark(row)
 
 
 @dataclass
@@ -87,11 +91,13 @@ class Table:
             )
         if name == "note":
             return Column("note", "", lambda row: ", ".join(self.caveats(row, MOST_IN_A_CELL)))
-        figure, queues = row_of(name), name == "queue_s.mean"
+        figure = row_of(name)
         assert figure is not None
-        unit = "" if figure.kind == "text" else plot_unit(name)
-        # Without arrivals nothing queues.
-        return Column(label_of(name), unit, lambda row: None if queues and not row.ran.load else figure.read(row.ran))
+        if name == "queue_s.mean":
+            return Column("queue", "s", lambda row: row.ran.load and row.ran.queue_s.mean, mark=_grows)
+        return Column(
+            label_of(name), "" if figure.kind == "text" else plot_unit(name), lambda row: figure.read(row.ran)
+        )
 
     def text(
         self,
@@ -143,6 +149,10 @@ class Table:
         lines += [f"all of them: {', '.join(self.shared)}"] if self.shared else []
         lines += [bound_line(self.common, where) + beside] if self.common else []
         return fold("".join(f"{line}\n" for line in ("", *lines))) if lines else ""
+
+
+def _grows(row: Row) -> str:
+    return ", grows" if row.ran.load is not None and not row.ran.load.stable else ""
 
 
 def _whole_percent(frac: float) -> str:
