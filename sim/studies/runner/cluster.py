@@ -20,7 +20,7 @@ from sim.studies.runner.pool import finished
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from sim.studies.runner.pool import Answers, Call
+    from sim.studies.runner.pool import After, Answers, Call
 
 CONNECT_S = 10.0
 CLOSE_S = 2.0
@@ -44,10 +44,10 @@ def answers_of(address: str) -> Answers:
             f"--cluster, got {address!r}: an address is tcp://HOST:PORT or tls://HOST:PORT, as `dask scheduler` prints "
             "it"
         )
-    return lambda calls, _: _answers(address, calls)
+    return lambda calls, _workers, after=None: _answers(address, calls, after)
 
 
-def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], None, None]:
+def _answers(address: str, calls: Sequence[Call], after: After | None) -> Generator[tuple[int, Any], None, None]:
     if not calls:
         return
     import distributed
@@ -75,7 +75,7 @@ def _answers(address: str, calls: Sequence[Call]) -> Generator[tuple[int, Any], 
                 if client.status != "running":
                     raise ConnectionError("it has gone")
 
-            yield from finished(calls, submit, look)
+            yield from finished(calls, submit, after, look)
         except MoesimError:
             raise
         except KilledWorker:

@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from sim.base.errors import CheckFailed
-from sim.studies.runner.pool import Call, finished
+from sim.studies.runner.pool import After, Call, finished
 
 
-def pooled(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], None, None]:
+def pooled(calls: Sequence[Call], workers: int, after: After | None) -> Generator[tuple[int, Any], None, None]:
     """`sim.studies.runner.pool.answers` by so many of them. Raises CheckFailed where one ended without an answer."""
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
@@ -29,7 +29,7 @@ def pooled(calls: Sequence[Call], workers: int) -> Generator[tuple[int, Any], No
             return pool.submit(call[0], *call[1])
 
     try:
-        yield from finished(calls, submit)
+        yield from finished(calls, submit, after)
     except BrokenProcessPool:
         raise CheckFailed(
             f"a worker process ended without an answer (out of memory?); repeat it with fewer than --workers {workers}"

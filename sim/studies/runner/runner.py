@@ -5,6 +5,7 @@ Points are what names mean here and now (`sim.studies.runner.work.Resolved`); an
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,9 +16,9 @@ from sim.bounds.time_bound import LowerBound
 from sim.figures import SCHEMA
 from sim.results.record import Result
 from sim.results.sampling import Sample, samples
-from sim.studies.runner.pool import Answers, Awaited, answers, n_cores
+from sim.studies.runner.pool import Answers, answers, n_cores
 from sim.studies.runner.records import BOUNDS, LAYERED, POINTS, Records
-from sim.studies.runner.work import OK, RECORDED, Resolved, bound_record, carried_out, only_bound
+from sim.studies.runner.work import OK, Answer, Resolved, bound_record, carried_out, only_bound
 
 if TYPE_CHECKING:
     from sim.studies.runner.pool import Call
@@ -120,6 +121,7 @@ class Runner:
         for row in missing:
             families.setdefault(row.family or row.id, []).append(row)
         work: list[tuple[Resolved, Call]] = []
+        waiting: dict[int, list[tuple[Resolved, Call]]] = defaultdict(list)  # for the answer of the call of that index
         begun: set[str] = set()
 
         def lacking(row: Resolved) -> str:
@@ -131,16 +133,24 @@ class Runner:
         # Those of a family one after the other, while their recording is at hand; the first tells the others. A bound
         # is worked out with the first point that needs it and is to run anyway.
         for some in families.values():
-            first, shared = len(work), tells and len(some) > 1
+            shared = tells and len(some) > 1
             for row in some:
                 family = row.family if alone or len(some) > 1 else ""
-                told = Awaited(first, RECORDED) if shared and len(work) > first else None
-                given = (row.spec, row.id, row.cpu, lacking(row), family, shared, told, self._by_layer)
-                work.append((row, (carried_out, given)))
+                given = (row.spec, row.id, row.cpu, lacking(row), family, shared, self._by_layer)
+                later = shared and row is not some[0]
+                (waiting[len(work) - 1] if later else work).append((row, (carried_out, given)))
         work += [(row, (only_bound, (row.spec, row.cpu, bound))) for row in ready if (bound := lacking(row))]
+        n_all = len(work) + sum(map(len, waiting.values()))
+
+        def after(index: int, answer: Answer) -> list[tuple[int, Call]]:
+            more = [(row, (run, (*given, answer.recorded))) for row, (run, given) in waiting.pop(index, ())]
+            work.extend(more)
+            return [(at, work[at][1]) for at in range(len(work) - len(more), len(work))]
+
         there = len(ready) - len(missing)
         n_timed = 0
-        with closing(self.pool([call for _, call in work], workers)) as stream:
+        calls = [call for _, call in work]
+        with closing(self.pool(calls, min(workers, n_all), after if waiting else None)) as stream:
             for n_done, (index, answer) in enumerate(stream, 1):
                 row, _ = work[index]
                 if answer.bound is not None:
@@ -149,7 +159,7 @@ class Runner:
                     self.records.put(self._kind, row.id, answer.point)
                     self._walls_s[row.id] = answer.wall_s
                 n_timed += answer.by_recording
-                self.progress(n_done, len(work), title(min(there + n_done, len(ready)), len(ready)))
+                self.progress(n_done, n_all, title(min(there + n_done, len(ready)), len(ready)))
         return Work(there, len(missing) - n_timed, n_timed)
 
     def outcome(self, row: Resolved, bounds: bool = False) -> Outcome:

@@ -217,9 +217,6 @@ class Answer(NamedTuple):
     wall_s: float = 0.0
 
 
-RECORDED = Answer._fields.index("recorded")
-
-
 def carried_out(
     spec: RunSpec,
     id_: str,
@@ -227,8 +224,8 @@ def carried_out(
     bound: str = "",
     family: str = "",
     shared: bool = False,
-    recorded: bytes | None = None,
     by_layer: bool = False,
+    recorded: bytes | None = None,
 ) -> Answer:
     """One run as plain data: its result without the time that it took, and what is ranked of every request.
 
@@ -238,8 +235,8 @@ def carried_out(
     Args:
         cpu, bound: the lower bound by that id, which others share, is answered, too; none where the id is empty.
         family: of points that may be timed by one another's decisions; '': it has none. shared: others ask what this
-            one finds out. recorded: what another process answered to that; None: nothing.
-        by_layer: keep `by_layer` too, a hundred times the rest.
+            one finds out. by_layer: keep `by_layer` too, a hundred times the rest.
+        recorded: what another process found out; None: nothing.
     """
     from sim.results.sampling import times_of
 
