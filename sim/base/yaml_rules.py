@@ -44,7 +44,7 @@ class _Rules(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.reso
 
     def resolve(self, kind: type[yaml.Node], value: str, implicit: Any) -> str:
         """`1:8` is text, a range of a sweep, and no number of base 60."""
-        tag: str = super().resolve(kind, value, implicit)
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         return "tag:yaml.org,2002:str" if tag.endswith((":int", ":float")) and ":" in value else tag
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
