@@ -317,7 +317,7 @@ class Curves:
 
     def table(self) -> str:
         """Hit rates by size, a column for each curve."""
-        from sim.base.tables import render, table
+        from sim.base.tables import tabled
 
         blocks = []
         alike: dict[tuple[str, int], list[Curve]] = {}
@@ -326,11 +326,12 @@ class Curves:
         for (trace, n_all), curves in alike.items():
             sizes = sorted({n for curve in curves for n in self.sizes(curve)})
             step = max(1, -(-len(sizes) // MOST_SHOWN))
-            shown = table("experts", "share", *(curve.title for curve in curves))
-            for n in sizes[step - 1 :: step]:
-                rates = [show_frac(curve.rate(n)) if n >= curve.least else "-" for curve in curves]
-                shown.add_row(str(n), show_frac(n / n_all), *rates)
-            blocks.append(f"{trace}: decode hits by room\n\n{render(shown, spare=())}")
+            rows = [
+                [str(n), show_frac(n / n_all), *(show_frac(c.rate(n)) if n >= c.least else "-" for c in curves)]
+                for n in sizes[step - 1 :: step]
+            ]
+            titles = ["experts", "share", *(curve.title for curve in curves)]
+            blocks.append(f"{trace}: decode hits by room\n\n{tabled(titles, rows, (), ())}")
         return "\n".join(blocks)
 
 

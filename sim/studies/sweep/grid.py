@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
 
+import msgspec
+
 from sim.base.errors import BadInput
-from sim.base.json import to_json
 from sim.options import OPTIONS, RunSpec, option_meant, spec_of
 from sim.policy.policy_file import split
 from sim.profiles.overrides import of_profile
@@ -171,14 +172,13 @@ def points_of(blocks: list[Block], most: int) -> tuple[list[Point], int]:
         raise BadInput(
             f"grid, got {n:,} points: more than {most:,}; narrow an axis, or say that you mean it with --max-points {n}"
         )
-    found: dict[tuple[Any, ...], Point] = {}
+    found: dict[bytes, Point] = {}
     for block in blocks:
         for point in block.points():
             found.setdefault(key_of(point.spec), point)
     return list(found.values()), n - len(found)
 
 
-def key_of(spec: RunSpec) -> tuple[Any, ...]:
+def key_of(spec: RunSpec) -> bytes:
     """What tells specifications apart; 1 and true do not compare equal here."""
-    fields = (getattr(spec, name) for name in spec.__struct_fields__ if name not in ("set", "slo"))
-    return (*fields, to_json(spec.slo), *sorted((key, type(value).__name__, value) for key, value in spec.set.items()))
+    return msgspec.json.encode(spec, order="sorted")
