@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -504,6 +505,19 @@ class TestSummary:
         assert answer(both, summarise(both)).startswith("a: fastest in both settings of hw; least of all 1.05 s ")
         alone = rows[:2]
         assert answer(alone, summarise(alone)) == "a: 1.05 s per token on x over 2 requests, 1.95x faster than b"
+
+    def test_of_bounds_alone_all_are_listed(self) -> None:
+        from sim.studies.runner.runner import Work
+        from sim.studies.sweep.summary import summarise
+        from sim.studies.sweep.sweep import Swept
+
+        rows = [self.row("o", hw, (0.1, 0.1), 1, "oracle") for hw in ("x", "y")]
+        for row in rows:
+            row.result.hit_rate, row.result.lower_bound, row.result.bottleneck = 0.5, None, SimpleNamespace(resource="")
+            row.result.ttft_s = row.result.tpot_s
+        found = Swept(rows, summarise(rows, ["hw"]), 0, Work(0, 2, 0))
+        assert found.words.answer() == "only bounds ran"
+        assert [line.split("  ")[0] for line in found.table().splitlines()[2:4]] == ["o (hw x)", "o (hw y)"]
 
     def test_one_policy_competes_by_its_settings(self) -> None:
         from sim.studies.sweep.summary import summarise

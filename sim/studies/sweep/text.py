@@ -12,10 +12,11 @@ from sim.base.units import GIB, RAM, show_count
 from sim.results.routing_words import of_results
 from sim.setup.naming import machine_of, show
 from sim.studies.row_text import LOAD, Table, few, keeps_slo, lead, pace, set_for_all, show_ratio, thrifty
+from sim.studies.rows import Group
 from sim.studies.sweep.summary import Summary, settings_of
 
 if TYPE_CHECKING:
-    from sim.studies.rows import Group, Row
+    from sim.studies.rows import Row
     from sim.studies.runner.runner import Work
 
 MOST = 40, 3
@@ -143,18 +144,23 @@ class SweepText:
         return f"{text}; {', '.join(told)}"
 
     def tables(self) -> str:
-        """The points of the only group there is, or the best of each; the Pareto front; and what did not run."""
-        groups = self.found.groups
-        ran = any(group.rows for group in groups)
-        main = (self._points(groups[0]) if len(groups) == 1 else self._best()) if ran else ""
+        """The points of the only group there is, or the best of each; the Pareto front; and what did not run.
+
+        Where nothing but bounds ran, all of them stand in one table.
+        """
+        groups, ran = self.found.groups, [row for row in self.rows if row.result is not None]
+        if len(groups) > 1 and self.groups:
+            main = self._best()
+        else:
+            main = self._points(groups[0] if len(groups) == 1 else Group(ran)) if ran else ""
         return "\n".join(filter(None, [main, *self._fronts(), fold("".join(self._not_run()))]))
 
     def _points(self, group: Group) -> str:
         """Fastest first, bounds among them."""
         table = Table(group.rows, group.ranks, self.found.common, most=MOST)
         columns = f"rank tpot_s.mean above ttft_s.mean {LOAD} hit_rate peak_vram_bytes bottleneck.resource note"
-        text = table.text(["point"], lambda row: [self.title(row)], columns)
-        return text + _more(len(group.rows), "points") + table.below(self.title, *self._bound())
+        text = table.text(["point"], lambda row: [self._where(row)], columns)
+        return text + _more(len(group.rows), "points") + table.below(self._where, *self._bound())
 
     def _best(self) -> str:
         """One row per group: its settings, the fastest, and the next."""
