@@ -31,13 +31,7 @@ from sim.results.grounds import show_figure
     "--yaml", "as_yaml", is_flag=True, help="Print NAME's file without aliases and note: a start for your own."
 )
 def command(
-    name: str | None,
-    settings: tuple[str, ...],
-    link: str | None,
-    links: bool,
-    cpus: bool,
-    as_json: bool,
-    as_yaml: bool,
+    name: str | None, settings: tuple[str, ...], link: str | None, links: bool, cpus: bool, as_json: bool, as_yaml: bool
 ) -> None:
     """List hardware profiles, or show one: an id, an alias, or a profile file."""
     if links or cpus:
@@ -50,9 +44,8 @@ def command(
     if changes.model or changes.engine or changes.policy or changes.policies:
         raise BadInput("--set, got a key of something else: only hw.* belongs here; write e.g. --set hw.cpu=xeon-8358p")
     if as_yaml:
-        click.echo(
-            profiles.as_a_start(GPUS, "hardware profile", name, alone=not (settings or link or as_json)), nl=False
-        )
+        alone = not (settings or link or as_json)
+        click.echo(profiles.as_a_start(GPUS, "hardware profile", name, alone=alone), nl=False)
         return
     if name is None:
         if link is not None:
@@ -96,17 +89,11 @@ def _list(found: list[Hardware]) -> str:
     rows = table("id", "VRAM", "PCIe", "H2D pinned", "", "GPU memory", "", "bf16", "", "CPU")
     for hw in found:
         bf16, up = hw.gpu.flops_per_s.get("bf16"), hw.h2d.bandwidth_bytes_per_s
-        link = (_bus(hw.gpu.link), show_rate(up.value), up.source)
-        rows.add_row(
-            hw.id,
-            show_bytes(hw.vram_bytes.value),
-            *(("one memory", "-", "") if hw.one_memory else link),
-            show_rate(hw.gpu.memory_bandwidth_bytes_per_s.value),
-            hw.gpu.memory_bandwidth_bytes_per_s.source,
-            _show("flops_per_s", bf16.value) if bf16 else "-",
-            bf16.source if bf16 else "",
-            hw.cpu.id,
-        )
+        memory = hw.gpu.memory_bandwidth_bytes_per_s
+        link = ("one memory", "-", "") if hw.one_memory else (_bus(hw.gpu.link), show_rate(up.value), up.source)
+        flops = (_show("flops_per_s", bf16.value), bf16.source) if bf16 else ("-", "")
+        size, reads = show_bytes(hw.vram_bytes.value), (show_rate(memory.value), memory.source)
+        rows.add_row(hw.id, size, *link, *reads, *flops, hw.cpu.id)
     return render(rows) + f"{len(found)} profiles. `moesim hw NAME` shows every figure, its source, and aliases.\n"
 
 
@@ -132,15 +119,8 @@ def _cpus() -> str:
     found = [load_cpu(key) for key in bundled(CPUS, ".yaml")]
     for cpu in found:
         read, flops = cpu.memory_bandwidth_bytes_per_s, cpu.flops_per_s
-        rows.add_row(
-            cpu.id,
-            str(cpu.n_cores),
-            show_rate(read.value),
-            read.source,
-            _show("flops_per_s", flops.value),
-            flops.source,
-            cpu.note,
-        )
+        rates = show_rate(read.value), read.source, _show("flops_per_s", flops.value), flops.source
+        rows.add_row(cpu.id, str(cpu.n_cores), *rates, cpu.note)
     told = "`--set hw.cpu=ID` puts one beside a card, `--set hw.cpu.memory_bytes=64GB` says how much memory it has"
     return render(rows) + f"{len(found)} CPUs. {told}.\n"
 

@@ -50,22 +50,13 @@ def command(name: str | None, settings: tuple[str, ...], as_json: bool, as_yaml:
         say(_page(model), nl=False)
 
 
+FACTS = ("id", "name", "aliases", "n_moe_layers", "n_experts", "top_k", "native_precision")
+SIZES = ("total_params", "active_params", "expert_bytes", "routed_bytes", "dense_bytes", "all_miss_bytes_per_token")
+
+
 def _summary(model: Model) -> dict[str, Any]:
-    return {
-        "id": model.id,
-        "name": model.name,
-        "aliases": list(model.aliases),
-        "n_moe_layers": model.n_moe_layers,
-        "n_experts": model.n_experts,
-        "top_k": model.top_k,
-        "native_precision": model.native_precision,
-        "total_params": model.total_params(),
-        "active_params": model.active_params(),
-        "expert_bytes": model.expert_bytes(),
-        "routed_bytes": model.routed_bytes(),
-        "dense_bytes": model.dense_bytes(),
-        "all_miss_bytes_per_token": model.all_miss_bytes_per_token(),
-        "kv_bytes_per_token": model.kv_bytes_per_token(),
+    return {name: getattr(model, name) for name in FACTS} | {
+        name: getattr(model, name)() for name in (*SIZES, "kv_bytes_per_token")
     }
 
 
@@ -104,26 +95,19 @@ def _details(model: Model) -> dict[str, Any]:
 def _list(models: list[Model]) -> str:
     rows = table("id", "layers x experts, k", "shared", "expert", "all experts", "rest", "all-miss/token", "KV/token")
     for model in models:
-        rows.add_row(
-            model.id,
-            f"{model.n_moe_layers} x {model.n_experts}, {model.top_k}",
-            str(model.n_shared_experts or "-"),
-            show_bytes(model.expert_bytes()),
-            show_bytes(model.routed_bytes()),
-            show_bytes(model.dense_bytes()),
-            show_bytes(model.all_miss_bytes_per_token()),
-            show_bytes(model.kv_bytes_per_token()),
-        )
+        sizes = (model.expert_bytes(), model.routed_bytes(), model.dense_bytes(), model.all_miss_bytes_per_token())
+        shape = f"{model.n_moe_layers} x {model.n_experts}, {model.top_k}"
+        cells = map(show_bytes, (*sizes, model.kv_bytes_per_token()))
+        rows.add_row(model.id, shape, str(model.n_shared_experts or "-"), *cells)
     return render(rows) + f"{len(models)} models, bytes in bf16. `moesim models NAME` shows precisions and sources.\n"
 
 
 def _page(model: Model) -> str:
-    lines = [
+    head = (
         f"{model.name} ({model.id}): {_params(model.total_params())} parameters, "
         f"{show_bytes(model.expert_bytes())} per expert, {show_bytes(model.all_miss_bytes_per_token())} per token "
-        "if every expert misses (bf16)",
-        "",
-    ]
+        "if every expert misses (bf16)\n"
+    )
     facts = table("geometry", "", numbers=False)
     for label, value in _geometry(model):
         facts.add_row(label, value)
@@ -133,40 +117,34 @@ def _page(model: Model) -> str:
         _sizes(model, "GGUF block types", [name for name in known if name in BLOCKS and name not in PLAIN]),
         _sizes(model, "GGUF files", [name for name in known if name not in BLOCKS and name not in PLAIN]),
     ]
+    dense = model.dense_layers or (model.encoder is not None and model.encoder.dense_layers)
+    of_layer = {
+        "attention": model.attention_bytes(),
+        "gate": model.gate_bytes(),
+        "shared experts": model.shared_expert_bytes() if model.n_shared_experts else None,
+        "dense FFN": model.dense_ffn_bytes() if dense else None,
+        "KV cache per token": model.kv_bytes_per_token_per_layer(),
+        "KV cache per token, all layers": model.kv_bytes_per_token(),
+        "input embedding": model.embedding_bytes(),
+        "output head": model.head_bytes(),
+    }
     parts = table("one layer, bf16", "bytes")
-    parts.add_row("attention", show_bytes(model.attention_bytes()))
-    parts.add_row("gate", show_bytes(model.gate_bytes()))
-    if model.n_shared_experts:
-        parts.add_row("shared experts", show_bytes(model.shared_expert_bytes()))
-    if model.dense_layers or (model.encoder is not None and model.encoder.dense_layers):
-        parts.add_row("dense FFN", show_bytes(model.dense_ffn_bytes()))
-    parts.add_row("KV cache per token", show_bytes(model.kv_bytes_per_token_per_layer()))
-    parts.add_row("KV cache per token, all layers", show_bytes(model.kv_bytes_per_token()))
-    parts.add_row("input embedding", show_bytes(model.embedding_bytes()))
-    parts.add_row("output head", show_bytes(model.head_bytes()))
-    checks = table("parameters", "computed", "published", "difference")
-    published = model.published
-    for label, ours, theirs in (
-        ("total", model.total_params(), published.total_params),
-        (
-            f"active ({_COUNTS[published.active_counts]})",
-            model.active_params(published.active_counts),
-            published.active_params,
-        ),
-    ):
+    for label, n_bytes in of_layer.items():
+        if n_bytes is not None:
+            parts.add_row(label, show_bytes(n_bytes))
+    checks, published = table("parameters", "computed", "published", "difference"), model.published
+    counts = published.active_counts
+    active = f"active ({_COUNTS[counts]})", model.active_params(counts), published.active_params
+    for label, ours, theirs in (("total", model.total_params(), published.total_params), active):
         gap = _error(ours, theirs)
-        checks.add_row(
-            label,
-            f"{ours:,}",
-            "-" if theirs is None else f"{theirs / 1e9:g}B",
-            "-" if gap is None else f"{100 * gap:+.2f} %",
-        )
+        said = ("-", "-") if theirs is None or gap is None else (f"{theirs / 1e9:g}B", f"{100 * gap:+.2f} %")
+        checks.add_row(label, f"{ours:,}", *said)
     notes = [("source", model.source), ("published", published.source), ("", published.note), ("note", model.note)]
     tables = [facts, *(part for part in sizes if part.row_count), parts, checks]
     if published.files:
         tables.append(_files(model))
-    text = "\n".join(lines) + "\n".join(render(part) for part in tables)
-    return text + "".join(f"{label or 'why'}: {note}\n" for label, note in notes if note)
+    told = "".join(f"{label or 'why'}: {note}\n" for label, note in notes if note)
+    return head + "\n".join(render(part) for part in tables) + told
 
 
 def _precisions(model: Model) -> list[str]:
@@ -184,16 +162,11 @@ def _sizes(model: Model, title: str, precisions: list[str]) -> Table:
     for precision in precisions:
         routed, dense = model.routed_bytes(precision), model.dense_bytes(precision)
         bits = BITS_PER_PARAM[precision] if precision in PLAIN else 8 * routed / model.routed_params()
-        sizes.add_row(
-            precision + (" (released)" if precision == model.native_precision else ""),
-            f"{bits:g}" if precision in PLAIN or precision in BLOCKS else f"{bits:.4g}",
-            show_bytes(model.expert_bytes(precision)),
-            *([_by_layer(model, precision)] if mixed else []),
-            show_bytes(routed),
-            show_bytes(dense),
-            show_bytes(routed + dense),
-            show_bytes(model.all_miss_bytes_per_token(precision)),
-        )
+        name = precision + (" (released)" if precision == model.native_precision else "")
+        per_param = f"{bits:g}" if precision in PLAIN or precision in BLOCKS else f"{bits:.4g}"
+        by_layer = [_by_layer(model, precision)] if mixed else []
+        cells = map(show_bytes, (routed, dense, routed + dense, model.all_miss_bytes_per_token(precision)))
+        sizes.add_row(name, per_param, show_bytes(model.expert_bytes(precision)), *by_layer, *cells)
     return sizes
 
 
@@ -207,14 +180,10 @@ def _files(model: Model) -> Table:
     """Released files beside what the precision gives, tables in host memory included."""
     files = table("released files", "computed", "published", "difference", "source", numbers=False)
     for file in model.published.files:
-        ours = _file_bytes(model, file.precision)
+        ours = sum(part(file.precision) for part in (model.routed_bytes, model.dense_bytes, model.host_bytes))
         gap = f"{100 * (ours / file.bytes - 1):+.2f} %"
         files.add_row(file.precision, show_bytes(ours), show_bytes(round(file.bytes)), gap, file.source)
     return files
-
-
-def _file_bytes(model: Model, precision: str) -> int:
-    return model.routed_bytes(precision) + model.dense_bytes(precision) + model.host_bytes(precision)
 
 
 _COUNTS = {"all": "all", "head": "without input embedding", "none": "without embeddings"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import click
 
-from sim.base.tables import fold
+from sim.base.tables import fold, plain, render
 
 
 def say(text: str = "", nl: bool = True, bold: bool = False) -> None:
@@ -18,6 +19,14 @@ def say(text: str = "", nl: bool = True, bold: bool = False) -> None:
 def note(text: str) -> None:
     """Beside the answer: what was asked for and cannot be had in full."""
     click.echo(text, err=True)
+
+
+def say_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Rows under their titles, without a rule."""
+    content = plain(*titles)
+    for row in rows:
+        content.add_row(*row)
+    say(render(content), nl=False)
 
 
 class Tabled(Protocol):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sim.base.errors import BadInput, CheckFailed
 from sim.base.units import show_bytes, show_count, show_frac
-from sim.cli import traces_compose, traces_convert, traces_fit, traces_realism, traces_squeeze, traces_synth
+from sim.cli import traces_stats, traces_synth, traces_write
 from sim.cli.progress import bar
 from sim.cli.say import say
 
@@ -43,14 +44,8 @@ def command(ctx: click.Context) -> None:
         _list()
 
 
-command.add_command(traces_convert.command)
-command.add_command(traces_compose.command)
-command.add_command(traces_fit.command)
-command.add_command(traces_squeeze.squeeze)
-command.add_command(traces_squeeze.unsqueeze)
-command.add_command(traces_synth.command)
-command.add_command(traces_synth.stats_command)
-command.add_command(traces_realism.command)
+for _one in (*traces_write.COMMANDS, *traces_synth.COMMANDS, *traces_stats.COMMANDS):
+    command.add_command(_one)
 
 
 @command.command("list", short_help="The bundled traces: models, text, quality, routing.")
@@ -69,11 +64,9 @@ def list_() -> None:
                 head = trace.header
                 origins.append((name, head.model_source, f"{head.text_source}; {head.text_licence}", trace.sha256))
             progress(i + 1, len(names))
-    facts = dict.fromkeys(fact for column in columns for fact in column)
-    rows = [(fact, *(column.get(fact, "-") for column in columns)) for fact in facts]
     facts_by_trace = plain("fact", *names, numbers=False)
-    for row in rows:
-        facts_by_trace.add_row(*row)
+    for fact in dict.fromkeys(fact for column in columns for fact in column):
+        facts_by_trace.add_row(fact, *(column.get(fact, "-") for column in columns))
     say(render(facts_by_trace), nl=False)
     for name, model, text, digest in origins:
         say(f"\n{name}\n  model   {model}\n  text    {text}\n  sha256  {digest}")
@@ -92,14 +85,9 @@ def _list() -> None:
     prose(table, 1, 4, 5)
     for name in names:
         with open_trace(name) as trace:
-            table.add_row(
-                name + (" (default)" if name == DEFAULT else ""),
-                trace.header.shape,
-                f"{trace.n_requests:,}",
-                f"{trace.n_tokens:,}",
-                _levels(trace),
-                ", ".join(trace.header.labels) or "-",
-            )
+            title, head = name + (" (default)" if name == DEFAULT else ""), trace.header
+            counts = f"{trace.n_requests:,}", f"{trace.n_tokens:,}"
+            table.add_row(title, head.shape, *counts, _levels(trace), ", ".join(head.labels) or "-")
     say(render(table), nl=False)
 
 
@@ -151,10 +139,8 @@ def check(trace: str, every: bool) -> None:
     for faults in found.values():
         for fault in faults:
             click.echo(fault, err=True)
-    n_faults, remedy = (
-        sum(map(len, found.values())),
-        "correct the recorder and write the trace again, or copy a damaged file again",
-    )
+    n_faults = sum(map(len, found.values()))
+    remedy = "correct the recorder and write the trace again, or copy a damaged file again"
     more = " or more" if n_faults == ALL_FAULTS else ""
     if "experts" in found:
         raise BadInput(f"{where}got {n_faults}{more} faults: a trace has none, and every run reads experts; {remedy}")
@@ -168,25 +154,23 @@ def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
     """Everything `show` prints, as plain data; what cannot be computed is null."""
     from traces.stats import figures as stats
 
-    header, gate = trace.header, trace.header.gate
+    header = trace.header
     n_steps = 1 + len(stats.LAGS) + len(stats.recorded_distances(trace))
     sample = None if every else stats.evenly(trace, SHOW_ROWS)
     counts = stats.popularity(trace, requests=sample)
     progress(1, n_steps)
     decode = trace.requests.n_decode_rows > 0
-    overlap = {}
+    overlap: dict[str, Any] = {}
     for lag in stats.LAGS:
         share, n_pairs = stats.next_token_overlap(trace, lag, decode, sample)
         overlap[str(lag)] = {"share": _number(share.mean()), "n": n_pairs}
         progress(1 + len(overlap), n_steps)
-    accuracy = {}
+    accuracy: dict[str, Any] = {}
     for distance in stats.recorded_distances(trace):
         found = stats.prediction_accuracy(trace, distance, sample)
-        accuracy[str(distance)] = {
-            "recorded": [_number(value) for value in found.recorded],
-            "popular": [_number(value) for value in found.popular],
-            "n": [int(value) for value in found.n],
-        }
+        shares = {"recorded": found.recorded, "popular": found.popular}
+        accuracy[str(distance)] = {name: list(map(_number, share)) for name, share in shares.items()}
+        accuracy[str(distance)]["n"] = found.n.tolist()
         progress(1 + len(overlap) + len(accuracy), n_steps)
     n_bytes = trace.path.stat().st_size
     whole = every or n_bytes <= HASH_BYTES
@@ -198,19 +182,10 @@ def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
         "model": header.model,
         "model_source": header.model_source,
         "stands_for": header.stands_for or None,
-        "n_layers": trace.n_layers,
-        "n_experts": trace.n_experts,
-        "top_k": trace.top_k,
-        "gate": {
-            "score": gate.score,
-            "renormalised": gate.renormalised,
-            "selection": gate.selection,
-            "scaling": gate.scaling,
-        },
+        **{name: getattr(header, name) for name in ("n_layers", "n_experts", "top_k")},
+        "gate": asdict(header.gate),
         "expert_order": header.expert_order,
-        "tokenizer": header.tokenizer or None,
-        "text_source": header.text_source or None,
-        "text_licence": header.text_licence or None,
+        **{name: getattr(header, name) or None for name in ("tokenizer", "text_source", "text_licence")},
         "labels": list(header.labels),
         "created_by": header.created_by,
         "notes": header.notes or None,
@@ -223,7 +198,7 @@ def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
         "n_requests": trace.n_requests,
         "statistics_of_tokens": trace.n_tokens if sample is None else sum(request.n_rows for request in sample),
         "splits": {split: len(trace.requests.in_split(split)) for split in ("store", "test")},
-        "lengths": [{field: getattr(row, field) for field in row.__dataclass_fields__} for row in stats.lengths(trace)],
+        "lengths": list(map(asdict, stats.lengths(trace))),
         "entropy_by_layer": [_number(value) for value in stats.normalised_entropy(counts)],
         "dead_experts": stats.dead_experts(counts),
         "next_token_overlap": {"rows": "decode" if decode else "all", "by_lag": overlap},
@@ -263,12 +238,8 @@ def _show(facts: dict[str, Any]) -> None:
         shown = value if len(value) <= SHOW_CHARACTERS else f"{value[:SHOW_CHARACTERS]} ... (--json has all of it)"
         row(name, shown + (f" ({MEANINGS[name]})" if name in MEANINGS else ""))
     for task in facts["lengths"]:
-        row(
-            f"lengths {task['task']}".strip(),
-            f"{show_count(task['n_requests'], 'request')}, "
-            f"prompt {task['prompt_mean']:.1f} (max {task['prompt_max']}), "
-            f"outputs {task['outputs_mean']:.1f} (max {task['outputs_max']})",
-        )
+        said = (f"{key} {task[f'{key}_mean']:.1f} (max {task[f'{key}_max']})" for key in ("prompt", "outputs"))
+        row(f"lengths {task['task']}".strip(), ", ".join((show_count(task["n_requests"], "request"), *said)))
     if facts["statistics_of_tokens"] < facts["n_tokens"]:
         row("statistics", f"of {facts['statistics_of_tokens']:,} tokens, whole requests; --all takes every one")
     row("popularity entropy", f"{min(entropy):.3f} to {max(entropy):.3f} of even, by layer")

@@ -17,6 +17,7 @@ from traces.synth.write import write
 TOLERANCE = 0.02  # of hit rates of plain caches: two points
 ORDER_MARGIN = 0.01  # two hit rates that differ by less have no order
 POLICIES, PERCENT = ("lru", "lfu", "lcp", "belady"), (25, 50, 75)
+CURVES = [f"{policy}_{percent}" for percent in PERCENT for policy in POLICIES]
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,7 @@ class Comparison:
 
 
 def _worst(apart: dict[str, float]) -> tuple[str, float]:
-    names = [f"{policy}_{percent}" for percent in PERCENT for policy in POLICIES]
-    worst = max((name for name in names if name in apart), key=lambda name: abs(apart[name]), default="")
+    worst = max((name for name in CURVES if name in apart), key=lambda name: abs(apart[name]), default="")
     return worst, apart.get(worst, 0.0)
 
 

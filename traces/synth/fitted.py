@@ -21,6 +21,7 @@ from traces.synth.profile import Profile
 from traces.synth.scale import scaled
 from traces.synth.sound import check
 
+SCHEMA: Literal["moesim.routing-profile/1"] = "moesim.routing-profile/1"
 DRAWN_REQUESTS = 24  # of a trace that is drawn because a run asked for the model
 _DIGITS = 3
 

@@ -1,22 +1,26 @@
-"""`moesim traces realism`: what may be concluded from a trace, held against published ones of its shape."""
+"""`moesim traces stats` and `realism`: figures of traces side by side, and what may be concluded from them."""
 
 from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from sim.base.errors import BadInput
 from sim.base.units import show_frac
 from sim.cli.progress import bar
-from sim.cli.say import say
+from sim.cli.say import say, say_table
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
     from traces.format.reader import Trace
     from traces.stats.public import Printed
     from traces.stats.realism import Realism, Row
+    from traces.stats.summary import Summary
 
 TABLE = ("lru_25", "lfu_25", "lcp_25", "random_25", "belady_25", "top_quarter", "overlap_1")
 REUSE = {
@@ -31,6 +35,68 @@ SHORT = ("LRU", "LFU", "LCP", "random", "Belady", "top quarter", "shared")
 
 
 @click.command(
+    "stats",
+    short_help="Skew, repetition, accuracy, cache curves of TRACE...",
+    epilog="Example: moesim traces stats mixtral-8x7b-small. docs/traces.md says what each means.",
+)
+@click.argument("sources", metavar="TRACE...", nargs=-1)
+@click.option(
+    *("--requests", "n_requests"),
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Judge the first N requests only, to compare with traces of a single prompt.",
+)
+@click.option("--public", metavar="NAME,...", help="Add figures of published traces of large models; `all`, or names.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def stats(sources: tuple[str, ...], n_requests: int | None, public: str | None, as_json: bool) -> None:
+    """Skew, repetition, affinity, accuracy and cache curves of traces, side by side."""
+    from traces.format.catalogue import open_trace
+    from traces.stats import counts
+    from traces.stats.summary import summarise, title
+
+    found = _public(public)
+    if not sources and not found:
+        raise BadInput("no trace is named: give bundled names or files, or --public all")
+    with nullcontext() if as_json else bar("reading") as progress:
+        for i, source in enumerate(sources):
+            if counts.is_one(Path(source)):
+                found.insert(i, counts.load(Path(source)).summary(Path(source).stem))
+            else:
+                with open_trace(source) as trace:
+                    found.insert(i, summarise(trace, list(trace.requests)[:n_requests]))
+            if progress is not None:
+                progress(i + 1, len(sources))
+    if as_json:
+        runs = [asdict(summary) for summary in found]
+        click.echo(json.dumps({"schema": "moesim.trace-stats/1", "traces": runs}, allow_nan=False))
+        return
+    names = dict.fromkeys(name for summary in found for name in summary.figures)
+    rows = [
+        ("shape", *(s.shape for s in found)),
+        ("requests", *(f"{s.requests:,}" for s in found)),
+        ("tokens judged", *(f"{s.rows:,}" for s in found)),
+        ("tokens through caches", *(f"{s.curve_rows:,} {s.curve_phase}" for s in found)),
+    ]
+    rows += [(title(name), *(show_frac(s.figures.get(name)) for s in found)) for name in names]
+    say_table(("mean over layers", *(s.name for s in found)), rows)
+
+
+def _public(names: str | None) -> list[Summary]:
+    """Figures of published traces by name; `all` for every one, None for none."""
+    if names is None:
+        return []
+    from sim.base.errors import did_you_mean
+    from traces.stats.public import public_traces
+
+    known = {trace.name: trace for trace in public_traces()}
+    wanted = list(known) if names == "all" else names.split(",")
+    for name in wanted:
+        if name not in known:
+            raise BadInput(f"--public, got {name!r}: no such figures; {did_you_mean(name, known)}")
+    return [known[name].summary() for name in wanted]
+
+
+@click.command(
     "realism",
     cls=UniqueOptions,
     short_help="TRACE beside published ones of its shape, and what may be concluded.",
@@ -38,7 +104,7 @@ SHORT = ("LRU", "LFU", "LCP", "random", "Belady", "top quarter", "shared")
 )
 @click.argument("sources", metavar="TRACE...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def command(sources: tuple[str, ...], as_json: bool) -> None:
+def realism(sources: tuple[str, ...], as_json: bool) -> None:
     """Hold a trace against published routing of its shape: plain caches, skew, repetition, predictions; with a verdict.
 
     Both stretches of one task and of one request are compared. Of a trace that was drawn from a bundled fit, the page
@@ -48,6 +114,7 @@ def command(sources: tuple[str, ...], as_json: bool) -> None:
     for those drawn from the bundled fits.
     """
     from traces.format.bundled import bundled_traces
+    from traces.format.catalogue import open_trace
     from traces.stats.realism import judge
     from traces.synth.fitted import fitted
 
@@ -57,7 +124,7 @@ def command(sources: tuple[str, ...], as_json: bool) -> None:
     fits: list[Fits | None] = []
     with nullcontext() if as_json else bar("reading") as progress:
         for i, name in enumerate(names):
-            with _opened(name) as trace:
+            with open_trace(name) as trace:
                 found.append(judge(trace))
                 fits.append(_over_fits(trace) if as_json or len(names) == 1 else None)
             if progress is not None:
@@ -69,12 +136,6 @@ def command(sources: tuple[str, ...], as_json: bool) -> None:
         _page(found[0], fits[0])
     else:
         _side_by_side(found)
-
-
-def _opened(name: str) -> Trace:
-    from traces.format.catalogue import open_trace
-
-    return open_trace(name)
 
 
 class Fits(NamedTuple):
@@ -118,7 +179,7 @@ def _facts(told: Realism, fits: Fits | None) -> dict[str, Any]:
             "published": dict(zip(names, told.request.published, strict=False)),
         },
         "over_fits": fits and fits._asdict(),
-        "findings": [{"about": f.about, "holds": f.holds, "says": f.says} for f in told.findings],
+        "findings": list(map(asdict, told.findings)),
         "line": told.line,
     }
 
@@ -136,12 +197,12 @@ def _page(told: Realism, fits: Fits | None) -> None:
         rows = [row for row in told.rows_of_one if row.what.split("_")[0] in OF_ONE]
         _beside_published(told, f"of one request, {told.request.rows:,} tokens", rows)
     if fits:
-        _put_fits(told.shape, fits)
+        _say_fits(told.shape, fits)
     for printed in _beside(told):
         say(printed)
 
 
-def _put_fits(shape: str, fits: Fits) -> None:
+def _say_fits(shape: str, fits: Fits) -> None:
     """What any fit would have given in place of the one that was taken."""
 
     def row(name: str, figures: dict[str, float]) -> tuple[str, ...]:
@@ -155,12 +216,12 @@ def _put_fits(shape: str, fits: Fits) -> None:
         rows.append(row(name, {key: end(values) for key, values in known.items() if values}))
     titles = [key.upper().replace("_", " ") + " %" for key in keys]
     say(f"drawn from {fits.taken}; hits of one request of {fits.rows} tokens, had another fit been scaled to it:")
-    _put((f"fit as {shape}", *titles), rows)
+    say_table((f"fit as {shape}", *titles), rows)
 
 
 def _beside_published(told: Realism, window: str, rows: list[Row]) -> None:
     shown = [(_title(row.what, told), *(_shown(row, v) for v in (row.here, *row.published))) for row in rows]
-    _put((window, "here", *(reference.name for reference in told.references)), shown)
+    say_table((window, "here", *(reference.name for reference in told.references)), shown)
 
 
 def _beside(told: Realism) -> list[str]:
@@ -180,16 +241,12 @@ def _beside(told: Realism) -> list[str]:
     for what, rows in lists:
         for row in printed(rows, n_experts, top_k):
             low, high = row.span
+            value = show_frac(low) if low == high else f"{show_frac(low)} to {show_frac(high)}"
             if row.batch is not None:
                 value = f"{low:g} of {row.n_experts} by {row.batch}"
-            else:
-                value = show_frac(low) if low == high else f"{show_frac(low)} to {show_frac(high)}"
-            apart = beside_printed(told.accuracy, row)
-            layers = (
-                f"; by layer here {100 * apart[0]:+.1f} points, {100 * apart[1]:+.0f} in layer {apart[2]}"
-                if apart
-                else ""
-            )
+            layers = ""
+            if apart := beside_printed(told.accuracy, row):
+                layers = f"; by layer here {100 * apart[0]:+.1f} points, {100 * apart[1]:+.0f} in layer {apart[2]}"
             found.append(f"printed, {what}: {value} ({row.model}, {row.what}; {row.source}){layers}")
     return found
 
@@ -208,7 +265,7 @@ def _side_by_side(found: list[Realism]) -> None:
             if (reference.name, cut) in shown:
                 values = (show_frac(figures.get(name)) for name in TABLE)
                 rows.append((f"{reference.name} (published)", f"{cut:,}", *values, ""))
-    _put(("one task, a quarter cached", "tokens", *SHORT, "order as there"), rows)
+    say_table(("one task, a quarter cached", "tokens", *SHORT, "order as there"), rows)
     for told in found:
         say(told.line)
 
@@ -237,10 +294,4 @@ def _shown(row: Row, value: float | None) -> str:
     return show_frac(value) if row.share else f"{value:.1f}"
 
 
-def _put(titles: tuple[str, ...], rows: list[Any]) -> None:
-    from sim.base.tables import plain, render
-
-    content = plain(*titles)
-    for row in rows:
-        content.add_row(*row)
-    say(render(content), nl=False)
+COMMANDS = (stats, realism)
