@@ -69,15 +69,9 @@ def draw_requests(
     found = []
     for i, task in enumerate(str(name) for part in order for name in part):
         prompt, outputs = lengths[i]
-        found.append(
-            {
-                "task": task,
-                "split": "store" if i < n_store else "test",
-                "output_tokens": outputs,
-                "arrival_s": round(float(at_s[i] - at_s[0]), 3),
-                "token_ids": draw_prompt(documents[task], prompt, rng),
-            }
-        )
+        told = {"task": task, "split": "store" if i < n_store else "test", "output_tokens": outputs}
+        told["arrival_s"] = round(float(at_s[i] - at_s[0]), 3)
+        found.append({**told, "token_ids": draw_prompt(documents[task], prompt, rng)})
     return found
 
 
@@ -92,21 +86,9 @@ def draw_requests(
 @click.option("--max-tokens", default=2048, show_default=True, help="positions the model was trained on")
 @click.option("--rate", default=0.02, show_default=True, help="arrivals per second")
 @click.option("--seed", default=1, show_default=True)
-def main(
-    data: Path,
-    out: Path,
-    tests: int,
-    store: int,
-    prompt_divisor: float,
-    output_divisor: float,
-    max_prompt: int,
-    max_tokens: int,
-    rate: float,
-    seed: int,
-) -> None:
+def main(data: Path, out: Path, tests: int, store: int, rate: float, seed: int, **cut: Any) -> None:
     """Write chat-like requests whose prompts are held-out text."""
-    cut = Cut(prompt_divisor, output_divisor, max_prompt, max_tokens)
-    found = draw_requests(load_split(data, "heldout"), load_lengths(), cut, store, tests, rate, seed)
+    found = draw_requests(load_split(data, "heldout"), load_lengths(), Cut(**cut), store, tests, rate, seed)
     with replacing(out) as part:
         part.write_text("".join(json.dumps(request) + "\n" for request in found), encoding="utf-8")
     prompts = np.array([len(request["token_ids"]) for request in found])
@@ -114,8 +96,7 @@ def main(
     for name, values in (("prompt", prompts), ("output", outputs)):
         half, most = np.quantile(values, (0.5, 0.95))
         click.echo(f"{name} tokens: mean {values.mean():.0f}, median {half:.0f}, 95 % {most:.0f}, most {values.max()}")
-    rows = int(prompts.sum() + outputs.sum()) - len(found)
-    click.echo(f"{len(found)} requests, {rows} rows, {int((outputs - 1).sum())} of them decode")
+    click.echo(f"{len(found)} requests, {int(prompts.sum() + outputs.sum()) - len(found)} rows")
 
 
 if __name__ == "__main__":

@@ -145,17 +145,9 @@ def build(out: Path, debs: Path) -> dict[str, Any]:
             split = "heldout" if is_held_out(digest) else "train"
             line = json.dumps({"text": text, "source": source.package}, ensure_ascii=False)
             lines.setdefault(f"{source.task}.{split}", []).append(line)
-        rows.append(
-            {
-                "package": source.package,
-                "version": versions[source.package],
-                "task": source.task,
-                "licence": source.licence,
-                "documents": kept,
-                "dropped": dropped,
-                "bytes": kept_bytes,
-            }
-        )
+        told = {"package": source.package, "version": versions[source.package], "task": source.task}
+        counts = {"documents": kept, "dropped": dropped, "bytes": kept_bytes}
+        rows.append({**told, "licence": source.licence, **counts})
     for name, content in lines.items():
         with replacing(out / f"{name}.jsonl") as part:
             part.write_text("\n".join(content) + "\n", encoding="utf-8")
@@ -172,9 +164,8 @@ def main(out: Path, debs: Path | None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         built = build(out, debs or Path(scratch))
     for row in built["sources"]:
-        click.echo(
-            f"{row['task']:11s} {row['package']:26s} {row['documents']:7d} documents {row['bytes'] / 1e6:8.2f} MB"
-        )
+        size = f"{row['documents']:7d} documents {row['bytes'] / 1e6:8.2f} MB"
+        click.echo(f"{row['task']:11s} {row['package']:26s} {size}")
     click.echo(f"{built['bytes'] / 1e6:.1f} MB in all")
 
 

@@ -103,12 +103,9 @@ def make_config(shape: Shape, vocab: int) -> Any:
         "use_cache": True,
     }
     rope = {"rope_type": "default", "rope_theta": 10_000.0}
-    if shape.family == "mixtral":
-        return transformers.MixtralConfig(
-            num_local_experts=shape.experts, intermediate_size=shape.expert_width, rope_parameters=rope, **common
-        )
-    if shape.family == "phimoe":
-        return transformers.PhimoeConfig(
+    if shape.family in ("mixtral", "phimoe"):
+        kind = transformers.MixtralConfig if shape.family == "mixtral" else transformers.PhimoeConfig
+        return kind(
             num_local_experts=shape.experts, intermediate_size=shape.expert_width, rope_parameters=rope, **common
         )
     if shape.family == "qwen2_moe":

@@ -28,19 +28,14 @@ FILE = HERE / "h200-llama-bench.jsonl"
 PRECISIONS = {"gpt-oss-20b": "mxfp4_moe"}  # the others: q4_k_m
 CPU_BYTES_PER_S = 5.4e10  # experts on all cores, as `calibrate` measured on another such machine (h200-vm.yaml)
 OUTPUTS = 17
+WHOLE, CUT = (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48)), ("gemma-4-26b-a4b", "qwen3.6-35b-a3b", "glm-4.7-flash")
 # Decoding, behind a context, eight tokens at once, prompts; layers on the CPU; more and fewer experts there; prompts
 # from there.
 SHOWN: tuple[dict[str, Any], ...] = (
-    *({"model": m, "layers": n, "generated": 64, "depth": 0} for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))),
-    *(
-        {"model": m, "layers": n, "generated": 64, "depth": 16384}
-        for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))
-    ),
-    *({"model": m, "layers": 12, "generated": 64} for m in ("gemma-4-26b-a4b", "qwen3.6-35b-a3b", "glm-4.7-flash")),
-    *({"model": m, "layers": n, "prompt": 8} for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))),
-    *({"model": m, "layers": n, "prompt": 512} for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))),
-    *({"model": m, "layers": n, "prompt": 2048} for m, n in (("gpt-oss-20b", 24), ("qwen3-30b-a3b", 48))),
-    *({"model": m, "layers": 12, "prompt": 2048} for m in ("gemma-4-26b-a4b", "qwen3.6-35b-a3b", "glm-4.7-flash")),
+    *({"model": m, "layers": n, "generated": 64, "depth": depth} for depth in (0, 16384) for m, n in WHOLE),
+    *({"model": m, "layers": 12, "generated": 64} for m in CUT),
+    *({"model": m, "layers": n, "prompt": prompt} for prompt in (8, 512, 2048) for m, n in WHOLE),
+    *({"model": m, "layers": 12, "prompt": 2048} for m in CUT),
     *({"model": "gpt-oss-20b", "layers": 24, "generated": 32, "n_cpu_moe": n} for n in (8, 16, 24)),
     *({"model": "qwen3-30b-a3b", "experts_used": u, "generated": 32, "n_cpu_moe": 12} for u in (1, 2, 4, 8, 16)),
     *({"model": "gpt-oss-20b", "layers": 24, "prompt": n, "n_cpu_moe": 24} for n in (32, 512, 2048)),
@@ -122,6 +117,7 @@ def simulated_s(test: Measured, folder: Path) -> float:
 
     name = cut(test.model, test.layers, test.experts_used, folder)
     model = load_model(name)
+    placed = {"placement": "n_cpu_moe", "n_cpu_moe": test.n_cpu_moe}
     result = simulate(
         policy="llama_cpp",
         hw="h200-sxm",
@@ -130,12 +126,7 @@ def simulated_s(test: Measured, folder: Path) -> float:
         precision=PRECISIONS.get(test.model, "q4_k_m"),
         trace=drawn(model, test.prompt or test.depth or 64, folder),
         split="all",
-        set={
-            "placement": "n_cpu_moe",
-            "n_cpu_moe": test.n_cpu_moe,
-            "ubatch": 4096,
-            "hw.cpu.memory_bandwidth_bytes_per_s": CPU_BYTES_PER_S,
-        },
+        set={**placed, "ubatch": 4096, "hw.cpu.memory_bandwidth_bytes_per_s": CPU_BYTES_PER_S},
     )
     mean = (result.ttft_s if test.prompt else result.tpot_s).mean
     assert mean is not None

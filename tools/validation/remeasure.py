@@ -25,17 +25,8 @@ if TYPE_CHECKING:
 
 HERE = Path(str(resources.files("reports"))) / "validation"
 PROBES = (
-    "host",
-    "anchor",
-    "copy",
-    "expert",
-    "copy_enqueue",
-    "cpu_expert",
-    "contention",
-    "attention",
-    "dense",
-    "copy_shape",
-    "lanes",
+    *("host", "anchor", "copy", "expert", "copy_enqueue", "cpu_expert"),
+    *("contention", "attention", "dense", "copy_shape", "lanes"),
 )
 NAME = "cpu-backend"
 
@@ -56,82 +47,30 @@ class Measurement:
 
     def calibrate(self, folder: Path) -> list[str]:
         """Arguments of `moesim`."""
+        words = f"calibrate --device cpu --model {self.model} --name {self.profile} --minutes {self.minutes} --rounds 1"
         chosen = [word for probe in self.probes for word in ("--probe", probe)]
-        return [
-            "calibrate",
-            "--device",
-            "cpu",
-            "--model",
-            self.model,
-            "--name",
-            self.profile,
-            "--out",
-            str(folder),
-            "--minutes",
-            str(self.minutes),
-            "--rounds",
-            "1",
-            *chosen,
-        ]
+        return [*words.split(), "--out", str(folder), *chosen]
 
     def validate(self, folder: Path, tolerance: float) -> list[str]:
         """Arguments of `moesim`; `--repeat` takes all cases in turn."""
+        words = f"validate --model {self.model} --real=cpu --requests {self.requests} --outputs {self.outputs}"
+        words += f" --repeat {self.repeat} --tolerance {tolerance}"
         cases = [word for policy in self.policies for word in ("--policy", policy)]
         cases += [word for n in self.experts for word in ("--cache", f"{n}experts")]
-        return [
-            "validate",
-            *cases,
-            "--model",
-            self.model,
-            "--real=cpu",
-            "--requests",
-            str(self.requests),
-            "--outputs",
-            str(self.outputs),
-            "--repeat",
-            str(self.repeat),
-            "--tolerance",
-            str(tolerance),
-            "--hw",
-            str(folder / f"{self.profile}.yaml"),
-            "--out",
-            str(self.kept(folder)),
-        ]
+        places = ["--hw", str(folder / f"{self.profile}.yaml"), "--out", str(self.kept(folder))]
+        return [*words.split(), *cases, *places]
 
     def kept(self, folder: Path) -> Path:
         """Where the comparisons of this model alone are kept until they are put together."""
         return folder / f"{self.profile}.part.json"
 
 
+SIX = ("lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady")
 PLANS = (
-    Measurement(
-        "cpu-small",
-        NAME,
-        PROBES,
-        ("lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
-        (64, 96, 128),
-        requests=2,
-        outputs=24,
-        repeat=2,
-        minutes=1.0,
-    ),
-    Measurement(
-        "cpu-medium",
-        f"{NAME}-medium",
-        ("lanes",),
-        ("on_demand", "lru", "lfu", "mixtral_offloading", "fine_moe", "moe_infinity", "belady"),
-        (64, 128),
-        requests=1,
-        outputs=32,
-        repeat=2,
-        minutes=2.0,
-    ),
+    Measurement("cpu-small", NAME, PROBES, SIX, (64, 96, 128), 2, 24, 2, 1.0),
+    Measurement("cpu-medium", f"{NAME}-medium", ("lanes",), ("on_demand", *SIX), (64, 128), 1, 32, 2, 2.0),
 )
-QUICK = (
-    Measurement(
-        "cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,), requests=1, outputs=3, repeat=2, minutes=0.7
-    ),
-)
+QUICK = (Measurement("cpu-small", NAME, ("lanes",), ("lru", "lfu", "on_demand"), (64,), 1, 3, 2, 0.7),)
 
 
 def moesim(words: Sequence[str]) -> int:
@@ -203,11 +142,9 @@ def refresh(page: Path, table: str, name: str = NAME) -> None:
 
 @click.command(help=__doc__)
 @click.option(
-    "--out",
-    "folder",
+    *("--out", "folder"),
     type=click.Path(file_okay=False, path_type=Path),
     default=HERE,
-    show_default=False,
     help="Where profiles and comparisons go; default: reports/validation, and docs/validate.md is printed anew.",
 )
 @click.option("--quick", is_flag=True, help="Three cases of a few tokens: does it work here at all?")
