@@ -69,7 +69,7 @@ def draw_requests(
     found = []
     for i, task in enumerate(str(name) for part in order for name in part):
         prompt, outputs = lengths[i]
-        told = {"task": task, "split": "store" if i < n_store else "test", "output_tokens": outputs}
+        told: dict[str, Any] = {"task": task, "split": "store" if i < n_store else "test", "output_tokens": outputs}
         told["arrival_s"] = round(float(at_s[i] - at_s[0]), 3)
         found.append({**told, "token_ids": draw_prompt(documents[task], prompt, rng)})
     return found

@@ -117,7 +117,7 @@ def simulated_s(test: Measured, folder: Path) -> float:
 
     name = cut(test.model, test.layers, test.experts_used, folder)
     model = load_model(name)
-    placed = {"placement": "n_cpu_moe", "n_cpu_moe": test.n_cpu_moe}
+    placed: dict[str, int | str] = {"placement": "n_cpu_moe", "n_cpu_moe": test.n_cpu_moe}
     result = simulate(
         policy="llama_cpp",
         hw="h200-sxm",
