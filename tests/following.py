@@ -312,6 +312,8 @@ def differences(reference: Reference, report: Any, result: Any) -> Iterator[str]
         pairs += [(f"{phase} set aside", [of_phase[f"{kind} aside"] for kind in CLASSES], counts.aside)]
     lowered = totals["lowered tokens"] / totals["executed tokens"] if totals["executed tokens"] else 0.0
     pairs += [("activations_lowered_frac", lowered, result.activations_lowered_frac)]
+    changed = totals["changed activations"] / totals["activations"] if totals["activations"] else 0.0
+    pairs += [("activations_changed_frac", changed, result.activations_changed_frac)]
     pairs += [("cache_peak_bytes", reference.peak_bytes, result.cache_peak_bytes)]
     pairs += [("cache_capacity_bytes", list(reference.room_bytes), result.cache_capacity_bytes)]
     for fate in ("issued", "useful", "late", "wasted", "harmful", "cancelled"):

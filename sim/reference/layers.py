@@ -34,7 +34,7 @@ class Reference(Residency):
     has_looked = False
 
     def replay(self, script: Script) -> bool:
-        """Whether the run is told to its end; False: it breaks off. Raises Differs for a deed that the rules forbid."""
+        """Whether the run is told to its end; False: it is refused before. Raises Differs where the engine differs."""
         self.script = script
         self.lower, self.found, self.begun, self.on_cpu = {}, {}, {}, []
         try:
@@ -68,6 +68,9 @@ class Reference(Residency):
         self.layer, self.spoken, self.lower = layer, layer, lower
         self.found, self.begun, self.on_cpu = {}, {}, []
         asked, self.pending = tokens_by_expert(ids), tokens_by_expert(after or ids)
+        for old, new in zip(ids, after or ids, strict=True):
+            self.n["activations", self.phase, layer, -1] += len(old)
+            self.n["changed activations", self.phase, layer, -1] += sum(expert not in old for expert in new)
         for expert, n_tokens in asked.items():
             whole = self.pieces.whole[layer][expert]
             if expert in self.pending:
@@ -99,12 +102,8 @@ class Reference(Residency):
 
     def looks(self) -> None:
         """The host looks what has arrived; the policy may react to that, and what waits is handed over."""
-        script = self.script
-        while script.n_said < len(script.said):
-            said = script.said[script.n_said]
-            if said.facts[:1] != ["copy_done"] or said.n_done != script.n_done:
-                break
-            getattr(self, said.what)(*script.hear(said.what).facts)
+        while said := self.script.said_by("copy_done"):
+            getattr(self, said.what)(*said.facts)
         self.hand_over()
 
     def looked(self) -> None:
@@ -119,6 +118,8 @@ class Reference(Residency):
 
     def requeue(self, _hook: str, wanted: list[tuple[Piece, float]], up_to_layer: int | None, most: int | None) -> None:
         """These wait, and no others; of a piece that is wanted twice the later counts, with `most` the earlier."""
+        if self.depth is None:
+            raise BreaksOff
         self.queue.clear()
         if up_to_layer is not None:
             self.cancel_flying(up_to_layer)
@@ -141,6 +142,8 @@ class Reference(Residency):
             case RunCpu():
                 self.run_cpu(said.expert)
             case RunCpuAhead():
+                if self.script.n_done == len(self.script.done):  # whether it may be, no count rests on
+                    raise BreaksOff
                 self.script.do("cpu_ahead", said.layer, said.expert)
                 self.count("cpu_ahead_n", self.pieces.whole[said.layer][said.expert])
             case Fetch():
@@ -285,15 +288,12 @@ def tokens_by_expert(ids: list[list[int]]) -> dict[int, int]:
 
 def tiling(parts: Sequence[Piece], done: Sequence[Piece], at: float = 0.0) -> list[Piece] | None:
     """Of `parts`, the preferred first, those that with those `done` make up [at, 1) exactly; None if none do."""
-    for piece in done:
-        if piece.start_frac == at:
-            return tiling(parts, done, piece.stop_frac)
     if at >= 1.0:
         return []
-    for piece in parts:
-        overlaps = any(at < other.start_frac < piece.stop_frac for other in done)
-        if piece.start_frac == at and not overlaps:
+    ran = [one for one in done if one.start_frac == at]
+    for piece in ran or parts:
+        if piece.start_frac == at and not any(at < one.start_frac < piece.stop_frac for one in done):
             rest = tiling(parts, done, piece.stop_frac)
             if rest is not None:
-                return [piece, *rest]
+                return rest if ran else [piece, *rest]
     return None

@@ -12,7 +12,7 @@ class Differs(AssertionError):
 
 
 class BreaksOff(Exception):
-    """A decision is refused, or the script ends in the middle: so does the run."""
+    """A decision is refused, and the run ends there."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Script:
     def hear(self, what: str, *facts: Any) -> Said:
         """The next thing said, which must be this."""
         if self.n_said == len(self.said):
-            raise BreaksOff
+            raise Differs(f"before deed {self.n_done}: expected {what} {facts}, got nothing")
         said = self.said[self.n_said]
         if said.what != what or said.facts[: len(facts)] != list(facts):
             raise Differs(f"before deed {self.n_done}: expected {what} {facts}, got {said}")
@@ -72,10 +72,17 @@ class Script:
         self.now_s = said.now_s
         return said
 
+    def said_by(self, hook: str) -> Said | None:
+        """What a hook says next, before anything else is said or done."""
+        for said in self.said[self.n_said : self.n_said + 1]:
+            if said.facts[:1] == [hook] and said.n_done == self.n_done:
+                return self.hear(said.what)
+        return None
+
     def do(self, kind: str, layer: int, expert: int) -> None:
         """The next deed, which must be this."""
         if self.n_done == len(self.done):
-            raise BreaksOff
+            raise Differs(f"deed {self.n_done}: expected {kind} {layer}.{expert}, got nothing")
         *done, self.now_s = self.done[self.n_done]
         if done != [kind, layer, expert]:
             raise Differs(f"deed {self.n_done}: expected {kind} {layer}.{expert}, got {done}")
@@ -83,4 +90,4 @@ class Script:
 
     def next_s(self) -> list[float]:
         """When the next deed was done, if there is one."""
-        return [done[3] for done in self.done[self.n_done :][:1]]
+        return [done[3] for done in self.done[self.n_done : self.n_done + 1]]
