@@ -6,8 +6,8 @@ The engine is a parameter: `Today` runs a setup on the one of this version, and 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,12 +94,16 @@ class Followed:
         finally:
             script.copies_s = [engine.copied_s(copy) for copy in copies]
 
+    @property
+    def room_bytes(self) -> list[int]:
+        """For experts, of each GPU."""
+        return budgets(self.setup, self.predictor_bytes)
+
     def reference(self) -> Reference:
         """Of the policy, as it is bound."""
         setup, policy = self.setup, self.setup.policy
-        room_bytes = budgets(setup, self.predictor_bytes)
         tells = [hook for hook in TOLD if overrides(policy, hook)]
-        return Reference(setup.pieces, room_bytes, self.layer_bytes, policy.order, policy.prefetch_depth, tells)
+        return Reference(setup.pieces, self.room_bytes, self.layer_bytes, policy.order, policy.prefetch_depth, tells)
 
 
 def watched(base: Any, followed: Followed, engine: Any) -> Any:
@@ -285,6 +289,51 @@ def difference_from_reference(followed: Followed, run: Run | None) -> str | None
     if not is_whole:
         return f"after deed {followed.script.n_done}: the reference refuses what the engine has done"
     return next(differences(reference, run.outcome.report, run.outcome.result), None)
+
+
+def overwritten(followed: Followed, spans: Sequence[Any]) -> str | None:
+    """Where more lies on a GPU than it has room for: a copy that has begun while what it overwrites was still read.
+
+    Of runs of whole experts, since spans of parts do not say which piece they read.
+    """
+    script, pieces = followed.script, followed.setup.pieces
+    if pieces.n_parts:
+        return None
+    lasted_s: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
+    for lane, op, layer, expert, *_, start_s, end_s in sorted(spans, key=lambda span: span[6:]):
+        if lane != "cpu" and op in ("expert", "write_back", "demand", "prefetch"):
+            lasted_s["copy" if op in ("demand", "prefetch") else op, layer, expert].append((start_s, end_s))
+    lasts_s = {name: iter(found) for name, found in lasted_s.items()}
+    copies_s = iter(script.copies_s)
+    placed = [piece for said in script.said if said.what == "initial" for piece in said.facts[0]]
+    held = {(piece.layer, piece.expert): (-math.inf, -math.inf) for piece in placed}
+    changes: list[tuple[float, int, int]] = []  # when, bytes less or more, on which GPU
+
+    def close(layer: int, expert: int, until_s: float) -> None:
+        piece, (since_s, _) = pieces.whole[layer][expert], held.pop((layer, expert))
+        if since_s < math.inf:
+            changes.extend([(since_s, piece.n_bytes, piece.gpu), (until_s, -piece.n_bytes, piece.gpu)])
+
+    for what, *key, _ in script.done:
+        layer, expert = key
+        if what in ("fetch", "prefetch"):
+            began_s, _ = held[layer, expert] = next(copies_s)
+            if began_s < math.inf:
+                held[layer, expert] = next(lasts_s["copy", layer, expert])
+        elif what in ("gpu", "write_back"):
+            _, end_s = next(lasts_s["expert" if what == "gpu" else what, layer, expert])
+            since_s, until_s = held[layer, expert]
+            held[layer, expert] = since_s, max(until_s, end_s)
+        elif what in ("evict", "cancel"):
+            close(layer, expert, held[layer, expert][1])
+    for layer, expert in list(held):
+        close(layer, expert, math.inf)
+    taken_bytes = [0] * pieces.n_gpus
+    for time_s, n_bytes, gpu in sorted(changes):  # at one time what ends comes first
+        taken_bytes[gpu] += n_bytes
+        if taken_bytes[gpu] > followed.room_bytes[gpu]:
+            return f"GPU {gpu} at {time_s} s: {taken_bytes[gpu]} bytes lie in room for {followed.room_bytes[gpu]}"
+    return None
 
 
 def differences(reference: Reference, report: Any, result: Any) -> Iterator[str]:
