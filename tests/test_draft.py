@@ -428,7 +428,7 @@ def test_what_does_not_go_together() -> None:
 def test_real_runs_refuse_it() -> None:
     made = prepare(RunSpec(**FIELDS, draft="k=4,acceptance=0.7"))
     made.close()
-    with pytest.raises(BadInput, match="--draft, got .* with --real: it decodes a token at a time"):
+    with pytest.raises(BadInput, match=r"--draft, got .* with --real: it decodes a token at a time"):
         check(made)
 
 
