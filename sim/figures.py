@@ -86,15 +86,15 @@ class Load(msgspec.Struct, frozen=True):
     """Requests that come at times of their own ([load.md](load.md)), from the first arrival to the last token."""
 
     source: Annotated[str, Figure("what the arrivals are from")]
-    arrivals_per_s: Annotated[float | None, Figure("how fast requests came; null in a closed loop")]
+    arrivals_per_s: Annotated[float | None, Figure("how fast requests came; null in a closed loop", label="arrivals")]
     served_per_s: Annotated[float | None, Figure("requests served per second")]
     capacity_per_s: Annotated[
         float | None, Figure("taken in while others waited; null where most did not", 1, label="capacity")
     ]
     stable: Annotated[bool, Figure("whether that is faster than they came")]
     busy_frac: Annotated[Share, Figure("share of the time in which any request was there")]
-    requests_in_system: Annotated[float | None, Figure("there on average")]
-    requests_waiting: Annotated[float | None, Figure("waiting on average")]
+    requests_in_system: Annotated[float | None, Figure("there on average", label="requests there")]
+    requests_waiting: Annotated[float | None, Figure("waiting on average", label="requests waiting")]
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -123,17 +123,17 @@ class Attained(msgspec.Struct, frozen=True):
 
     requests: Annotated[int, Figure("that had one")]
     met: Annotated[int, Figure("that kept it", 1)]
-    attained_frac: Annotated[float, Figure("share that kept it", 1, unit="share")]
+    attained_frac: Annotated[float, Figure("share that kept it", 1, unit="share", label="kept")]
 
 
 class Violations(msgspec.Struct, frozen=True):
     """Requests that broke their SLO, by what took most of the time in question."""
 
-    queue: Annotated[int, Figure("waiting in the queue", -1)]
-    prefill: Annotated[int, Figure("their own or others' prompts", -1)]
-    copies: Annotated[int, Figure("copies to GPUs", -1)]
-    compute: Annotated[int, Figure("computing", -1)]
-    drive: Annotated[int, Figure("reads of a drive", -1)]
+    queue: Annotated[int, Figure("waiting in the queue", -1, label="queue")]
+    prefill: Annotated[int, Figure("their own or others' prompts", -1, label="prefill")]
+    copies: Annotated[int, Figure("copies to GPUs", -1, label="copies")]
+    compute: Annotated[int, Figure("computing", -1, label="compute")]
+    drive: Annotated[int, Figure("reads of a drive", -1, label="drive")]
 
 
 class SloAttainment(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ class SloAttainment(msgspec.Struct, frozen=True, kw_only=True):
         float | None, Figure("requests that kept it, per second", 1, label="goodput", shown="first")
     ]
     goodput_tokens_per_s: Annotated[float | None, Figure("their output tokens per second", 1, label="goodput, tokens")]
-    violations: Annotated[Violations, Figure("requests that broke it, by what took most of the time")]
+    violations: Annotated[Violations, Figure("requests that broke it, by what took most of the time", label="broken")]
     tasks: Annotated[dict[str, Attained], Figure("by task")]
 
 
@@ -346,19 +346,21 @@ class Copies(msgspec.Struct, frozen=True):
     """Copies to GPUs."""
 
     n: Annotated[int, Figure("how many")]
-    bytes: Annotated[int, Figure("their sizes")]
+    bytes: Annotated[int, Figure("their sizes", label="bytes")]
 
 
 class Prefetches(msgspec.Struct, frozen=True):
     """What became of prefetches: useful + late + wasted + cancelled = issued; harmful cuts across."""
 
-    useful: Annotated[Copies, Figure("had arrived when a gate asked")]
-    late: Annotated[Copies, Figure("used, but queued or under way when the gate asked")]
-    wasted: Annotated[Copies, Figure("evicted, or left at the end, without a use", -1)]
-    harmful: Annotated[Copies, Figure("before its first use a gate missed an expert evicted for it", -1)]
-    issued: Annotated[Copies, Figure("handed to the copy engine")]
-    cancelled: Annotated[Copies, Figure("withdrawn before it moved a byte")]
-    refused: Annotated[Copies, Figure("not made: the policy named nothing to evict")]
+    useful: Annotated[Copies, Figure("had arrived when a gate asked", label="useful")]
+    late: Annotated[Copies, Figure("used, but queued or under way when the gate asked", label="late")]
+    wasted: Annotated[Copies, Figure("evicted, or left at the end, without a use", -1, label="wasted")]
+    harmful: Annotated[
+        Copies, Figure("before its first use a gate missed an expert evicted for it", -1, label="harmful")
+    ]
+    issued: Annotated[Copies, Figure("handed to the copy engine", label="issued")]
+    cancelled: Annotated[Copies, Figure("withdrawn before it moved a byte", label="cancelled")]
+    refused: Annotated[Copies, Figure("not made: the policy named nothing to evict", label="refused")]
 
     def by_fate(self) -> dict[str, Copies]:
         """What became of them -> how many."""
@@ -678,8 +680,8 @@ class Figures(msgspec.Struct, kw_only=True, eq=False):
     ]
     distinct_experts: Annotated[DistinctExperts, Figure("decode: different experts of a layer and iteration")]
     # What was copied, and what lay where.
-    prefetch: Annotated[Prefetches, Figure("what became of prefetches")]
-    demand_copies: Annotated[Copies, Figure("copies asked for after a gate", -1)]
+    prefetch: Annotated[Prefetches, Figure("what became of prefetches", label="prefetches")]
+    demand_copies: Annotated[Copies, Figure("copies asked for after a gate", -1, label="copies on demand")]
     h2d_bytes: Annotated[
         int, Figure("copied to GPUs; KV pages and activations included", -1, label="PCIe traffic", shown="first")
     ]

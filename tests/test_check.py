@@ -23,12 +23,13 @@ import moesim as face
 from sim.base.errors import BadInput
 from sim.base.files import MAX_YAML_BYTES, parse_yaml
 from sim.cli.verbs import guarded, moesim
-from sim.figures import numbers
+from sim.figures import SCHEMA, numbers
 from sim.options import RunSpec
+from sim.results.compared import BETTER, CHANGED, NEW, SAME, WORSE, Tolerance, verdict_of
 from sim.results.figure import better, parse_figure, show_figure, unit_of
 from sim.run import prepare
-from sim.studies.check.baseline import Tolerance, read_baseline
-from sim.studies.check.check import BETTER, CHANGED, NEW, SAME, WORSE, Judged, verdict_of
+from sim.studies.check.baseline import read_baseline
+from sim.studies.check.check import Judged
 from sim.studies.check.text import change
 from sim.studies.check.update import updated
 
@@ -112,6 +113,14 @@ def test_figures_as_people_write_them() -> None:
 )
 def test_verdicts(key: str, expected: float | None, value: float | None, tolerance: Tolerance, verdict: str) -> None:
     assert verdict_of(key, expected, value, tolerance) == verdict
+
+
+def test_a_lower_bound_can_be_held(check, baseline) -> None:
+    """It is worked out for the sake of a file that names it."""
+    path = baseline("- {policy: lru, requests: 1, figures: {lower_bound.tpot_s: 1ms}}\n")
+    (figure,) = json.loads(check(path, "--json").out)["runs"][0]["figures"]
+    assert figure["value"] > 0.001
+    assert figure["verdict"] == CHANGED
 
 
 def test_from_new_to_recorded_to_worse(check, baseline) -> None:
@@ -467,7 +476,7 @@ def test_the_hook_is_one_of_our_commands() -> None:
 
 @pytest.mark.parametrize(("value", "said"), [(1.002, "+0.2 %"), (0.5, "-50 %"), (131.0, "+13,000 %")])
 def test_a_change_is_said_in_plain_digits(value: float, said: str) -> None:
-    assert change(Judged("tpot_s.mean", 1.0, value, Tolerance(0.0, False, "0"), WORSE)) == said
+    assert change(Judged("tpot_s.mean", 1.0, value, WORSE, tolerance="0")) == said
 
 
 # -- an engine's own log -----------------------------------------------------------------------------------------------
@@ -517,7 +526,7 @@ def written(path: Path, rows: Iterable[tuple[Any, ...]], head: str = "request,to
 def test_a_log_of_an_independent_lru_equals_the_simulator(check, engine_rows, tmp_path: Path) -> None:
     said = check(WORDS, "--log", written(tmp_path / "engine.csv", engine_rows), "--json")
     told = json.loads(said.out)
-    assert (said.code, told["equal"], told["first_difference"]) == (0, True, None)
+    assert (said.code, told["schema"], told["equal"], told["first_difference"]) == (0, SCHEMA, True, None)
     counts = {event: sum(row[4] == event for row in engine_rows) for event in ("hit", "miss", "evict")}
     assert told["engine"] == told["simulator"] == counts
     assert min(counts.values()) > 1000

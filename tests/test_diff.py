@@ -67,7 +67,7 @@ def close(a: float, b: float) -> bool:
 )
 def test_parts_sum_to_each_mean_and_to_the_difference(trace: Path, a: str, b: str) -> None:
     found = face.diff(f"{a} hw=rtx3090 trace={trace}", b)
-    for time in (found.tpot, found.ttft):
+    for time in found.times.values():
         assert time.basis == "requests"
         assert time.a_s is not None
         assert time.b_s is not None
@@ -75,8 +75,8 @@ def test_parts_sum_to_each_mean_and_to_the_difference(trace: Path, a: str, b: st
         assert close(math.fsum(part.a_s for part in time.parts), time.a_s)
         assert close(math.fsum(part.b_s for part in time.parts), time.b_s)
         assert abs(math.fsum(part.difference_s for part in time.parts) - (time.b_s - time.a_s)) <= 1e-9 * time.a_s
-    assert close(found.tpot.a_s or 0.0, found.a.result.tpot_s.mean or 0.0)
-    assert close(found.ttft.b_s or 0.0, found.b.result.ttft_s.mean or 0.0)
+    assert close(found.times["tpot_s"].a_s or 0.0, found.a.result.tpot_s.mean or 0.0)
+    assert close(found.times["ttft_s"].b_s or 0.0, found.b.result.ttft_s.mean or 0.0)
 
 
 @pytest.mark.parametrize("b", ["fiddler", "promoe"])
@@ -98,8 +98,8 @@ def test_parts_are_those_of_the_phases_where_requests_run_one_by_one(trace: Path
             waited_s = math.fsum(row[f"wait_{part}_s"] for row in decoded)
             assert math.isclose(spent_s[part], waited_s, rel_tol=1e-9, abs_tol=1e-9)
         assert math.isclose(math.fsum(spent_s.values()), told.phases.decode.time_s, rel_tol=1e-9)
-    assert found.tpot.parts[2].part == "prefetch"
-    assert (found.tpot.parts[2].b_s > 0) == (b == "promoe")
+    assert found.times["tpot_s"].parts[2].part == "prefetch"
+    assert (found.times["tpot_s"].parts[2].b_s > 0) == (b == "promoe")
 
 
 @pytest.mark.parametrize("b", ["promoe", "fiddler", "lfu batch=2"])
@@ -122,10 +122,10 @@ def test_waits_of_layers_and_reasons_of_misses_are_those_of_the_results(trace: P
 def test_arrivals_a_request_waits_for_others_and_all_of_it_is_told(tmp_path: Path) -> None:
     trace = mixtral_shaped(tmp_path, n_requests=8, levels=ALL)
     found = face.diff(f"lru hw=rtx3090 trace={trace}", "batch=2")
-    for time in (found.tpot, found.ttft):
+    for time in found.times.values():
         assert close(math.fsum(part.a_s for part in time.parts), time.a_s or 0.0)
         assert close(math.fsum(part.b_s for part in time.parts), time.b_s or 0.0)
-    waited = {(time.time, part.part): part for time in (found.tpot, found.ttft) for part in time.parts}
+    waited = {(time, part.part): part for time, one in found.times.items() for part in one.parts}
     assert waited["ttft_s", "queue"].a_s > 0.0  # the second arrives while the first runs
     assert waited["tpot_s", "others"].a_s == 0.0  # one at a time
     assert waited["tpot_s", "others"].b_s > 0.0  # the second's prompt between tokens of the first
@@ -140,6 +140,9 @@ def test_a_faster_link_changes_no_decision_and_copies_alone(diff: Any, run: Any)
     parts = {one["part"]: one["difference_s"] for one in found["tpot_s"]["parts"]}
     assert parts["demand"] < 0.99 * found["tpot_s"]["difference"] < 0
     assert {one["key"] for one in found["machine_figures"]} == {"hw.h2d.bandwidth_bytes_per_s"}
+    verdicts = {one["key"]: one["verdict"] for one in found["figures"]}
+    assert verdicts["tpot_s.mean"] == "better"
+    assert "hit_rate" not in verdicts
     text = diff(a, "hw.h2d.bandwidth_bytes_per_s=5e10").out
     assert "every decision is the same" in text
     first = text.splitlines()[0]
@@ -539,8 +542,8 @@ def test_what_was_promised_stands_beside_itself(diff: Any, trace: Path) -> None:
     found = diff(a, "arrivals=poisson:0.5", "--slo", "tpot_s <= 1ms", "--json").json
     kept = [found[side]["result"]["slo"]["attained_frac"] for side in "ab"]
     text = diff(a, "arrivals=poisson:0.5", "--slo", "tpot_s <= 1ms").out
-    row = re.search(r"^keep their SLO +([\d.]+) % +([\d.]+) %", text, re.MULTILINE)
+    row = re.search(r"^SLO, kept +([\d.]+) % +([\d.]+) %", text, re.MULTILINE)
     assert row is not None
     assert [float(row[1]), float(row[2])] == [round(100 * one, 1) for one in kept]
-    assert re.search(r"^arrive per second +- +[\d.]+$", text, re.MULTILINE)
+    assert re.search(r"^arrivals, per second +- +[\d.]+$", text, re.MULTILINE)
     assert "requests over time" not in diff(a, "lfu").out

@@ -13,12 +13,11 @@ from sim import figures
 from sim.base.errors import BadInput
 from sim.figures import Figure, Figures, numbers, row_of, rows_of
 from sim.results import expectations
+from sim.results.compared import BETTER, Tolerance, verdict_of
 from sim.results.figure import better, label_of, show_figure, unit_of
 from sim.results.record import Result
 from sim.results.tables import columns_of, run_row
 from sim.results.text import render
-from sim.studies.check.baseline import Tolerance
-from sim.studies.check.check import BETTER, verdict_of
 from sim.studies.plan.goal import goals_of, readings
 from sim.studies.sweep.grid import Block, PolicyAxis
 from sim.studies.sweep.sweep import Asked, sweep

@@ -143,7 +143,7 @@ def test_diff_tells_both_parts_of_the_ttft_and_what_became_of_promises(
     keys = {row["key"] for row in found["figures"]}
     assert {"slo.attained_frac", "slo.violations.queue", "queue_s.mean", "load.requests_waiting"} <= keys
     said = moesim(capsys, "diff", "lru scope=global", "lfu scope=global", *load).out
-    line = next(one for one in said.splitlines() if one.startswith("broken for queue"))
+    line = next(one for one in said.splitlines() if one.startswith("SLO, broken, queue"))
     counts = a["slo"]["violations"]["queue"], b["slo"]["violations"]["queue"]
     assert line.split()[3:] == [str(counts[0]), str(counts[1]), str(counts[1] - counts[0])]
     kept = f"{100 * b['slo']['attained_frac']:.1f} % keep their SLO against {100 * a['slo']['attained_frac']:.1f} %"

@@ -103,9 +103,11 @@ def command(
 
 
 def _check_log(run: str, log: Path, log_events: str | None, as_json: bool) -> int:
+    import msgspec
+
     from sim.base.errors import did_you_mean
     from sim.cli.spec_options import tell_drawing, warn_if_changed
-    from sim.studies.check.against_log import answer, check_log, rows
+    from sim.studies.check.against_log import answer, check_log, table_of
     from sim.studies.check.engine_log import EVENTS
     from sim.studies.diff.named import named
 
@@ -128,14 +130,12 @@ def _check_log(run: str, log: Path, log_events: str | None, as_json: bool) -> in
     if as_json:
         from sim.base.json import to_json
 
-        click.echo(to_json(found.to_dict()))
+        click.echo(to_json(msgspec.to_builtins(found)))
     else:
-        from sim.base.tables import tabled
-
         say(answer(found), bold=True)
         say()
-        say(tabled(("event", "engine", "simulator", "difference"), rows(found)), nl=False)
-    return 0 if found.first is None else 1
+        say(table_of(found), nl=False)
+    return 0 if found.equal else 1
 
 
 def _print(found: Verdict, every: bool, n_written: int | None) -> None:

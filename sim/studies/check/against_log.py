@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from sim.base.errors import BadInput
+from sim.base.tables import tabled
+from sim.base.units import show_change, show_value
 from sim.engine.counts import HIT as FOUND
 from sim.engine.counts import LATE
+from sim.figures import SCHEMA
 from sim.run import execute, prepare
 from sim.studies.check.engine_log import EVENTS, EVICT, HIT, MISS, Events, key_of, read_log
 
@@ -25,8 +28,7 @@ if TYPE_CHECKING:
     from sim.run import Outcome, Progress, Setup
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """Where log and replay part: in this pass (`step`, or `request` and `token`), while this layer ran.
 
     what: a lookup, or an eviction. layer, expert: of what the engine did, or of what the simulator did where the engine
@@ -44,33 +46,22 @@ class Difference:
     simulator: str
 
 
-@dataclass(frozen=True)
-class LogVerdict:
-    """A log that was held against a replay.
+class LogVerdict(Struct, frozen=True, kw_only=True):
+    """A log that was held against a replay: what `--json` prints.
 
     Attributes:
-        events: those that were compared. counts: by event, (engine, simulator). first: None where both are equal.
+        events: those that were compared. engine, simulator: how many of each event. first_difference: None where both
+            are equal.
     """
 
+    schema: int = SCHEMA
     log: str
     run_id: str
+    equal: bool
     events: tuple[str, ...]
-    counts: dict[str, tuple[int, int]]
-    first: Difference | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        first = self.first
-        return {
-            "schema": 1,
-            "log": self.log,
-            "run_id": self.run_id,
-            "equal": first is None,
-            "events": list(self.events),
-            "engine": {event: n for event, (n, _) in self.counts.items()},
-            "simulator": {event: n for event, (_, n) in self.counts.items()},
-            "first_difference": None if first is None else vars(first),
-        }
+    engine: dict[str, int]
+    simulator: dict[str, int]
+    first_difference: Difference | None
 
 
 class Watch:
@@ -176,8 +167,17 @@ def check_log(
         _check_seen(outcome, watch)
     finally:
         setup.close()
-    counts = {event: (theirs.counts[event], watch.events.counts[event]) for event in events}
-    return LogVerdict(str(path), setup.run_id, tuple(events), counts, _first(theirs, watch.events, events, by_step))
+    first = _first(theirs, watch.events, events, by_step)
+    engine, simulator = ({event: found.counts[event] for event in events} for found in (theirs, watch.events))
+    return LogVerdict(
+        log=str(path),
+        run_id=setup.run_id,
+        equal=first is None,
+        events=tuple(events),
+        engine=engine,
+        simulator=simulator,
+        first_difference=first,
+    )
 
 
 def _check_seen(outcome: Outcome, watch: Watch) -> None:
@@ -245,13 +245,13 @@ def _sorted(events: Events, wanted: Sequence[str]) -> np.ndarray:
 
 def answer(found: LogVerdict) -> str:
     """The first line; it says, too, where the log lacks a whole kind of event."""
-    n = sum(ours for _, ours in found.counts.values())
-    one = found.first
+    one = found.first_difference
     if one is None:
+        n = sum(found.simulator.values())
         return f"equal: {found.log} and the replay agree in all of {n:,} {', '.join(found.events)} events"
     where = f"step {one.step}" if one.step is not None else f"request {one.request}, token {one.token}"
     where += f", layer {one.at_layer}" + (f", expert {one.expert}" if one.what == "lookup" else "")
-    lacking = [event for event, (theirs, ours) in found.counts.items() if ours and not theirs]
+    lacking = [event for event in found.events if found.simulator[event] and not found.engine[event]]
     left = ",".join(event for event in found.events if event not in lacking)
     told = f"not equal: first in {where}: engine: {one.engine}; simulator: {one.simulator}"
     if lacking and left:
@@ -259,13 +259,12 @@ def answer(found: LogVerdict) -> str:
     return told
 
 
-def rows(found: LogVerdict) -> list[tuple[str, ...]]:
+def table_of(found: LogVerdict) -> str:
     """Counts of both, a row per event, and hit rates where both kinds of lookups are compared."""
-    told: list[tuple[str, ...]] = [
-        (event, f"{a:,}", f"{b:,}", f"{a - b:+,}" if a != b else "none") for event, (a, b) in found.counts.items()
-    ]
-    if HIT in found.counts and MISS in found.counts:
-        both = zip(found.counts[HIT], found.counts[MISS], strict=True)
-        percent = [100 * hits / (hits + misses) if hits + misses else 0.0 for hits, misses in both]
-        told.append(("hit rate", *(f"{one:.2f} %" for one in percent), f"{percent[0] - percent[1]:+.2f} points"))
-    return told
+    n, m = found.engine, found.simulator
+    rows: list[tuple[str, float, float, str]] = [(event, n[event], m[event], "") for event in found.events]
+    if HIT in found.events and MISS in found.events:
+        engine, simulator = (counts[HIT] / max(1, counts[HIT] + counts[MISS]) for counts in (n, m))
+        rows.append(("hit rate", engine, simulator, "frac"))
+    cells = [(name, show_value(a, unit), show_value(b, unit), show_change(b, a, unit)) for name, a, b, unit in rows]
+    return tabled(("event", "engine", "simulator", "difference"), cells)

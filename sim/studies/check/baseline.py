@@ -10,6 +10,7 @@ import msgspec
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.files import MAX_YAML_BYTES, parse_yaml, read_text, to_struct
 from sim.figures import check_schema
+from sim.results.compared import Tolerance
 from sim.results.figure import parse_figure
 from sim.setup.naming import show
 from sim.studies.sweep.grid import Point
@@ -23,18 +24,6 @@ LAST_BITS = "0.0001%"
 ANY = "default"  # the key of a tolerance for all figures without one of their own
 
 Number = int | float | str
-
-
-class Tolerance(NamedTuple):
-    """How far a figure may be off: so much, or such a share of what is expected."""
-
-    amount: float
-    relative: bool
-    text: str
-
-    def of(self, expected: float) -> float:
-        """In the figure's own unit."""
-        return self.amount * abs(expected) if self.relative else self.amount
 
 
 class WrittenRun(Written, frozen=True, kw_only=True):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.base.errors import BadInput
-from sim.figures import SCHEMA, numbers
+from sim.figures import SCHEMA
+from sim.results.compared import BETTER, CHANGED, NEW, WORSE, Compared, facts_of, verdict_of
 from sim.results.expectations import misspelt, unknown
-from sim.results.figure import better
 from sim.studies.runner.points import resolved, run_points
 from sim.studies.runner.pool import n_cores
 from sim.studies.runner.records import Records
@@ -20,27 +20,17 @@ from sim.studies.runner.work import OK, Resolved, closing_ready
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sim.studies.check.baseline import Expected, Held, Tolerance
+    from sim.studies.check.baseline import Expected, Held
 
-SAME, BETTER, WORSE, CHANGED, NEW = "same", "better", "worse", "changed", "new"
 MISSPELT = "no such figure"
 ALWAYS = (WORSE, CHANGED, NEW, MISSPELT)
 DIGITS = 12  # of a digest: enough to tell inputs apart
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A figure beside what was expected of it.
+class Judged(Compared, frozen=True, kw_only=True):
+    """A figure beside what was expected of it. `verdict`: also `no such figure`, where the file has to be mended."""
 
-    `verdict`: same; better or worse, beyond its tolerance; changed, where neither way is better, or it is null in one
-    of the two; new, where nothing is recorded yet; no such figure, where the file has to be mended, and `why`.
-    """
-
-    key: str
-    expected: float | None
-    value: float | None
-    tolerance: Tolerance
-    verdict: str
+    tolerance: str
     why: str = ""
 
 
@@ -104,12 +94,12 @@ class Verdict:
         }
 
     def _of_run(self, run: Checked) -> dict[str, Any]:
-        figures = [{**vars(one), "tolerance": one.tolerance.text} for one in run.figures]
-        for one in figures:
-            if not one["why"]:
-                del one["why"]
-        told = {"name": run.name, "status": run.status, "reason": run.reason or None}
-        return {**told, "met": self.met(run), "figures": figures}
+        told = {"name": run.name, "status": run.status, "reason": run.reason or None, "met": self.met(run)}
+        names = {"a": "expected", "b": "value"}
+        figures = [
+            {names.get(name, name): value for name, value in msgspec.to_builtins(one).items()} for one in run.figures
+        ]
+        return {**told, "figures": figures}
 
 
 @closing_ready()
@@ -123,19 +113,19 @@ def check(held: Held, workers: int | None, strict: bool, progress: Progress) -> 
         BadInput: a figure that no result has where all else runs, or a value that is wrong wherever it stands.
     """
     points = [run.point for run in held.runs]
-    asks_bound = any(key.startswith("bound.") for run in held.runs for key in run.figures)
+    asks_bound = any(key.startswith("lower_bound.") for run in held.runs for key in run.figures)
     try:
         means = resolved(points, workers or n_cores(), progress)
         asked = means if asks_bound else [msgspec.structs.replace(one, bound="") for one in means]
         ran, _ = run_points(points, asked, Records(None), workers, progress)
         rows = {row.asked.id: row for row in ran}
     except BadInput as error:
-        more = "".join(f"; and {text}" for text in _mistakes(held))
+        more = "".join(f"; and {_said(run.name, one)}" for run in held.runs for one in _judged(run, None))
         raise BadInput(f"{held.path}: {error}{more}") from None
     runs = []
     for run, meant in zip(held.runs, means, strict=True):
         row = rows[meant.id]
-        result = None if row.result is None else dict(numbers(row.result.to_dict()))
+        result = None if row.result is None else facts_of(row.result)
         runs.append(Checked(run.name, row.status, row.reason, _judged(run, result)))
     wrong = [_said(run.name, one) for run in runs for one in run.figures if one.verdict == MISSPELT]
     if wrong and all(run.status == OK for run in runs):
@@ -150,35 +140,15 @@ def _judged(run: Expected, result: dict[str, float | None] | None) -> list[Judge
     found = []
     for key, expected in run.figures.items():
         why, tolerance = misspelt(key) if result is None else unknown(key, result), run.tolerances[key]
-        if why:
-            found.append(Judged(key, expected, None, tolerance, MISSPELT, why))
-        elif result is not None:
-            value = result[key]
-            found.append(Judged(key, expected, value, tolerance, verdict_of(key, expected, value, tolerance)))
+        value = None if why or result is None else result[key]
+        verdict = MISSPELT if why else verdict_of(key, expected, value, tolerance)
+        if why or result is not None:
+            found.append(Judged(key, expected, value, verdict, tolerance=tolerance.text, why=why))
     return found
-
-
-def _mistakes(held: Held) -> list[str]:
-    """What is said of misspelt figures where no run tells more of them."""
-    return [_said(run.name, one) for run in held.runs for one in _judged(run, None)]
 
 
 def _said(name: str, one: Judged) -> str:
     return f"{name}: figures, got {one.key!r}: {one.why}"
-
-
-def verdict_of(key: str, expected: float | None, value: float | None, tolerance: Tolerance) -> str:
-    """How a figure stands beside what was expected of it."""
-    if expected is None:
-        return SAME if value is None else NEW
-    if value is None:
-        return CHANGED
-    if value == expected or abs(value - expected) <= tolerance.of(expected):
-        return SAME
-    way = better(key)
-    if not way:
-        return CHANGED
-    return BETTER if (value > expected) == (way > 0) else WORSE
 
 
 def inputs_of(means: Sequence[Resolved]) -> dict[str, str]:

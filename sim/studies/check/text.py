@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 from sim.base.tables import tabled
 from sim.base.units import show_count
+from sim.results.compared import BETTER, NEW, SAME
 from sim.results.figure import show_figure
-from sim.studies.check.check import BETTER, MISSPELT, NEW, SAME
+from sim.studies.check.check import MISSPELT
 from sim.studies.runner.work import OK
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def _first(verdict: Verdict, run: Checked) -> str:
     one = verdict.failures(run)[0]
     if one.verdict == MISSPELT:
         return f"the first: {run.name}, {one.key}: {one.why}"
-    before = "nothing is recorded" if one.verdict == NEW else f"expected {show_figure(one.key, one.expected)}"
-    return f"the first: {run.name}, {one.key} is {show_figure(one.key, one.value)}, {before}"
+    before = "nothing is recorded" if one.verdict == NEW else f"expected {show_figure(one.key, one.a)}"
+    return f"the first: {run.name}, {one.key} is {show_figure(one.key, one.b)}, {before}"
 
 
 def inputs_line(verdict: Verdict) -> str:
@@ -62,19 +63,19 @@ def rows_of(verdict: Verdict, every: bool) -> list[tuple[str, ...]]:
 
 
 def _row(run: Checked, one: Judged) -> tuple[str, ...]:
-    numbers = (show_figure(one.key, one.expected), show_figure(one.key, one.value), change(one))
-    return run.name, one.key, *numbers, one.tolerance.text, one.why or one.verdict
+    numbers = (show_figure(one.key, one.a), show_figure(one.key, one.b), change(one))
+    return run.name, one.key, *numbers, one.tolerance, one.why or one.verdict
 
 
 def change(one: Judged) -> str:
     """By how much a figure is off, as a share of what was expected where that can be said."""
-    if one.value is None or one.expected is None:
+    if one.b is None or one.a is None:
         return "-"
-    if one.value == one.expected:
+    if one.b == one.a:
         return "none"
-    if one.expected == 0:
+    if one.a == 0:
         return "from 0"
-    frac = (one.value - one.expected) / abs(one.expected)
+    frac = (one.b - one.a) / abs(one.a)
     return f"{100.0 * frac:+,.0f} %" if abs(frac) >= 9.995 else f"{100.0 * frac:+.3g} %"
 
 
@@ -116,7 +117,7 @@ def junit(verdict: Verdict) -> str:
             cases.append((run.name, "run", "error", run.reason, run.status))
         failures = verdict.failures(run)
         for one in run.figures:
-            told = one.why or f"is {one.value!r}, expected {one.expected!r}, may differ by {one.tolerance.text}"
+            told = one.why or f"is {one.b!r}, expected {one.a!r}, may differ by {one.tolerance}"
             became = "failure" if one in failures else ""
             cases.append((run.name, one.key, became, f"{one.key} {told}", one.verdict))
     n = {"tests": len(cases)} | {f"{what}s": sum(one[2] == what for one in cases) for what in ("failure", "error")}

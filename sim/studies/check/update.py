@@ -49,7 +49,7 @@ def update(verdict: Verdict) -> int:
     text = _raw(held.path)
     if text.replace("\r\n", "\n") != held.text:
         raise BadInput(f"{held.path}: it was changed while its runs were replayed; check it again")
-    found = [{one.key: one.value for one in run.figures if one.value != one.expected} for run in verdict.runs]
+    found = [{one.key: one.b for one in run.figures if one.b != one.a} for run in verdict.runs]
     written = updated(held.path, text, found, verdict.inputs)
     if written != text:
         with replacing(held.path) as part:

@@ -21,14 +21,6 @@ LEAST_POINTS = 0.005  # of what gates asked for: a smaller change of a reason is
 PRACTICALLY = 0.02  # of the whole: what is left is not worth a number
 MOST_PARTS = 3
 _PER = {"tpot_s": "per token", "ttft_s": "to the first token"}
-NAMED = {"tpot_s": "TPOT", "ttft_s": "TTFT"}
-MISSED = {
-    "cold": "cold misses",
-    "capacity": "capacity misses",
-    "evicted_unused": "misses of what was evicted before use",
-    "wrong_prediction": "misses by wrong prediction",
-    "too_late": "misses of what was asked for too late",
-}
 DOING = {
     **{share: lane.doing for share, lane in WAITED_FOR.items()},
     DEMAND: "waiting for copies on demand",
@@ -38,21 +30,27 @@ DOING = {
 }
 
 
+def missed(reason: str) -> str:
+    """Misses by why, in words."""
+    return f"misses ({reason.replace('_', ' ')})"
+
+
 def answer(found: Diff) -> str:
     """The first line: which run is faster, by how much, what that is for, and what keeps it from being the truth."""
     if found.equal:
         same = "nothing that decides them differs" if not found.input_rows else "although their inputs differ"
         return f"A and B are equal, every figure to the last bit: {same}"
-    time, results = found.leading, (found.a.result, found.b.result)
+    time = found.times[found.leading]
     if time.difference_s is None:
         return f"A and B differ in {show_count(len(found.figure_rows), 'figure')}; neither has a time to compare"
-    said = [_speed(time) + _why(time), *_promises(found), *_joules(found), *_hits(found), *_caveats(found, time)]
-    return "; ".join(said) + of_results(results)
+    first = _speed(time, _PER[found.leading]) + _why(time)
+    said = [first, *_beside(found), *_caveats(found, time)]
+    return "; ".join(said) + of_results((found.a.result, found.b.result))
 
 
-def _speed(time: Difference) -> str:
+def _speed(time: Difference, per: str) -> str:
     a_s, b_s = time.a_s or 0.0, time.b_s or 0.0
-    per, both = _PER[time.time], f"{show_seconds(b_s)} against {show_seconds(a_s)}"
+    both = f"{show_seconds(b_s)} against {show_seconds(a_s)}"
     if time.equal:
         return f"A and B are equally fast {per} ({show_seconds(a_s)})"
     low, high = sorted((a_s, b_s))
@@ -85,37 +83,26 @@ def _less(part: Part) -> str:
     return f"{'less' if part.difference_s < 0 else 'more'} {DOING[part.part]}"
 
 
-def _promises(found: Diff) -> list[str]:
-    """How long requests wait in the queue, and how many keep what both promise alike."""
-    a, b = found.a.result, found.b.result
-    said = []
+def _beside(found: Diff) -> list[str]:
+    """Queues and what was promised to requests alike, joules where both count the same parts, hits and reasons."""
+    a, b, said = found.a.result, found.b.result, []
+    asked = {row.key for row in found.input_rows}
     if a.load is not None and b.load is not None and show_change(a.queue_s.mean, b.queue_s.mean, "s") not in ("", "0"):
         queues = show_seconds(b.queue_s.mean or 0.0), show_seconds(a.queue_s.mean or 0.0)
         said.append(f"requests wait {queues[0]} in the queue against {queues[1]}")
-    alike = all(row.key != "slo" for row in found.input_rows)
-    if a.slo is not None and b.slo is not None and alike and a.slo.attained_frac != b.slo.attained_frac:
+    if a.slo is not None and b.slo is not None and "slo" not in asked and a.slo.attained_frac != b.slo.attained_frac:
         said.append(f"{show_frac(b.slo.attained_frac)} keep their SLO against {show_frac(a.slo.attained_frac)}")
-    return said
-
-
-def _joules(found: Diff) -> list[str]:
-    """Of a token, where both count those of the same parts."""
-    if any(row.key == "sim_energy" for row in found.input_rows):
-        return []
-    each_j = [(row.a, row.b) for row in found.figure_rows if row.key == "energy.joules_per_token"]
-    return [f"{show_joules(b_j)} per token against {show_joules(a_j)}" for a_j, b_j in each_j if a_j and b_j]
-
-
-def _hits(found: Diff) -> list[str]:
-    a, b = found.a.result, found.b.result
+    energy = [row for row in found.figure_rows if row.key == "energy.joules_per_token" and row.a and row.b]
+    if "sim_energy" not in asked:
+        said += [f"{show_joules(row.b)} per token against {show_joules(row.a)}" for row in energy]
     alike = a.hit_definition == b.hit_definition and a.n_requests == b.n_requests
-    if not alike or a.hit_rate == b.hit_rate or a.hit_rate is None or b.hit_rate is None:
-        return []
-    said = f"hit rate {show_frac(b.hit_rate)} against {show_frac(a.hit_rate)}"
-    most = max(found.misses, key=lambda one: abs(one.b - one.a), default=None)
-    if most is not None and abs(most.b - most.a) >= LEAST_POINTS:
-        said += f", {MISSED[most.reason]} {show_frac(most.b)} against {show_frac(most.a)}"
-    return [said]
+    if alike and None not in (a.hit_rate, b.hit_rate) and a.hit_rate != b.hit_rate:
+        hits = f"hit rate {show_frac(b.hit_rate)} against {show_frac(a.hit_rate)}"
+        most = max(found.misses, key=lambda one: abs(one.b - one.a), default=None)
+        if most is not None and abs(most.b - most.a) >= LEAST_POINTS:
+            hits += f", {missed(most.reason)} {show_frac(most.b)} against {show_frac(most.a)}"
+        said.append(hits)
+    return said
 
 
 def _caveats(found: Diff, time: Difference) -> list[str]:
@@ -124,11 +111,11 @@ def _caveats(found: Diff, time: Difference) -> list[str]:
     lossy = ["lossy" in side.result.caveats for side in (a, b)]
     if lossy[0] != lossy[1]:
         said.append(f"{'A' if lossy[0] else 'B'} is lossy, the other one is not")
-    if time.paired and time.n_a < max(a.result.n_requests, b.result.n_requests):
-        said.append(f"over the {show_count(time.n_a, 'request')} that both served")
-    if time.paired and time.interval is not None and not time.significant and not time.equal:
-        said.append(f"these {time.n_a} requests do not show that it would be so with others")
     if time.paired:
+        if time.n_a < max(a.result.n_requests, b.result.n_requests):
+            said.append(f"over the {show_count(time.n_a, 'request')} that both served")
+        if time.interval is not None and not time.significant and not time.equal:
+            said.append(f"these {time.n_a} requests do not show that it would be so with others")
         return said
     if a.result.trace_sha256 != b.result.trace_sha256:
         return [*said, "their traces differ, so requests cannot be paired"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sim.studies.diff.tables import Decision, decisions, rows
 
@@ -20,18 +22,14 @@ SAME_REQUESTS = (("trace", "trace_sha256"), ("split of it", "split"))
 COMPOSITION = ["phase", "n_requests", "n_tokens"]
 
 
-class Made(NamedTuple):
+class Made(Decision, frozen=True):
     """A decision where two runs part, and the uses of its expert around it: iterations of this run, None for none."""
 
-    iteration: int
-    layer: int
-    expert: int
-    kind: str
     used_before: int | None
     used_next: int | None
 
 
-class FirstDifference(NamedTuple):
+class FirstDifference(Struct, frozen=True):
     """Where two runs part.
 
     Attributes:
@@ -81,7 +79,7 @@ def first_difference(a: Side, b: Side) -> tuple[FirstDifference | None, str]:
     phase, request = _when(a, (own or other).iteration)
     then_a, then_b = list(islice(first, AFTER)), list(islice(second, AFTER))
     made = [
-        None if one is None else Made(**one._asdict(), used_before=used.get(one[1:3]), used_next=_next(one, later))
+        None if one is None else _made(one, used.get((one.layer, one.expert)), later)
         for one, later in ((own, chain(then_a, first)), (other, chain(then_b, second)))
     ]
     return FirstDifference(at, phase, request, made[0], made[1], list(before), then_a, then_b), ""
@@ -95,10 +93,11 @@ def _composed_alike(a: Side, b: Side) -> float:
     return next((at for at, (here, there) in enumerate(zip_longest(own, other)) if here != there), math.inf)
 
 
-def _next(one: Decision, later: Iterable[Decision]) -> int | None:
-    """The next iteration of this run in which an expert is computed."""
+def _made(one: Decision, used_before: int | None, later: Iterable[Decision]) -> Made:
+    """With the next iteration of this run in which its expert is computed."""
     alike = (found for found in later if found.kind in RUNS and (found.layer, found.expert) == (one.layer, one.expert))
-    return next((found.iteration for found in alike), None)
+    used_next = next((found.iteration for found in alike), None)
+    return Made(one.iteration, one.layer, one.expert, one.kind, used_before, used_next)
 
 
 def _when(side: Side, iteration: int) -> tuple[str | None, int | None]:

@@ -7,14 +7,17 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sim.base.extras import need
 from sim.base.json import finite
-from sim.figures import SCHEMA
+from sim.figures import SCHEMA, Timed
+from sim.results.compared import Compared, differing, verdict_of
 from sim.results.record import Result
 from sim.studies.diff.decisions import FirstDifference, first_difference
-from sim.studies.diff.inputs import Alone, Input, alone, differing, inputs, machine
+from sim.studies.diff.inputs import Alone, alone, inputs, machine
 from sim.studies.diff.named import Named, both
 from sim.studies.diff.side import Side, opened
 from sim.studies.diff.times import (
@@ -37,19 +40,10 @@ if TYPE_CHECKING:
     from sim.studies.diff.side import Progress
 
 
+TIMES: tuple[Timed, ...] = ("tpot_s", "ttft_s")
 Run = str | os.PathLike[str] | Result
 Told = Callable[[float, float | None, str], None]
 ECHOED = ("params.", "overrides.")  # keys of a result that only tell what was set
-
-
-class Row(NamedTuple):
-    """A part of one of the times."""
-
-    time: str
-    part: str
-    a_s: float
-    b_s: float
-    difference_s: float
 
 
 @dataclass
@@ -57,9 +51,9 @@ class Diff:
     """Two runs compared; differences are B less A. Attributes that end in `_rows` have DataFrames beside them.
 
     Attributes:
-        input_rows: inputs that differ. machine_rows: figures of machine, model and stack that do.
+        input_rows: inputs that differ. machine_rows: figures of machine, model and engine that do.
         figure_rows: every figure of the two results that differs, by its name in `--json`.
-        tpot, ttft: mean times and their parts. request_rows: requests that both served.
+        times: mean TPOT and TTFT, and their parts. request_rows: requests that both served.
         first: where their decisions part. not_compared: why that cannot be said.
         layer_rows: figures of layers that differ. layer_waits: what GPU 0 waited for in each. misses: why there were.
         alone_rows: what each input brings by itself, where it was asked for.
@@ -67,11 +61,10 @@ class Diff:
 
     a: Side
     b: Side
-    input_rows: list[Input]
-    machine_rows: list[Input]
-    figure_rows: list[Input]
-    tpot: Difference
-    ttft: Difference
+    input_rows: list[Compared]
+    machine_rows: list[Compared]
+    figure_rows: list[Compared]
+    times: dict[Timed, Difference]
     request_rows: list[Paired]
     layer_rows: list[LayerRow]
     layer_waits: list[LayerWait]
@@ -86,9 +79,9 @@ class Diff:
         return not self.figure_rows and self.first is None
 
     @property
-    def leading(self) -> Difference:
+    def leading(self) -> Timed:
         """The time that an answer is about: per token, or to the first where there is but one."""
-        return self.tpot if self.tpot.difference_s is not None else self.ttft
+        return "tpot_s" if self.times["tpot_s"].difference_s is not None else "ttft_s"
 
     @property
     def answer(self) -> str:
@@ -100,37 +93,40 @@ class Diff:
     @property
     def parts(self) -> DataFrame:
         """What the mean times go to in each run: one row per time and part, which sum to the mean."""
-        return _frame(Row, [Row(one.time, *part) for one in (self.tpot, self.ttft) for part in one.parts])
+        rows = [
+            {"time": time, **msgspec.structs.asdict(part)} for time, one in self.times.items() for part in one.parts
+        ]
+        return _frame(rows, ("time", "part", "a_s", "b_s", "difference_s"))
 
     @property
     def requests(self) -> DataFrame:
         """Requests that both served, the largest difference first."""
-        return _frame(Paired, self.request_rows)
+        return _frame(self.request_rows, Paired.__struct_fields__)
 
     @property
     def layers(self) -> DataFrame:
         """Every count and time of a layer that differs."""
-        return _frame(LayerRow, self.layer_rows)
+        return _frame(self.layer_rows, LayerRow.__struct_fields__)
 
     @property
     def waits(self) -> DataFrame:
         """What GPU 0 waited for in each layer per iteration of decode, the largest difference first."""
-        return _frame(LayerWait, self.layer_waits)
+        return _frame(self.layer_waits, LayerWait.__struct_fields__)
 
     @property
     def inputs(self) -> DataFrame:
         """Inputs that differ."""
-        return _frame(Input, self.input_rows)
+        return _frame(self.input_rows, ("key", "a", "b"))
 
     @property
     def figures(self) -> DataFrame:
         """Every figure of the results that differs, by its name in `--json`."""
-        return _frame(Input, self.figure_rows)
+        return _frame(self.figure_rows, Compared.__struct_fields__)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints; documented in docs/diff.md."""
-        time = self.leading
-        found = {
+        time = self.times[self.leading]
+        found: dict[str, Any] = {
             "schema": SCHEMA,
             "answer": self.answer,
             "equal": self.equal,
@@ -139,8 +135,8 @@ class Diff:
             "b": _of_side(self.b),
             "inputs": self.input_rows,
             "machine_figures": self.machine_rows,
-            "tpot_s": _of_time(self.tpot),
-            "ttft_s": _of_time(self.ttft),
+            "tpot_s": self.times["tpot_s"],
+            "ttft_s": self.times["ttft_s"],
             "figures": self.figure_rows,
             "requests": self.request_rows,
             "misses": self.misses,
@@ -150,7 +146,7 @@ class Diff:
             "decisions_not_compared": self.not_compared or None,
             "one_at_a_time": self.alone_rows,
         }
-        plain: dict[str, Any] = finite(_plain(found))
+        plain: dict[str, Any] = finite(msgspec.to_builtins(found))
         return plain
 
     def __str__(self) -> str:
@@ -163,19 +159,11 @@ class Diff:
         return f"<moesim.Diff: {self.answer}>"
 
 
-def _frame(kind: Any, rows: list[Any]) -> DataFrame:
+def _frame(rows: list[Any], columns: tuple[str, ...]) -> DataFrame:
     import pandas as pd
 
-    return pd.DataFrame(rows, columns=list(kind._fields))
-
-
-def _plain(value: Any) -> Any:
-    """Rows as dictionaries, wherever they stand."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return _plain(value._asdict())
-    if isinstance(value, dict):
-        return {key: _plain(child) for key, child in value.items()}
-    return [_plain(child) for child in value] if isinstance(value, list) else value
+    plain = [row if isinstance(row, dict) else msgspec.structs.asdict(row) for row in rows]
+    return pd.DataFrame(plain, columns=list(columns))
 
 
 def _of_side(side: Side) -> dict[str, Any]:
@@ -183,22 +171,6 @@ def _of_side(side: Side) -> dict[str, Any]:
     told = {key: value for key, value in result.to_dict().items() if key not in ("wall_s", "by_layer")}
     who = {"applied_as": side.label, "name": result.name, "run_id": result.run_id}
     return {**who, "replayed": side.replayed, "notes": side.notes, "result": told}
-
-
-def _of_time(found: Difference) -> dict[str, Any]:
-    return {
-        "a": found.a_s,
-        "b": found.b_s,
-        "difference": found.difference_s,
-        "requests_a": found.n_a,
-        "requests_b": found.n_b,
-        "paired": found.paired,
-        "interval": found.interval,
-        "significant": found.significant,
-        "basis": found.basis,
-        "reason": found.reason or None,
-        "parts": list(found.parts),
-    }
 
 
 def diff(a: Run, b: Run, *, replay: bool = True, one_at_a_time: bool = False) -> Diff:
@@ -242,9 +214,12 @@ def of_named(sides: tuple[Named, Named], replay: bool, one_at_a_time: bool, prog
             b,
             input_rows=inputs(a, b),
             machine_rows=machine(a, b),
-            figure_rows=[row for row in differing(a.facts, b.facts) if not row.key.startswith(ECHOED)],
-            tpot=difference(a, b, "tpot_s"),
-            ttft=difference(a, b, "ttft_s"),
+            figure_rows=[
+                msgspec.structs.replace(row, verdict=verdict_of(row.key, row.a, row.b))
+                for row in differing(a.facts, b.facts)
+                if not row.key.startswith(ECHOED)
+            ],
+            times={time: difference(a, b, time) for time in TIMES},
             request_rows=paired(a, b),
             layer_rows=by_layer(a, b),
             layer_waits=waits(a, b),

@@ -3,13 +3,13 @@ brings by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sim.base.errors import BadInput, MoesimError
 from sim.options import OPTIONS, RunSpec
+from sim.results.compared import Compared, differing
 from sim.run import execute, prepare
 from sim.setup.naming import REPLACES, show
 from sim.studies.diff.named import of_profiles
@@ -32,15 +32,7 @@ DIGESTS = tuple(f"{what}_sha256" for what in ("arrivals", "hw", "model", "router
 OF_POLICY = ("policy", "predictor")
 
 
-class Input(NamedTuple):
-    """An input, or a figure, that is not the same in both; None: that side has none of it, or nobody knows."""
-
-    key: str
-    a: Any
-    b: Any
-
-
-class Alone(NamedTuple):
+class Alone(msgspec.Struct, frozen=True):
     """A, with one input of B. `reason`: why it cannot run so; then there are no figures."""
 
     input: str
@@ -51,12 +43,7 @@ class Alone(NamedTuple):
     reason: str = ""
 
 
-def differing(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[Input]:
-    keys = dict.fromkeys([*own, *other])
-    return [Input(key, own.get(key), other.get(key)) for key in keys if own.get(key) != other.get(key)]
-
-
-def inputs(a: Side, b: Side) -> list[Input]:
+def inputs(a: Side, b: Side) -> list[Compared]:
     """Inputs that differ. A digest or a field that one side never told of does not differ."""
     own, other = _inputs_of(a), _inputs_of(b)
     unknown = [key for key in (*DIGESTS, *ASKED, LOAD) if not (key in own and key in other)]
@@ -75,7 +62,7 @@ def _inputs_of(side: Side) -> dict[str, Any]:
     return found | {key: side.meant[key] for key in DIGESTS if key in side.meant}
 
 
-def machine(a: Side, b: Side) -> list[Input]:
+def machine(a: Side, b: Side) -> list[Compared]:
     """Figures of machine, model and stack that differ; of sides that were not replayed, those that time rests on."""
     if a.figures and b.figures:
         return differing(a.figures, b.figures)
@@ -125,10 +112,8 @@ def _changes(a: RunSpec, b: RunSpec) -> list[tuple[str, str, dict[str, Any]]]:
         found.append(("policy", " ".join(words), {**{name: other[name] for name in OF_POLICY}, "set": shared | set_}))
     changed = [name for name in own if name not in (*OF_POLICY, "set") and own[name] != other[name]]
     found += [(name, show(name, other[name]), {name: other[name]}) for name in changed]
-    for key, _, value in differing(shared, theirs):
-        without = {name: old for name, old in a.set.items() if name != key}
-        there = key in theirs
-        found.append(
-            (key, show(key, value) if there else "not set", {"set": without | ({key: value} if there else {})})
-        )
+    for row in differing(shared, theirs):
+        without = {name: old for name, old in a.set.items() if name != row.key}
+        there = {row.key: row.b} if row.key in theirs else {}
+        found.append((row.key, show(row.key, row.b) if there else "not set", {"set": without | there}))
     return found

@@ -15,9 +15,9 @@ import msgspec
 from sim import __version__
 from sim.base.errors import MoesimError
 from sim.engine.run_loop import Clockwork, RequestTimes, Step
-from sim.figures import numbers
 from sim.policy.mistakes import blamed
 from sim.policy.watchdog import watched
+from sim.results.compared import facts_of
 from sim.results.keep import Keep
 from sim.run import Outcome, assemble, execute, finished, prepare, report_of, run_through
 from sim.studies.diff.tables import CORE, OneRequest, of_sweep, requests_of
@@ -70,7 +70,7 @@ class Side:
     @cached_property
     def facts(self) -> dict[str, float | None]:
         """All figures of its result in which equal runs agree, by their dotted names."""
-        return dict(numbers({key: one for key, one in self.result.to_dict().items() if key not in NOT_COMPARED}))
+        return facts_of(self.result, *NOT_COMPARED)
 
 
 def opened(named: Named, scratch: Path, replay: bool, progress: Progress | None) -> Side:

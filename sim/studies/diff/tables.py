@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from sim.base.errors import BadInput
 from sim.results.tables import schema_of
@@ -39,7 +41,7 @@ class OneRequest:
     parts_s: dict[Timed, tuple[float, ...]] = field(default_factory=dict)
 
 
-class Decision(NamedTuple):
+class Decision(Struct, frozen=True):
     """One row of `decisions`."""
 
     iteration: int
@@ -80,8 +82,8 @@ def _read(path: Path, name: str, run_id: str, columns: list[str]) -> Iterator[tu
 
 def decisions(folder: Path | None, run_id: str) -> Iterator[Decision] | None:
     """In order; None where no table holds them. Raises BadInput."""
-    found = rows(folder, "decisions", run_id, Decision._fields)
-    return None if found is None else map(Decision._make, found)
+    found = rows(folder, "decisions", run_id, Decision.__struct_fields__)
+    return None if found is None else starmap(Decision, found)
 
 
 def requests_of(folder: Path, result: Result) -> dict[int, OneRequest] | None:

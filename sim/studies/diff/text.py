@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import one_line
 from sim.base.tables import fold, lines, tabled
-from sim.base.units import show_change, show_count, show_frac, show_seconds, show_value
+from sim.base.units import show_change, show_count, show_frac, show_value
 from sim.engine.counts import CLASSES
-from sim.results.figure import unit_of
+from sim.results.figure import label_of, unit_of
 from sim.results.grounds import show_figure as show_hardware
 from sim.setup.naming import show
-from sim.studies.diff.answer import DOING, MISSED, NAMED
+from sim.studies.diff.answer import DOING, missed
 from sim.studies.diff.times import BY_PHASE
 from sim.studies.hosts import Machine, unlike_hosts
 from sim.workload.slo import slo_text
@@ -23,35 +23,16 @@ if TYPE_CHECKING:
     from sim.studies.diff.diff import Diff
     from sim.studies.diff.side import Side
     from sim.studies.diff.tables import Decision
-    from sim.studies.diff.times import Difference
 
 TOP = 5
 LEAST_SHARE = 0.005  # of a run's time: figures on which less rests are counted, not listed
 _SHORT = 12  # of a digest
-_WAITING = {
-    "load.arrivals_per_s": "arrive per second",
-    "load.capacity_per_s": "served per second while some wait",
-    "load.requests_in_system": "requests there on average",
-    "load.requests_waiting": "of them waiting",
-    "load.stable": "queue",
-    "queue_s.mean": "queue, mean",
-    "queue_s.p95": "queue, p95",
-    "service_s.mean": "service to the first token, mean",
-    "service_s.p95": "service to the first token, p95",
-}
-_PROMISED = {
-    "slo.attained_frac": "keep their SLO",
-    "slo.goodput_requests_per_s": "goodput, requests per second",
-    "slo.goodput_tokens_per_s": "goodput, tokens per second",
-}
-_KINDS = {
-    "demand": "copies on demand",
-    "prefetch": "late prefetches",
-    "host": "the host",
-    "cpu": "experts on the CPU",
-    "predictor": "predictions",
-    "gpu": "other GPUs",
-}
+BESIDE = ("A", "B", "B - A")
+LOAD = (
+    *("load.arrivals_per_s", "load.capacity_per_s", "load.requests_in_system", "load.requests_waiting"),
+    *("queue_s.mean", "queue_s.p95", "service_s.mean", "service_s.p95"),
+)
+PROMISED = ("slo.attained_frac", "slo.goodput_requests_per_s", "slo.goodput_tokens_per_s")
 _VERBS = {
     "fetch": "fetches",
     "prefetch": "prefetches",
@@ -72,16 +53,13 @@ def hosts_line(found: Diff) -> str:
 
 def render(found: Diff, top: int = TOP) -> str:
     """All of it but the first line."""
-    blocks = [_sides(found), _inputs(found)]
+    sides = (("A", found.a), ("B", found.b))
+    told = [row for name, one in sides for row in ((name, one.result.name), *(("", note) for note in one.notes))]
+    blocks = [lines(told), _inputs(found)]
     if not found.equal:
         blocks += [_times(found), _load(found), _figures(found), _alone(found), _requests(found, top)]
         blocks += [_layers(found, top), _first(found)]
     return "\n".join(block for block in blocks if block)
-
-
-def _sides(found: Diff) -> str:
-    sides = (("A", found.a), ("B", found.b))
-    return lines([row for name, one in sides for row in ((name, one.result.name), *(("", note) for note in one.notes))])
 
 
 def _inputs(found: Diff) -> str:
@@ -93,8 +71,7 @@ def _inputs(found: Diff) -> str:
     shares = {one.key: max(_rests_on(side, one.key) for side in (found.a, found.b)) for one in found.machine_rows}
     weighty = sorted(found.machine_rows, key=lambda one: -shares[one.key])
     weighty = [one for one in weighty if shares[one.key] >= LEAST_SHARE]
-    rows = [(one.key, _value(one.key, one.a), _value(one.key, one.b)) for one in shown]
-    rows += [(one.key, _figure(one.key, one.a), _figure(one.key, one.b)) for one in weighty]
+    rows = [(one.key, *(_value(one.key, value) for value in (one.a, one.b))) for one in (*shown, *weighty)]
     less = len(shares) - len(weighty)
     more = f"and {show_count(less, 'figure')} of machine, model or engine on which little time rests\n" if less else ""
     return tabled(("input", "A", "B"), rows, words=(1, 2)) + fold(more)
@@ -122,36 +99,32 @@ def _value(key: str, value: Any) -> str:
         return "-"
     if key == "slo":
         return slo_text(value) or "-"
+    if key.startswith(("hw.", "model.", "engine.")) and isinstance(value, int | float) and not isinstance(value, bool):
+        return show_hardware(key, value)
     text = one_line(show(key, value))
     return text[:_SHORT] if key.endswith("sha256") else text
 
 
-def _figure(key: str, value: Any) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return show_hardware(key, value) if number else _value(key, value)
-
-
 def _times(found: Diff) -> str:
     """Both means with their parts."""
-    times = [time for time in (found.tpot, found.ttft) if time.difference_s is not None]
+    times = {label_of(f"{key}.mean"): one for key, one in found.times.items() if one.difference_s is not None}
     if not times:
         return ""
-    titles = [title for time in times for title in (f"{NAMED[time.time]} A", "B", "B - A")]
-    parts = [{one.part: _beside(one.a_s, one.b_s, "s") for one in time.parts} for time in times]
+    parts = [{one.part: _beside(one.a_s, one.b_s, "s") for one in time.parts} for time in times.values()]
     rows = [
         (DOING[name], *(cell for one in parts for cell in one.get(name, ("", "", ""))))
         for name in dict.fromkeys(name for one in parts for name in one)
     ]
     rows = [row for row in rows if set(row[1:]) - {"0 ns", "0", ""}]
-    rows.append(("mean", *(cell for time in times for cell in _beside(time.a_s, time.b_s, "s"))))
-    return tabled(("where the time went", *titles), rows) + "".join(_basis(time) for time in times)
-
-
-def _basis(time: Difference) -> str:
-    if time.reason:
-        return fold(f"{NAMED[time.time]} is not cut into parts: {time.reason}") + "\n"
-    by_phase = f"{NAMED[time.time]}: its parts are the shares of the whole phase, as recorded"
-    return fold(by_phase) + "\n" if time.basis == BY_PHASE else ""
+    rows.append(("mean", *(cell for time in times.values() for cell in _beside(time.a_s, time.b_s, "s"))))
+    said = [f"{name} is not cut into parts: {time.reason}\n" for name, time in times.items() if time.reason]
+    said += [
+        f"{name}: its parts are the shares of the whole phase, as recorded\n"
+        for name, time in times.items()
+        if time.basis == BY_PHASE
+    ]
+    titles = [title for name in times for title in (f"{name} A", *BESIDE[1:])]
+    return tabled(("where the time went", *titles), rows) + fold("".join(said))
 
 
 def _beside(a: float | None, b: float | None, unit: str) -> tuple[str, str, str]:
@@ -163,81 +136,73 @@ def _load(found: Diff) -> str:
     """How requests fare over time, which keep what was promised, and why others do not; nothing without arrivals and
     SLO."""
     a, b, loads = found.a.facts, found.b.facts, [side.result.load for side in (found.a, found.b)]
-    keys = [key for key in dict.fromkeys([*a, *b]) if key.startswith("slo.")]
-    broken = [key for key in keys if key.startswith("slo.violations.") and (a.get(key) or b.get(key))]
-    tasks = [key for key in keys if key.startswith("slo.tasks.") and key.endswith(".attained_frac")]
-    named = (_WAITING if any(loads) else {}) | _PROMISED
-    named |= {key: f"broken for {key.removeprefix('slo.violations.')}" for key in broken}
-    named |= {
-        key: f"{key.removeprefix('slo.tasks.').removesuffix('.attained_frac') or 'no task'} keeps"
-        for key in tasks
-        if len(tasks) > 1 and a.get(key) != b.get(key)
-    }
-    rows: list[tuple[str, ...]] = []
-    for key, name in named.items():
-        if key == "load.stable" and not all(one is None or one.stable for one in loads):
-            rows.append((name, *("-" if one is None else "stable" if one.stable else "grows" for one in loads), ""))
-        elif a.get(key) is not None or b.get(key) is not None:
-            rows.append((name, *_beside(a.get(key), b.get(key), unit_of(key))))
-    return tabled(("requests over time", "A", "B", "B - A"), rows) if rows else ""
+    promised = [key for key in dict.fromkeys([*a, *b]) if key.startswith("slo.")]
+    broken = [key for key in promised if key.startswith("slo.violations.") and (a.get(key) or b.get(key))]
+    tasks = [key for key in promised if key.startswith("slo.tasks.") and key.endswith(".attained_frac")]
+    names = {key: label_of(key) for key in (*(LOAD if any(loads) else ()), *PROMISED, *broken)}
+    names |= {key: f"{label_of(key)}, {key.split('.')[2] or 'no task'}" for key in tasks if len(tasks) > 1}
+    rows = [
+        (f"{name}, per second" if key.endswith("_per_s") else name, *_beside(a.get(key), b.get(key), unit_of(key)))
+        for key, name in names.items()
+        if not (a.get(key) is b.get(key) is None) and not (key in tasks and a.get(key) == b.get(key))
+    ]
+    grows = [which for which, one in zip("AB", loads, strict=True) if one is not None and not one.stable]
+    notes = "".join(f"the queue of {which} grows\n" for which in grows)
+    return tabled(("requests over time", *BESIDE), rows) + notes if rows else ""
 
 
 def _figures(found: Diff) -> str:
     a, b = found.a, found.b
-    rows: list[tuple[str, ...]] = []
-
-    def add(name: str, own: float | None, other: float | None, unit: str = "", always: bool = True) -> None:
-        if own or other or always:
-            rows.append((name, *_beside(own, other, unit)))
-
-    for name in CLASSES:
-        add(name.replace("_", " "), a.facts[f"{name}_rate"], b.facts[f"{name}_rate"], "frac", always=False)
-    for one in found.misses:
-        add(MISSED[one.reason], one.a, one.b, "frac")
     n_a, n_b = max(1, a.result.n_outputs), max(1, b.result.n_outputs)
-    per, of_a, of_b = ("", 1, 1) if n_a == n_b else (" per token", n_a, n_b)
-    counts = [("copies on demand", "demand_copies.n")]
-    counts += [(f"prefetches {fate}", f"prefetch.{fate}.n") for fate in a.result.prefetch.by_fate()]
-    for name, key in counts:
+    alike = n_a == n_b
+    prefetches = (f"prefetch.{fate}.n" for fate in a.result.prefetch.by_fate())
+    rows = [
+        (label_of(key), *_beside(a.facts[key], b.facts[key], "frac"))
+        for key in (f"{name}_rate" for name in CLASSES)
+        if a.facts[key] or b.facts[key]
+    ]
+    rows += [(missed(one.reason), *_beside(one.a, one.b, "frac")) for one in found.misses]
+    for key in ("demand_copies.n", *prefetches, "h2d_bytes"):
         own, other = a.facts[key] or 0, b.facts[key] or 0
-        own, other = (own / of_a, other / of_b) if per else (own, other)
-        add(name + per, own, other, always=key == "demand_copies.n")
-    add("to the GPU per token", a.result.h2d_bytes / n_a, b.result.h2d_bytes / n_b, "bytes")
-    add("room for experts", sum(a.result.cache_capacity_bytes), sum(b.result.cache_capacity_bytes), "bytes")
-    add("peak VRAM", a.result.peak_vram_bytes, b.result.peak_vram_bytes, "bytes")
-    return tabled(("experts and copies", "A", "B", "B - A"), rows)
+        if own or other or key == "demand_copies.n":
+            per = (own, other) if alike else (own / n_a, other / n_b)
+            rows.append((label_of(key) + ("" if alike else " per token"), *_beside(*per, unit_of(key))))
+    own, other = (sum(side.result.cache_capacity_bytes) for side in (a, b))
+    rows.append(("cache capacity", *_beside(own, other, "bytes")))
+    rows.append((label_of("peak_vram_bytes"), *_beside(a.result.peak_vram_bytes, b.result.peak_vram_bytes, "bytes")))
+    return tabled(("experts and copies", *BESIDE), rows)
 
 
 def _alone(found: Diff) -> str:
     if not found.alone_rows:
         return ""
     base_s, told = found.a.result.tpot_s.mean, found.b.result
-    rows = []
-    for one in found.alone_rows:
-        value = f"{one.value}: {one.reason}" if one.reason else one.value
-        change = show_change(base_s, one.tpot_s, "s") or "-"
-        rows.append((one.input, one_line(value), show_value(one.tpot_s, "s"), change, show_frac(one.hit_rate)))
-    if told.tpot_s.mean is not None and base_s is not None:
-        change = show_change(base_s, told.tpot_s.mean, "s")
-        rows.append(("all of them", "B", show_seconds(told.tpot_s.mean), change, show_frac(told.hit_rate)))
+    every = [
+        (one.input, f"{one.value}: {one.reason}" if one.reason else one.value, one.tpot_s, one.hit_rate)
+        for one in found.alone_rows
+    ]
+    every.append(("all of them", "B", told.tpot_s.mean, told.hit_rate))
+    rows = [
+        (name, one_line(value), show_value(tpot_s, "s"), show_change(base_s, tpot_s, "s") or "-", show_frac(hit_rate))
+        for name, value, tpot_s, hit_rate in every
+    ]
     return tabled(("A with this of B alone", "value", "TPOT", "change", "hit rate"), rows, words=(1,))
 
 
 def _requests(found: Diff, top: int) -> str:
     if not found.request_rows:
         return ""
-    time, n, rows = found.tpot, len(found.request_rows), []
+    time, n, rows = found.times["tpot_s"], len(found.request_rows), []
     for one in found.request_rows[:top]:
         a, b = (one.ttft_a_s, one.ttft_b_s) if one.tpot_a_s is None else (one.tpot_a_s, one.tpot_b_s or 0.0)
-        times = show_seconds(a), show_seconds(b), show_change(0.0, one.difference_s, "s")
         lengths = show_value(one.prompt_tokens), show_value(one.output_tokens)
         mostly = "-" if one.largest_part is None else _mostly(one.largest_part_s or 0.0, DOING[one.largest_part])
-        rows.append((str(one.request), one_line(one.task) or "-", *lengths, *times, mostly))
+        rows.append((str(one.request), one_line(one.task) or "-", *lengths, *_beside(a, b, "s"), mostly))
     said = f"{show_count(n, 'request')} paired" + (f", the {top} that differ most" if n > top else "")
     if time.interval is not None:
         mean, low, high = (show_change(0.0, end, "s") for end in (time.difference_s, *time.interval))
         said += f"; mean B - A {mean}, {low} to {high} for the choice of requests (95 %)"
-    titles = ("request", "task", "prompt", "outputs", "TPOT A", "B", "B - A", "mostly")
+    titles = ("request", "task", "prompt", "outputs", "TPOT A", *BESIDE[1:], "mostly")
     return f"{tabled(titles, rows, words=(1, 7))}{fold(said)}\n"
 
 
@@ -250,16 +215,16 @@ def _layers(found: Diff, top: int) -> str:
     every = found.layer_waits
     if not every:
         return ""
-    rows = [
-        (str(one.layer), *_beside(one.a_s, one.b_s, "s"), show_value(one.misses_a), show_value(one.misses_b),
-         _mostly(one.largest_s, _KINDS.get(one.largest, one.largest)))
-        for one in every[:top]
-    ]  # fmt: skip
-    less_s = math.fsum(one.difference_s for one in every[top:])
+    rows = []
+    for one in every[:top]:
+        waited = "waiting for other GPUs" if one.largest == "gpu" else DOING[one.largest]
+        misses = show_value(one.misses_a), show_value(one.misses_b)
+        rows.append((str(one.layer), *_beside(one.a_s, one.b_s, "s"), *misses, _mostly(one.largest_s, waited)))
     said = "waits are per iteration"
     if len(every) > top:
+        less_s = math.fsum(one.difference_s for one in every[top:])
         said += f"; {show_count(len(every) - top, 'further layer')} together: {show_change(0.0, less_s, 's')}"
-    titles = ("layer", "waits of decode A", "B", "B - A", "misses A", "B", "mostly")
+    titles = ("layer", "waits of decode A", *BESIDE[1:], "misses A", "B", "mostly")
     return tabled(titles, rows, words=(6,)) + fold(said) + "\n"
 
 
@@ -281,7 +246,7 @@ def _first(found: Diff) -> str:
     return fold(head) + "\n" + lines(rows)
 
 
-def _said(one: Decision | Made) -> str:
+def _said(one: Decision) -> str:
     return f"{_VERBS.get(one.kind, one_line(str(one.kind)))} layer {one.layer} expert {one.expert}"
 
 

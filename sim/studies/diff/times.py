@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from sim.base.errors import BadInput
 from sim.base.lanes import WAITED_FOR
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 BY_REQUEST, BY_PHASE = "requests", "phase"
 
 
-class Part(NamedTuple):
+class Part(Struct, frozen=True):
     """What a mean time goes to in each run, and B less A."""
 
     part: str
@@ -34,35 +35,33 @@ class Part(NamedTuple):
     b_s: float
     difference_s: float
 
+    @classmethod
+    def of(cls, part: str, a_s: float, b_s: float) -> Part:
+        return cls(part, a_s, b_s, b_s - a_s)
 
-@dataclass(frozen=True)
-class Difference:
-    """A mean time of both runs.
+
+class Difference(Struct, frozen=True):
+    """A mean time of both runs, B less A.
 
     Attributes:
         n_a, n_b: requests behind the means. paired: they are the same requests.
-        parts: what the means go to, which sums to them; empty where it is not known, and `reason` says why.
-        basis: `requests`, where parts were told iteration by iteration; `phase`: they are the shares of the phase.
         interval: where the mean of paired differences B - A lies (95 %); None where it cannot be said.
         significant: whether these requests show which one is faster, beyond what others might change.
+        basis: `requests`, where parts were told iteration by iteration; `phase`: they are the shares of the phase.
+        parts: what the means go to, which sums to them; empty where it is not known, and `reason` says why.
     """
 
-    time: Timed
-    a_s: float | None
-    b_s: float | None
-    n_a: int
-    n_b: int
-    paired: bool
-    parts: tuple[Part, ...] = ()
-    basis: str | None = None
-    reason: str = ""
+    a_s: float | None = field(name="a")
+    b_s: float | None = field(name="b")
+    difference_s: float | None = field(name="difference")
+    n_a: int = field(name="requests_a")
+    n_b: int = field(name="requests_b")
+    paired: bool = False
     interval: Interval | None = None
     significant: bool = False
-
-    @property
-    def difference_s(self) -> float | None:
-        """B less A."""
-        return None if self.a_s is None or self.b_s is None else self.b_s - self.a_s
+    basis: str | None = None
+    reason: str | None = None
+    parts: list[Part] = []
 
     @property
     def equal(self) -> bool:
@@ -91,11 +90,10 @@ def difference(a: Side, b: Side, time: Timed) -> Difference:
     if not common:
         own, other = a.result.time_s(time), b.result.time_s(time)
         if own.mean is None or other.mean is None:
-            none = "no request has such a time"
-            return Difference(time, own.mean, other.mean, own.n, other.n, False, reason=none)
+            return Difference(own.mean, other.mean, None, own.n, other.n, reason="no request has such a time")
         every = [list((side.requests or {}).values()) for side in (a, b)]
         cut = _cut(a, b, time, every, (own.n, other.n), (own.mean, other.mean))
-        return Difference(time, own.mean, other.mean, own.n, other.n, False, cut.parts, cut.basis, cut.reason)
+        return Difference(own.mean, other.mean, other.mean - own.mean, own.n, other.n, **cut)
     times_s = [{pair[side].request: getattr(pair[side], time) for pair in common} for side in (0, 1)]
     batch = math.lcm(a.result.batch, b.result.batch)
     if a.result.load is not None or b.result.load is not None:  # neighbours in a queue wait alike
@@ -104,15 +102,7 @@ def difference(a: Side, b: Side, time: Timed) -> Difference:
     n, served = len(common), [[pair[side] for pair in common] for side in (0, 1)]
     cut = _cut(a, b, time, served, (n, n), (first.mean, second.mean))
     apart = second.minus(first), second.significant(first)
-    return Difference(time, first.mean, second.mean, n, n, True, cut.parts, cut.basis, cut.reason, *apart)
-
-
-class Cut(NamedTuple):
-    """Parts of a mean, on which basis, and why there are none."""
-
-    parts: tuple[Part, ...] = ()
-    basis: str | None = None
-    reason: str = ""
+    return Difference(first.mean, second.mean, second.mean - first.mean, n, n, True, *apart, **cut)
 
 
 def _cut(
@@ -122,23 +112,23 @@ def _cut(
     served: Sequence[Sequence[OneRequest]],
     n: tuple[int, int],
     means_s: tuple[float, float],
-) -> Cut:
-    """What the means of `n` requests of each run go to."""
+) -> dict[str, Any]:
+    """What the means of `n` requests of each run go to, on which basis; or the reason why that is not known."""
     shares = [[one.parts_s[time] for one in requests if time in one.parts_s] for requests in served]
     if (len(shares[0]), len(shares[1])) == n:
         sums = [[math.fsum(column) / len(every) for column in zip(*every, strict=True)] for every in shares]
-        parts = [Part(name, a_s, b_s, b_s - a_s) for name, a_s, b_s in zip(PARTS, *sums, strict=True)]
-        return Cut(tuple(one for one in parts if one.part != DRIVE or one.a_s or one.b_s), BY_REQUEST)
+        parts = [Part.of(*row) for row in zip(PARTS, *sums, strict=True)]
+        return {"parts": [one for one in parts if one.part != DRIVE or one.a_s or one.b_s], "basis": BY_REQUEST}
     if pairs(a, b) and n != (a.result.n_requests, b.result.n_requests):
-        return Cut(reason="the runs served different requests, and one of them is known as it was recorded only")
+        return {"reason": "the runs served different requests, and one of them is known as it was recorded only"}
     if any(side.result.batch > 1 or side.result.arrivals != "back to back" for side in (a, b)):
-        return Cut(reason="requests ran beside one another or waited, and one of the runs is known as recorded only")
+        return {"reason": "requests ran beside one another or waited, and one of the runs is known as recorded only"}
     phase: Phased = "decode" if time == "tpot_s" else "prefill"
     own, other = _shares_of(a, phase), _shares_of(b, phase)
     if COPY in own or COPY in other:  # of one of them nobody knows what copies those were
         own, other = _together(own), _together(other)
-    both = [(part, means_s[0] * own.get(part, 0.0), means_s[1] * other.get(part, 0.0)) for part in own | other]
-    return Cut(tuple(Part(part, a_s, b_s, b_s - a_s) for part, a_s, b_s in both), BY_PHASE)
+    both = [Part.of(part, means_s[0] * own.get(part, 0.0), means_s[1] * other.get(part, 0.0)) for part in own | other]
+    return {"parts": both, "basis": BY_PHASE}
 
 
 def _shares_of(side: Side, phase: Phased) -> dict[str, float]:
@@ -160,7 +150,7 @@ def _together(shares: dict[str, float]) -> dict[str, float]:
     return {part: every[part] for part in (*WAITED_FOR, QUEUE, OTHERS) if part in every}
 
 
-class Paired(NamedTuple):
+class Paired(Struct, frozen=True):
     """A request beside itself."""
 
     request: int
@@ -203,7 +193,7 @@ def _largest(own: OneRequest, other: OneRequest) -> tuple[str | None, float | No
     return part, changes_s[part]
 
 
-class LayerRow(NamedTuple):
+class LayerRow(Struct, frozen=True):
     """One figure of one layer and phase in both runs."""
 
     phase: str
@@ -243,7 +233,7 @@ def _seconds(row: dict[str, Any]) -> dict[str, float]:
     return {kind: float(row[f"wait_{kind}_s"]) for kind in WAITS if _is_number(row.get(f"wait_{kind}_s"))}
 
 
-class LayerWait(NamedTuple):
+class LayerWait(Struct, frozen=True):
     """What GPU 0 waited for in a layer, in seconds per iteration of decode, and the kind of wait that changed most."""
 
     layer: int
@@ -274,7 +264,7 @@ def waits(a: Side, b: Side) -> list[LayerWait]:
     return sorted(found, key=lambda one: (-abs(one.difference_s), one.layer))
 
 
-class Reason(NamedTuple):
+class Reason(Struct, frozen=True):
     """Why experts were missed in decode, as shares of what gates asked for."""
 
     reason: str
