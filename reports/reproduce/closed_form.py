@@ -136,13 +136,16 @@ def emoe_memory(row: Row, _: Settings) -> dict[str, Figure]:
     return {"all": _emoe_bytes(model, 1, 512) / GB, "60 %": _emoe_bytes(model, KEPT_FRAC, 512) / GB}
 
 
+def _emoe_fits(n_tokens: int) -> dict[str, Figure]:
+    """How many times as much fits beside fewer experts, by what so many tokens keep."""
+    models = {"OpenMoE": model_of("openmoe-8b"), "Mixtral": model_of("mixtral-8x7b")}
+    freed = {label: (1 - KEPT_FRAC) * model.routed_bytes() for label, model in models.items()}
+    return {label: 1 + freed[label] / (n_tokens * model.kv_bytes_per_token()) for label, model in models.items()}
+
+
 @method
 def emoe_longest(_row: Row, _: Settings) -> dict[str, Figure]:
-    found: dict[str, Figure] = {}
-    for label, name in (("OpenMoE", "openmoe-8b"), ("Mixtral", "mixtral-8x7b")):
-        model = model_of(name)
-        found[label] = 1 + (1 - KEPT_FRAC) * model.routed_bytes() / (512 * model.kv_bytes_per_token())
-    return found
+    return _emoe_fits(512)
 
 
 @method
@@ -153,11 +156,7 @@ def emoe_batch(row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def emoe_larger_batch(_row: Row, _: Settings) -> dict[str, Figure]:
-    found: dict[str, Figure] = {}
-    for label, name in (("OpenMoE", "openmoe-8b"), ("Mixtral", "mixtral-8x7b")):
-        model = model_of(name)
-        found[label] = 1 + (1 - KEPT_FRAC) * model.routed_bytes() / (4 * 1512 * model.kv_bytes_per_token())
-    return found
+    return _emoe_fits(4 * 1512)
 
 
 @method

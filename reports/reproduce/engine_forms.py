@@ -67,6 +67,13 @@ def host_calls(_row: Row, _: Settings) -> dict[str, Figure]:
     return {"launch": 1e6 * host.launch_s.value, "copy": 1e6 * host.copy_launch_s.value}
 
 
+def first_rung(row: Row) -> tuple[str, float]:
+    """That of a ladder, which its constant comes from."""
+    first, printed = next(iter(row.published.items()))
+    assert isinstance(printed, float)
+    return first, printed
+
+
 def _miss_s(cost: Cost) -> float:
     """The copy of an expert by the stack as it is: whichever takes longer, the link or the host in its calls."""
     return max(cost.copies.expert_s(cost.model.expert_bytes("q4_k_m")), cost.launches.copy_part_s(1.0))
@@ -79,8 +86,7 @@ def imp_ladder(row: Row, _: Settings) -> dict[str, Figure]:
     model = cost.model
     activations = model.n_moe_layers * model.top_k
     misses = {rung: activations * (1 - IMP_HITS[rung]) for rung in row.published}
-    first, printed = next(iter(row.published.items()))
-    assert isinstance(printed, float)
+    first, printed = first_rung(row)
     return {rung: 1 / (1 / printed + (n - misses[first]) * _miss_s(cost)) for rung, n in misses.items()}
 
 
@@ -139,8 +145,7 @@ def drive_calls(row: Row, _: Settings) -> dict[str, Figure]:
 def drive_ladder(row: Row, _: Settings) -> dict[str, Figure]:
     """A token is a constant and what it waits for reads."""
     waits_ms = crow_waits_ms(row)
-    first, printed = next(iter(row.published.items()))
-    assert isinstance(printed, float)
+    first, printed = first_rung(row)
     return {rung: printed + (wait_ms - waits_ms[first]) for rung, wait_ms in waits_ms.items()}
 
 
@@ -158,8 +163,7 @@ def cold_ladder(row: Row, _: Settings) -> dict[str, Figure]:
     """The exponent is the one at which the first rung comes out; hits rise with it, so halving finds it."""
     sizes = {rung: int(rung.split()[0]) for rung in row.published}
     low, high = 0.0, 2.0
-    first, printed = next(iter(row.published.items()))
-    assert isinstance(printed, float)
+    first, printed = first_rung(row)
     for _step in range(12):
         middle = (low + high) / 2
         (found,) = cold_hits(middle, [sizes[first]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +33,14 @@ class Unit(NamedTuple):
     fitted: bool = False
 
 
+def numbers_of(row: Row, experiment: Experiment) -> Sequence[int]:
+    """Which of its experiment's cases a row is about."""
+    return row.cases or range(len(experiment.cases))
+
+
 def cases_of(row: Row, experiments: dict[str, Experiment]) -> list[dict[str, Any]]:
-    cases = experiments[row.experiment].cases
-    return [cases[i] for i in row.cases] if row.cases else list(cases)
+    experiment = experiments[row.experiment]
+    return [experiment.cases[number] for number in numbers_of(row, experiment)]
 
 
 Traces = dict[TraceKind, dict[str, Path]]
@@ -119,24 +124,21 @@ def figures_of(
     runs = runs._replace(stack="bare")
 
     def figures(values: dict[str, float]) -> dict[str, float]:
-        units: list[tuple[str, Unit]] = []
-        specs: list[RunSpec] = []
+        units: dict[str, dict[Unit, RunSpec]] = {one.id: {} for one in solved}
         for one in solved:
-            row = rows[one.row]
-            own = [row.own] if row.own else []
+            row, value_s = rows[one.row], values[one.id]
             experiment = runs.experiments[row.experiment]
-            for case in row.cases or range(len(experiment.cases)):
-                for system in (one.label, *own):
-                    found = Fitted(one, values[one.id]) if system == one.label and values[one.id] else None
-                    spec = runs.spec(row, experiment.scored, case, system, found)
-                    if spec is not None:
-                        units.append((one.id, Unit(row.id, experiment.scored, case, system)))
-                        specs.append(spec)
-        results = work.run_all(specs, runs.folder, runs.workers, done)
+            for case in numbers_of(row, experiment):
+                for system in filter(None, (one.label, row.own)):
+                    found = Fitted(one, value_s) if system == one.label and value_s else None
+                    if (spec := runs.spec(row, experiment.scored, case, system, found)) is not None:
+                        units[one.id][Unit(row.id, experiment.scored, case, system)] = spec
+        specs = [spec for of in units.values() for spec in of.values()]
+        results = iter(work.run_all(specs, runs.folder, runs.workers, done))
         told: dict[str, float] = {}
         for one in solved:
             row = rows[one.row]
-            raw = {unit: result for (name, unit), result in zip(units, results, strict=True) if name == one.id}
+            raw = {unit: next(results) for unit in units[one.id]}
             experiment = runs.experiments[row.experiment]
             found_of = combine(row, experiment, raw, experiment.scored)
             if one.label not in found_of["values"]:
@@ -155,20 +157,17 @@ def simulate(
     Args:
         kinds: traces to run all rows on; none: each on the one it is scored on.
     """
-    units: list[Unit] = []
-    specs: list[RunSpec] = []
+    specs: dict[Unit, RunSpec] = {}
     for row in asked:
         experiment = runs.experiments[row.experiment]
         for kind in kinds or (experiment.scored,):
-            for case in row.cases or range(len(experiment.cases)):
+            for case in numbers_of(row, experiment):
                 for system in systems_of(row, experiment):
                     own = experiment.constants.get(system)
                     for name in [row.constant] if own is None else ["", own]:
-                        spec = runs.spec(row, kind, case, system, fitted.get(name))
-                        if spec is not None:
-                            units.append(Unit(row.id, kind, case, system, fitted=own is not None and name == own))
-                            specs.append(spec)
-    raw = dict(zip(units, work.run_all(specs, runs.folder, runs.workers, done), strict=True))
+                        if (spec := runs.spec(row, kind, case, system, fitted.get(name))) is not None:
+                            specs[Unit(row.id, kind, case, system, own is not None and name == own)] = spec
+    raw = dict(zip(specs, work.run_all([*specs.values()], runs.folder, runs.workers, done), strict=True))
     found: dict[str, dict[TraceKind, dict[str, Any]]] = {}
     for row in asked:
         experiment = runs.experiments[row.experiment]
@@ -207,7 +206,7 @@ def combine(
     rooms: list[float] = []
     left_out: dict[str, str] = {}
     did_not_run: dict[str, str] = {}
-    for case in row.cases or range(len(experiment.cases)):
+    for case in numbers_of(row, experiment):
         seen: dict[str, float] = {}
         model = str(experiment.cases[case]["model"])
         for system in systems_of(row, experiment):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from reports.reproduce.answer import Answer, OnTrace, Orders, Reproduction, Spread
@@ -10,7 +10,7 @@ from reports.reproduce.judge import FACTOR
 from reports.reproduce.rows import FLAGS, SCORED, TOLERANCE, Figure
 from reports.reproduce.table import RESTS
 from reports.reproduce.work import DEFECT
-from sim.base.tables import fold, render, table
+from sim.base.tables import fold, tabled
 
 Said = Literal["unknown", "note", "reason"]
 FORMS = {
@@ -36,36 +36,32 @@ def figure(value: Figure | None) -> str:
 
 def as_text(result: Reproduction, misses: bool = False) -> str:
     """Everything, verdict first; with `misses` the verdict, and the rows that do not come out as published."""
-    rows = result["rows"]
-    parts = [verdict(result)]
     # What was missed comes first.
-    rows = sorted(rows, key=lambda row: STATUSES.index(row["status"]))
+    rows = sorted(result["rows"], key=lambda row: STATUSES.index(row["status"]))
     if misses:
         rows = [_as_scored(row) for row in rows if row["status"] in MISSES]
     compared = [row for row in rows if row["check"] in ("within", "inside", "ladder", "ratio", "shown")]
     orders = [row for row in rows if row["check"] == "order"]
     others = [row for row in rows if row["check"] in ("none", "fit")]
-    if compared:
-        parts.append("Figures (ratio = simulated / published)\n" + _figures(compared))
-        unknown = [row for row in compared if row["unknown"]]
-        if unknown:
-            parts.append("Shown, not judged, for a term that is unknown\n" + _listed(unknown, "unknown"))
-    if orders:
-        parts.append(
-            "Orders of systems, without constants of single systems (with: figures in brackets; a range has "
-            "the ratio to its nearer end)\n" + _orders(orders)
-        )
-        idle = [line for row in orders for line in _idle(row)]
-        if idle:
-            parts.append("Not judged, since a mechanism they compare did not run\n" + "\n".join(idle))
+    unknown = [row for row in compared if row["unknown"]]
     noted = [row for row in (*compared, *orders) if row["note"]]
-    if noted:
-        parts.append("Notes\n" + _listed(noted, "note"))
-    if others:
-        parts.append("What a simulator cannot speak to, or rests on\n" + _listed(others, "reason"))
-    if not misses:
-        parts.append(_basis(result))
-    return "\n\n".join(part.rstrip("\n") for part in parts if part)
+    blocks = (
+        ("Figures (ratio = simulated / published)", compared and _figures(compared)),
+        ("Shown, not judged, for a term that is unknown", unknown and _listed(unknown, "unknown")),
+        (
+            "Orders of systems, without constants of single systems (with: figures in brackets; a range has "
+            "the ratio to its nearer end)",
+            orders and _orders(orders),
+        ),
+        (
+            "Not judged, since a mechanism they compare did not run",
+            "\n".join(line for row in orders for line in _idle(row)),
+        ),
+        ("Notes", noted and _listed(noted, "note")),
+        ("What a simulator cannot speak to, or rests on", others and _listed(others, "reason")),
+    )
+    parts = [verdict(result), *(f"{title}\n{text}" for title, text in blocks if text)]
+    return "\n\n".join(part.rstrip("\n") for part in (*parts, "" if misses else _basis(result)) if part)
 
 
 def totals_of(result: Reproduction) -> str:
@@ -200,55 +196,47 @@ def _labels(row: Answer, on: OnTrace) -> list[str]:
     return list(dict.fromkeys([*row["published"], *on["simulated"]]))
 
 
+def _table(titles: str, rows: Iterable[Sequence[str]]) -> str:
+    columns = titles.split("|")
+    return tabled(columns, rows, words=range(1, len(columns)))
+
+
 def _figures(rows: list[Answer]) -> str:
-    content = table("row", "F", "what", "published", "simulated", "ratio", "trace", "result", numbers=False)
+    found = []
     for row in rows:
         alone: OnTrace = {"simulated": row.get("simulated", {}), "ratio": row.get("ratio", {})}
         for kind, on in _by_trace(row, alone):
             for label in _labels(row, on):
-                printed, ratio = row["published"].get(label), on.get("ratio", {}).get(label)
-                content.add_row(
-                    row["id"],
-                    row["flag"],
-                    _what(row, label),
-                    figure(printed),
-                    figure(on.get("simulated", {}).get(label)),
-                    "-" if ratio is None else f"{ratio:.3f}",
-                    kind + ("*" if row["constant"] else ""),
-                    row["status"] + (f", slope {row['slope']:.2f}" if "slope" in row else ""),
-                )
-    return render(content)
+                told = [row["id"], row["flag"], _what(row, label), *_sizes(row, on, label, 3)]
+                status = row["status"] + (f", slope {row['slope']:.2f}" if "slope" in row else "")
+                found.append([*told, kind + ("*" if row["constant"] else ""), status])
+    return _table("row|F|what|published|simulated|ratio|trace|result", found)
+
+
+def _sizes(row: Answer, on: OnTrace, label: str, digits: int) -> tuple[str, str, str]:
+    """Printed, simulated (in brackets with the constants of single systems), and their ratio."""
+    ratio, with_it = on.get("ratio", {}).get(label), on.get("fitted", {}).get("simulated", {}).get(label)
+    simulated = figure(on["simulated"].get(label)) + (f" ({figure(with_it)})" if with_it else "")
+    return figure(row["published"].get(label)), simulated, "-" if ratio is None else f"{ratio:.{digits}f}"
 
 
 def _what(row: Answer, label: str) -> str:
     of = ", ".join(part for part in (row["model"], row["setting"]) if part)
-    unit = f" ({row['unit']})" if row["unit"] not in ("", "1") else ""
-    return f"{row['metric']}: {label}{unit}" + (f" [{of}]" if of else "")
+    return f"{row['metric']}: {label}{_unit(row)}" + (f" [{of}]" if of else "")
 
 
 def _orders(rows: list[Answer]) -> str:
-    titles = ("row", "F", "trace", "what", "system", "published", "simulated", "ratio", "pairs", "result", "wrong")
-    content = table(*titles, numbers=False)
+    found = []
     for row in rows:
         for kind, on in _by_trace(row, {"simulated": {}, "pairs": [], "counted": True}):
-            lead = [row["id"], row["flag"], kind + ("*" if row["constant"] else ""), _order_of(row)]
+            lead = [row["id"], row["flag"], kind + ("*" if row["constant"] else ""), row["metric"] + _unit(row)]
             right, wrong = _pairs(on)
-            judged = row["status"] if kind in ("-", row.get("scored", SCORED)) else ""
-            verdict_ = [right, judged, wrong]
+            judged = [right, row["status"] if kind in ("-", row.get("scored", SCORED)) else "", wrong]
             for label in _labels(row, on):
-                printed, ratio = row["published"].get(label), on.get("ratio", {}).get(label)
                 own = "*" if label in row.get("constants", {}) else ""
-                with_it = on.get("fitted", {}).get("simulated", {}).get(label)
-                content.add_row(
-                    *lead,
-                    label + own,
-                    figure(printed),
-                    figure(on["simulated"].get(label)) + (f" ({figure(with_it)})" if with_it else ""),
-                    "-" if ratio is None else f"{ratio:.2f}",
-                    *verdict_,
-                )
-                lead, verdict_ = [""] * len(lead), [""] * len(verdict_)
-    return render(content)
+                found.append([*lead, label + own, *_sizes(row, on, label, 2), *judged])
+                lead, judged = [""] * len(lead), [""] * len(judged)
+    return _table("row|F|trace|what|system|published|simulated|ratio|pairs|result|wrong", found)
 
 
 def _pairs(on: OnTrace) -> tuple[str, str]:
@@ -259,17 +247,16 @@ def _pairs(on: OnTrace) -> tuple[str, str]:
     return count + apart, "; ".join(wrong)
 
 
-def _order_of(row: Answer) -> str:
-    unit = f" ({row['unit']})" if row["unit"] not in ("", "1") else ""
-    return f"{row['metric']}{unit}"
+def _unit(row: Answer) -> str:
+    return f" ({row['unit']})" if row["unit"] not in ("", "1") else ""
 
 
 def _listed(rows: list[Answer], field: Said) -> str:
-    content = table("row", "F", "published", "why", numbers=False)
+    found = []
     for row in rows:
         printed = ", ".join(f"{label} {figure(value)}" for label, value in row["published"].items())
-        content.add_row(row["id"], row["flag"], f"{row['metric']}: {printed}" if printed else row["metric"], row[field])
-    return render(content)
+        found.append([row["id"], row["flag"], f"{row['metric']}: {printed}" if printed else row["metric"], row[field]])
+    return _table("row|F|published|why", found)
 
 
 def _basis(result: Reproduction) -> str:
@@ -304,7 +291,5 @@ def _left_out(result: Reproduction) -> str:
                 told[f"{row['experiment']['name']}: {who}"] = None
     if not by_reason:
         return ""
-    content = table("trace", "experiment: system, model", "why", numbers=False)
-    for (trace, why), told in sorted(by_reason.items()):
-        content.add_row(trace, "; ".join(told), why)
-    return render(content)
+    found = [(kind, "; ".join(told), why) for (kind, why), told in sorted(by_reason.items())]
+    return _table("trace|experiment: system, model|why", found)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.reproduce import inputs, judge
-from reports.reproduce.answer import Answer, OnTrace, Orders, Reproduction, ToldConstant, ToldTraces, Totals
+from reports.reproduce.answer import Answer, OnTrace, Orders, Reproduction, ToldTraces, Totals
 from reports.reproduce.constants import Fitted, NotFitted, fit, solve
 from reports.reproduce.engine_forms import METHODS
 from reports.reproduce.rows import (
@@ -38,6 +38,11 @@ from sim import __version__
 from sim.base.errors import BadInput
 
 SCHEMA = "moesim.reproduce/2"
+TOLD = (
+    *("id", "flag", "source", "where", "model", "testbed", "setting", "metric", "unit", "published", "check", "note"),
+    *("reason", "unknown"),
+)
+"""Of a row, what its answer repeats."""
 
 
 def reproduce(
@@ -101,7 +106,18 @@ def reproduce(
         "version": __version__,
         "engine": stack,
         "traces": told,
-        "constants": [_told_constant(fitted[one.id]) for one in used if one.id in fitted],
+        "constants": [
+            {
+                "id": one.id,
+                "testbed": one.testbed,
+                "seconds": fitted[one.id].value_s,
+                "form": one.form,
+                "row": one.row,
+                "label": one.label,
+            }
+            for one in used
+            if one.id in fitted
+        ],
         "not_fitted": lost,
         "rows": answered,
         "totals": totals(answered),
@@ -141,23 +157,8 @@ def answer_of(
     row: Row, fitted: dict[str, Fitted], on: dict[TraceKind, dict[str, Any]], experiments: dict[str, Experiment]
 ) -> Answer:
     """One row of the result."""
-    told: Answer = {
-        "id": row.id,
-        "flag": row.flag,
-        "source": row.source,
-        "where": row.where,
-        "model": row.model,
-        "testbed": row.testbed,
-        "setting": row.setting,
-        "metric": row.metric,
-        "unit": row.unit,
-        "published": row.published,
-        "check": row.check,
-        "note": row.note,
-        "reason": row.reason,
-        "unknown": row.unknown,
-        "constant": row.constant if row.constant in fitted else "",
-    }
+    told: Answer = {name: getattr(row, name) for name in TOLD}  # type: ignore[assignment, misc]
+    told["constant"] = row.constant if row.constant in fitted else ""
     if row.added:
         told["added"] = True
     if row.method:
@@ -195,10 +196,7 @@ def _judged(row: Row, kind: TraceKind, found: dict[str, Any], constants: dict[st
     if found["did_not_run"]:
         told["did_not_run"] = found["did_not_run"]
     if row.check == "order":
-        told["pairs"] = [
-            {"better": pair.better, "worse": pair.worse, "right": pair.right}
-            for pair in judge.pairs(row, found["cases"])
-        ]
+        told["pairs"] = [pair._asdict() for pair in judge.pairs(row, found["cases"])]
         told["counted"] = kind not in row.fitted_traces and not found["did_not_run"]
     if "fitted" in found and constants:
         with_it = found["fitted"]
@@ -308,16 +306,4 @@ def _orders(counted: list[tuple[Answer, OnTrace]]) -> Orders:
         "right_fitted": sum(fitted),
         "pairs": sum(len(on["pairs"]) for _, on in counted),
         "magnitudes": judge.spread(ratios),
-    }
-
-
-def _told_constant(found: Fitted) -> ToldConstant:
-    constant = found.constant
-    return {
-        "id": constant.id,
-        "testbed": constant.testbed,
-        "seconds": found.value_s,
-        "form": constant.form,
-        "row": constant.row,
-        "label": constant.label,
     }

@@ -39,7 +39,7 @@ def variance_of(found: Comparison) -> float | None:
 
 
 def order(comparisons: Iterable[Comparison]) -> dict[str, Order]:
-    """Predicted against measured order of policies by TPOT, per model and budget of three or more policies.
+    """Predicted against measured order of policies by TPOT, per model and capacity of three or more policies.
 
     Times that differ by less than the noise are ties, in both worlds alike. `tau_b` is Kendall's, which takes ties
     into account: 1 the same order, 0 no relation; None where the noise leaves one group, or is not known. `noise_s` is
@@ -49,40 +49,35 @@ def order(comparisons: Iterable[Comparison]) -> dict[str, Order]:
     need("the order of policies", "scipy")
     from scipy.stats import kendalltau
 
-    by_budget: dict[str, list[Comparison]] = {}
+    by_capacity: dict[str, list[Comparison]] = {}
     for found in comparisons:
         if found["tpot_s"]["predicted"] is not None and found["tpot_s"]["measured"] is not None:
             where = f"{found.get('model', '')} at {found['cache_capacity_bytes'] / 1e6:.0f} MB"
-            by_budget.setdefault(where, []).append(found)
+            by_capacity.setdefault(where, []).append(found)
     orders: dict[str, Order] = {}
-    for where, cases in by_budget.items():
+    for where, cases in by_capacity.items():
         if len(cases) < 3:
             continue
         known = [v for v in map(variance_of, cases) if v is not None]
-        if not known:
-            orders[where] = {
-                "policies": len(cases),
-                "noise_s": None,
-                "tau_b": None,
-                "pairs": 0,
-                "pairs_apart": 0,
-                "pairs_agree": 0,
-            }
+        found: Order = {
+            "policies": len(cases),
+            "noise_s": APART * math.sqrt(2 * math.fsum(known) / len(known)) if known else None,
+            "tau_b": None,
+            "pairs": 0,
+            "pairs_apart": 0,
+            "pairs_agree": 0,
+        }
+        orders[where] = found
+        if (noise_s := found["noise_s"]) is None:
             continue
-        noise_s = APART * math.sqrt(2 * math.fsum(known) / len(known))
         predicted = [case["tpot_s"]["predicted"] or 0.0 for case in cases]
         measured = [case["tpot_s"]["measured"] or 0.0 for case in cases]
         tau = float(kendalltau(grouped(predicted, noise_s), grouped(measured, noise_s), variant="b").statistic)
         pairs = [(predicted[i] - predicted[j], measured[i] - measured[j]) for i in range(len(cases)) for j in range(i)]
         apart = [(a, b) for a, b in pairs if min(abs(a), abs(b)) > noise_s]
-        orders[where] = {
-            "policies": len(cases),
-            "noise_s": noise_s,
-            "tau_b": None if math.isnan(tau) else tau,
-            "pairs": len(pairs),
-            "pairs_apart": len(apart),
-            "pairs_agree": sum(a * b > 0 for a, b in apart),
-        }
+        found["tau_b"] = None if math.isnan(tau) else tau
+        found["pairs"], found["pairs_apart"] = len(pairs), len(apart)
+        found["pairs_agree"] = sum(a * b > 0 for a, b in apart)
     return orders
 
 
