@@ -11,7 +11,8 @@ import yaml
 from calibrate import derive
 from calibrate.derive import Fitted, MeasuredPoint, Table, Together
 from calibrate.fit import Fit
-from calibrate.stats import NO_MEASUREMENT, Summary, assumed, doubted, measured, range_of
+from calibrate.stats import NO_MEASUREMENT, assumed, doubted, measured, range_of
+from calibrate.store import KINDS
 from sim.base.files import replacing
 from sim.results.provenance import SPREAD
 
@@ -120,28 +121,31 @@ def _figures(node: object, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]
                 yield from _figures(child, f"{path}.{name}".lstrip("."))
 
 
-def _spread(summary: Summary, value: float) -> float:
-    """The samples' relative IQR carried over to a figure fitted to them."""
-    return summary.noise_frac * value
-
-
-def _fitted(what: str, found: Fitted) -> str:
+def _fitted(what: str, found: Fitted | None) -> str:
+    if found is None:
+        return ""
     off = found.fit
     return f"fit over {len(found.points)} {what}, off by {off.median_frac:.1%} (median), {off.worst_frac:.1%} (worst)"
 
 
-def _link(found: Fitted | None, fallback: dict[str, Any] | None = None) -> dict[str, Any]:
+def _of_fit(
+    found: Fitted | None, name: str, default: float, probe: str, noise_frac: float, note: str = ""
+) -> dict[str, Any]:
+    """A parameter of a fit, with the relative IQR of samples under it; assumed where nothing was measured."""
     if found is None:
-        if fallback is not None:
-            note = "not measured in this run; as page-locked"
-            return {name: assumed(figure["value"], note) for name, figure in fallback.items()}
-        return {"latency_s": assumed(1e-5), "bandwidth_bytes_per_s": assumed(2e10)}
-    small, large = found.points[0].summary, found.points[-1].summary
-    n, note = found.n, _fitted("sizes", found)
-    latency_s, rate = (found.fit.params[name] for name in ("latency_s", "bandwidth_bytes_per_s"))
+        return assumed(default)
+    value = found.fit.params[name]
+    return _judged(measured(value, noise_frac * value, found.n, note), probe, found.fit)
+
+
+def _link(found: Fitted | None, fallback: dict[str, Any] | None = None) -> dict[str, Any]:
+    if found is None and fallback is not None:
+        note = "not measured in this run; as page-locked"
+        return {name: assumed(figure["value"], note) for name, figure in fallback.items()}
+    small, large = (0.0, 0.0) if found is None else (found.points[at].summary.noise_frac for at in (0, -1))
     return {
-        "latency_s": _judged(measured(latency_s, _spread(small, latency_s), n, note), "copy", found.fit),
-        "bandwidth_bytes_per_s": _judged(measured(rate, _spread(large, rate), n), "copy", found.fit),
+        "latency_s": _of_fit(found, "latency_s", 1e-5, "copy", small, _fitted("sizes", found)),
+        "bandwidth_bytes_per_s": _of_fit(found, "bandwidth_bytes_per_s", 2e10, "copy", large),
     }
 
 
@@ -163,35 +167,24 @@ def _gpu(table: Table, facts: Facts) -> dict[str, Any]:
     floor = _point(table.one("host", what="kernel_floor"), 2e-6, "host")
     found = derive.gpu_experts(table, facts["dtype"], floor["value"])
     name = DTYPES[facts["dtype"]]
-    if found is None:
-        bandwidth, rate = assumed(1e12), assumed(1e14)
-    else:
-        n, note = found.n, _fitted("expert timings", found)
-        by_tokens = sorted(found.points, key=lambda p: int(p.key["n_tokens"]))
-        bytes_per_s, flops = (found.fit.params[key] for key in ("bandwidth_bytes_per_s", "flops_per_s"))
-        few, many = by_tokens[0].summary, by_tokens[-1].summary
-        bandwidth = _judged(measured(bytes_per_s, _spread(few, bytes_per_s), n, note), "expert", found.fit)
-        rate = _judged(measured(flops, _spread(many, flops), n, note), "expert", found.fit)
+    by_tokens = [] if found is None else sorted(found.points, key=lambda p: int(p.key["n_tokens"]))
+    few, many = (by_tokens[at].summary.noise_frac if by_tokens else 0.0 for at in (0, -1))
+    note = _fitted("expert timings", found)
+    bandwidth = _of_fit(found, "bandwidth_bytes_per_s", 1e12, "expert", few, note)
+    rate = _of_fit(found, "flops_per_s", 1e14, "expert", many, note)
     rates = {name: rate}
     if name == "bf16":
         rates["fp16"] = assumed(rate["value"], "as bf16")
-    bus = {}
-    if facts["bus"] is not None:
-        generation, lanes = facts["bus"]
-        bus = {
-            "link": {
-                "generation": generation,
-                "lanes": lanes,
-                "theoretical_bytes_per_s": lanes * _LANE_BYTES_PER_S.get(generation, 0.0),
-            }
-        }
+    generation, lanes = facts["bus"] or (0, 0)
+    peak = lanes * _LANE_BYTES_PER_S.get(generation, 0.0)
+    link = {"generation": generation, "lanes": lanes, "theoretical_bytes_per_s": peak}
     return {
         "memory_bandwidth_bytes_per_s": bandwidth,
         "flops_per_s": rates,
         "kernel_floor_s": floor,
         "n_sms": facts["n_sms"],
         "l2_bytes": facts["l2_bytes"],
-        **bus,
+        **({"link": link} if lanes else {}),
     }
 
 
@@ -220,15 +213,12 @@ def _host(table: Table, kind: str) -> dict[str, Any]:
 def _cpu(table: Table, facts: Facts) -> dict[str, Any]:
     machine, threads = facts["machine"], facts["threads"][-1]
     found = derive.cpu_experts(table, facts["cpu_dtype"], threads)
-    if found is None:
-        bandwidth, rate, overhead = assumed(2e10), assumed(1e11), assumed(2e-5)
-    else:
-        spread = max(point.summary.noise_frac for point in found.points)
-        n, note = found.n, f"{DTYPES[facts['cpu_dtype']]}, {threads} threads; {_fitted('timings', found)}"
-        bandwidth, rate, overhead = (
-            _judged(measured(found.fit.params[key], found.fit.params[key] * spread, n, note), "cpu_expert", found.fit)
-            for key in ("bandwidth_bytes_per_s", "flops_per_s", "overhead_s")
-        )
+    noise_frac = 0.0 if found is None else max(point.summary.noise_frac for point in found.points)
+    note = f"{DTYPES[facts['cpu_dtype']]}, {threads} threads; {_fitted('timings', found)}"
+    bandwidth, rate, overhead = (
+        _of_fit(found, key, default, "cpu_expert", noise_frac, note)
+        for key, default in (("bandwidth_bytes_per_s", 2e10), ("flops_per_s", 1e11), ("overhead_s", 2e-5))
+    )
     pair = derive.together(table, threads)
     return {
         "id": "host",
@@ -252,15 +242,10 @@ def _total(pair: Together) -> dict[str, Any]:
 def _ranges(table: Table) -> dict[str, list[float]]:
     """Least and largest of what each kind of fit rests on; kinds that were not measured are left out."""
     found = {}
-    for name, probe, key in (
-        ("copy_bytes", "copy", "n_bytes"),
-        ("expert_tokens", "expert", "n_tokens"),
-        ("cpu_expert_tokens", "cpu_expert", "n_tokens"),
-        ("context_tokens", "attention", "context"),
-    ):
-        measured = [float(point.key[key]) for point in table.find(probe) if key in point.key]
-        if measured:
-            found[name] = [min(measured), max(measured)]
+    for probe, kind in KINDS.items():
+        at = [float(point.key[kind.at]) for point in table.find(probe) if kind.range and kind.at in point.key]
+        if at:
+            found[kind.range] = [min(at), max(at)]
     return found
 
 

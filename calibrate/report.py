@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate import derive, in_situ_file
 from calibrate.derive import MeasuredPoint, Table
-from calibrate.store import Store
+from calibrate.store import KINDS, Store
 from sim.base.errors import BadInput
 from sim.base.units import show_count
 from sim.pages.page import Column, Note, Page, Plot, Section
@@ -73,18 +73,15 @@ def _of_probes(table: Table, hw: Hardware) -> list[Section]:
             lines.append((f"{name} {memory}, fit", xs, [latency_s + x / rate for x in xs]))
     if series:
         figures.append(_section("Copies", series, lines, "bytes"))
-    for title, probe, key, wanted in (
-        ("Experts on the device", "expert", "n_tokens", {}),
-        ("Experts on the CPU", "cpu_expert", "n_tokens", {}),
-        ("Attention, decode", "attention", "context", {"phase": "decode"}),
-    ):
+    for probe, kind in KINDS.items():
         groups: dict[str, list[MeasuredPoint]] = {}
-        for point in table.find(probe, **wanted):
-            label = ", ".join(f"{k} {v}" for k, v in point.key.items() if k not in (key, "phase", "n_new"))
-            groups.setdefault(label, []).append(point)
+        for point in table.find(probe) if kind.title else ():
+            if point.key.get("phase", "decode") == "decode":
+                label = ", ".join(f"{k} {v}" for k, v in point.key.items() if k not in (kind.at, "phase", "n_new"))
+                groups.setdefault(label, []).append(point)
         if groups:
-            found = [_series(label, points, key) for label, points in groups.items()]
-            figures.append(_section(title, found, _fit_lines(table, probe, hw), key.replace("_", " ")))
+            found = [_series(label, points, kind.at) for label, points in groups.items()]
+            figures.append(_section(kind.title, found, _fit_lines(table, probe, hw), kind.at.replace("_", " ")))
     return figures
 
 

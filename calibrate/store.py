@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,9 +24,31 @@ MAX_BYTES = 256 * 1024 * 1024
 MAX_RATIO = 100  # unpacked to packed; samples of clocks stay far below, a thousandfold is a bomb
 FREE_BYTES = 1024 * 1024  # a ratio says nothing about a small file
 _BLOCK_BYTES = 256 * 1024
+
+
+class Kind(NamedTuple):
+    """What is alike for all points of a probe.
+
+    Attributes:
+        numbers: what the key of a measured point has to say. at: what a curve is drawn against, and `title` of it.
+        range: what the profile calls the least and the largest of these.
+    """
+
+    numbers: tuple[str, ...] = ()
+    at: str = ""
+    title: str = ""
+    range: str = ""
+
+
 _EXPERT = ("hidden", "intermediate", "n_tokens")
-NUMBERS = {"copy": ("n_bytes",), "copy_enqueue": ("n_bytes",), "expert": _EXPERT, "cpu_expert": _EXPERT}
-"""What the key of a measured point of a probe has to say."""
+KINDS = {
+    "copy": Kind(("n_bytes",), "n_bytes", range="copy_bytes"),
+    "copy_enqueue": Kind(("n_bytes",)),
+    "expert": Kind(_EXPERT, "n_tokens", "Experts on the device", "expert_tokens"),
+    "cpu_expert": Kind(_EXPERT, "n_tokens", "Experts on the CPU", "cpu_expert_tokens"),
+    "attention": Kind((), "context", "Attention, decode", "context_tokens"),
+}
+"""By probe; of the others nothing is alike."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -135,7 +157,7 @@ def _record(plain: Any) -> Record:
             raise ValueError("a sample is finite, and no time is negative")
     if record.status == "ok" and not record.samples_s:
         raise ValueError("it is ok and has no samples")
-    for name in NUMBERS.get(record.probe, ()):
+    for name in KINDS.get(record.probe, Kind()).numbers:
         value = record.key.get(name)
         if record.status == "ok" and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"key {name}, got {value!r}: a whole number, at least 1")

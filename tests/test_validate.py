@@ -78,9 +78,16 @@ def world(tmp_path_factory):
     hundredth = max(plain / 100, 1.01e6)  # no slower than a profile may say
     for name, value in (("plain", plain), ("half", plain / 2), ("hundredth", hundredth)):  # wrong ones
         wrong = msgspec.to_builtins(mine)
-        wrong["h2d"]["bandwidth_bytes_per_s"]["value"] = value
+        wrong["h2d"]["bandwidth_bytes_per_s"] |= {"value": value, "low": None, "high": None}
         profile.write(folder / f"{name}.yaml", wrong)
     return folder
+
+
+def validate(world, *policies):
+    """The words of a command about the model with large experts."""
+    policy = [word for name in policies or ("lru",) for word in ("--policy", name)]
+    run = ("--model", world / "wide.yaml", "--trace", world / "tiny.safetensors", "--precision", "fp32", "--real=cpu")
+    return ("validate", *policy, "--cache", "4experts", *run)
 
 
 def compared(world, hw="me.yaml", policy="lru", experts=4, **fields):
@@ -182,21 +189,7 @@ def test_half_the_bandwidth_is_found_out_and_the_copy_lane_named(world):
 @pytest.mark.thorough
 def test_a_grossly_wrong_profile_fails_on_the_command_line(world, capsys):
     (world / "v.json").unlink(missing_ok=True)
-    args = (
-        "validate",
-        "--policy",
-        "lru",
-        "--cache",
-        "4experts",
-        "--model",
-        world / "wide.yaml",
-        "--trace",
-        world / "tiny.safetensors",
-        "--precision",
-        "fp32",
-        "--real=cpu",
-        "--hw",
-    )
+    args = (*validate(world), "--hw")
     said = moesim(capsys, *args, world / "hundredth.yaml", "--out", world / "v.json")
     assert said.code == 1
     assert "TPOT is off by +" in said.out
@@ -217,39 +210,23 @@ def test_a_grossly_wrong_profile_fails_on_the_command_line(world, capsys):
 @pytest.fixture
 def simulated_truth(world, monkeypatch):
     """Stands for the machine: the simulation with the right profile, so that no noise blurs what a wrong one does."""
-    from sim.real import validate
+    from sim.real import validate as worlds
     from sim.run import prepare
 
     def truth(setup, lanes, weights):
         mine = prepare(msgspec.structs.replace(setup.spec, hw=str(world / "plain.yaml")))
         mine = dataclasses.replace(mine, requests=setup.requests)
         try:
-            found = validate.simulated(mine)
+            found = worlds.simulated(mine)
         finally:
             mine.close()
         return dataclasses.replace(found, result=msgspec.structs.replace(found.result, device="stand-in"))
 
-    monkeypatch.setattr(validate, "carried_out", truth)
+    monkeypatch.setattr(worlds, "carried_out", truth)
 
 
 def test_half_the_bandwidth_fails_on_the_command_line_and_names_the_copy_lane(world, capsys, simulated_truth):
-    args = (
-        "validate",
-        "--policy",
-        "lru",
-        "--cache",
-        "4experts",
-        "--model",
-        world / "wide.yaml",
-        "--trace",
-        world / "tiny.safetensors",
-        "--precision",
-        "fp32",
-        "--real=cpu",
-        "--repeat",
-        2,
-        "--hw",
-    )
+    args = (*validate(world), "--repeat", 2, "--hw")
     right = moesim(capsys, *args, world / "plain.yaml", "--tolerance", 0.2)
     assert right.code == 0, right.out
     wrong = moesim(capsys, *args, world / "half.yaml", "--tolerance", 0.2)
@@ -260,32 +237,10 @@ def test_half_the_bandwidth_fails_on_the_command_line_and_names_the_copy_lane(wo
 
 @pytest.mark.thorough
 def test_repeats_outputs_and_an_interrupt(world, capsys, monkeypatch):
-    from sim.real import validate
+    from sim.real import validate as worlds
 
-    args = (
-        "validate",
-        "--policy",
-        "lru",
-        "--policy",
-        "lfu",
-        "--policy",
-        "on_demand",
-        "--cache",
-        "4experts",
-        "--model",
-        world / "wide.yaml",
-        "--trace",
-        world / "tiny.safetensors",
-        "--precision",
-        "fp32",
-        "--real=cpu",
-        "--tolerance",
-        100,
-        "--outputs",
-        3,
-        "--hw",
-        world / "me.yaml",
-    )
+    more = ("--tolerance", 100, "--outputs", 3, "--hw", world / "me.yaml")
+    args = (*validate(world, "lru", "lfu", "on_demand"), *more)
     data = moesim(capsys, *args, "--repeat", 3, "--json").json
     assert [len(c["repeats"]["tpot_s"]) for c in data["comparisons"]] == [3, 3, 3]
     assert data["comparisons"][0]["decode_tokens"] == 2
@@ -293,7 +248,7 @@ def test_repeats_outputs_and_an_interrupt(world, capsys, monkeypatch):
         assert c["tpot_s"]["measured"] == sorted(c["repeats"]["tpot_s"])[1]
         assert c["decisions"]["identical"]
     assert set(data["order"]) == {"tiny-wide at 25 MB"}
-    real, n = validate.carried_out, [0]
+    real, n = worlds.carried_out, [0]
 
     def stopped(*args):
         n[0] += 1
@@ -301,7 +256,7 @@ def test_repeats_outputs_and_an_interrupt(world, capsys, monkeypatch):
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(validate, "carried_out", stopped)
+    monkeypatch.setattr(worlds, "carried_out", stopped)
     said = moesim(capsys, *args, "--out", world / "cut.json")
     assert said.code == 130
     assert "interrupted; what was compared until then is above" in said.err
@@ -338,21 +293,7 @@ def test_what_is_missing_is_named(world, capsys):
 
 
 def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
-    args = (
-        "--policy",
-        "lru",
-        "--hw",
-        "rtx3090",
-        "--real=cpu",
-        "--model",
-        world / "wide.yaml",
-        "--trace",
-        world / "tiny.safetensors",
-        "--precision",
-        "fp32",
-        "--cache",
-        "4experts",
-    )
+    args = (*validate(world)[1:], "--hw", "rtx3090")
     result = simulated(capsys, *args, "--json").json
     assert result["real"] is True
     assert result["device"] == "CPU backend"
@@ -366,20 +307,8 @@ def test_simulate_real_as_it_is_written(tmp_path, capsys, world):
     assert "predicted for rtx3090" in said.out
     assert "rests on" not in said.out  # but on the clock
     assert "write --real=DEVICE" in simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--device", "cpu").error
-    refused = simulated(
-        capsys,
-        "--policy",
-        "lru",
-        "--hw",
-        "h200-sxm",
-        "--real=cpu",
-        "--model",
-        "mixtral-8x7b",
-        "--cache",
-        "100GB",
-        "--requests",
-        1,
-    )
+    words = "--policy lru --hw h200-sxm --real=cpu --model mixtral-8x7b --cache 100GB --requests 1"
+    refused = simulated(capsys, *words.split())
     assert refused.code == 2
     assert "--model cpu-small" in refused.err
 
@@ -413,30 +342,8 @@ def test_a_validation_that_was_cut_off_goes_on(world, capsys, monkeypatch):
     """Each run is on disk before the next begins; --resume measures what is missing, and no more."""
 
     (world / "r.json").unlink(missing_ok=True)
-    args = (
-        "validate",
-        "--model",
-        world / "wide.yaml",
-        "--trace",
-        world / "tiny.safetensors",
-        "--precision",
-        "fp32",
-        "--real=cpu",
-        "--hw",
-        world / "me.yaml",
-        "--tolerance",
-        1000,
-        "--cache",
-        "4experts",
-        "--policy",
-        "lru",
-        "--policy",
-        "lfu",
-        "--outputs",
-        2,
-        "--out",
-        world / "r.json",
-    )
+    more = ("--tolerance", 1000, "--outputs", 2, "--hw", world / "me.yaml", "--out", world / "r.json")
+    args = (*validate(world, "lru", "lfu"), *more)
     carry_out, ran = Case.carry_out, []
 
     def cut_off(self, *given):

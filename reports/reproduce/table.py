@@ -157,7 +157,7 @@ def answer_of(
     row: Row, fitted: dict[str, Fitted], on: dict[TraceKind, dict[str, Any]], experiments: dict[str, Experiment]
 ) -> Answer:
     """One row of the result."""
-    told: Answer = {name: getattr(row, name) for name in TOLD}  # type: ignore[assignment, misc]
+    told: Answer = {name: getattr(row, name) for name in TOLD}  # type: ignore[assignment]
     told["constant"] = row.constant if row.constant in fitted else ""
     if row.added:
         told["added"] = True
@@ -196,7 +196,7 @@ def _judged(row: Row, kind: TraceKind, found: dict[str, Any], constants: dict[st
     if found["did_not_run"]:
         told["did_not_run"] = found["did_not_run"]
     if row.check == "order":
-        told["pairs"] = [pair._asdict() for pair in judge.pairs(row, found["cases"])]
+        told["pairs"] = [pair._asdict() for pair in judge.pairs(row, found["cases"])]  # type: ignore[misc]
         told["counted"] = kind not in row.fitted_traces and not found["did_not_run"]
     if "fitted" in found and constants:
         with_it = found["fitted"]
