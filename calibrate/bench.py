@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,34 +39,18 @@ class Probe:
 
 
 class Ring:
-    """Slices of a buffer in turn, so that a copied block is not still in a cache from the last time."""
+    """Slices of a buffer in turn, so that a copied block is not still in a cache from the last time; `scattered`: in an
+    order that no prefetcher foresees."""
 
-    def __init__(self, buffer: Tensor, n_bytes: int) -> None:
-        self._buffer, self._n_bytes, self._at = buffer, n_bytes, 0
-        # 4 KiB steps keep every slice page-aligned, as an allocator would hand it out.
-        self._step = -(-n_bytes // 4096) * 4096
-
-    def next(self) -> Tensor:
-        if self._at + self._n_bytes > self._buffer.numel():
-            self._at = 0
-        piece = self._buffer[self._at : self._at + self._n_bytes]
-        self._at += self._step
-        return piece
-
-
-class Scattered:
-    """Slices of a buffer from all over it, in an order that no prefetcher foresees; each once before any again."""
-
-    def __init__(self, buffer: Tensor, n_bytes: int) -> None:
-        step = -(-n_bytes // 4096) * 4096
+    def __init__(self, buffer: Tensor, n_bytes: int, scattered: bool = False) -> None:
+        step = -(-n_bytes // 4096) * 4096  # so that every slice is page-aligned, as an allocator would hand it out
         places = [at * step for at in range((buffer.numel() - n_bytes) // step + 1)]
-        random.Random(0).shuffle(places)  # noqa: S311 - no secret
-        self._buffer, self._n_bytes, self._places, self._at = buffer, n_bytes, places, 0
+        if scattered:
+            random.Random(0).shuffle(places)  # noqa: S311 - no secret
+        self._slices = itertools.cycle(buffer[at : at + n_bytes] for at in (*places[scattered:], *places[:scattered]))
 
     def next(self) -> Tensor:
-        self._at = (self._at + 1) % len(self._places)
-        start = self._places[self._at]
-        return self._buffer[start : start + self._n_bytes]
+        return next(self._slices)
 
 
 @dataclass
@@ -115,7 +100,7 @@ class Bench:
 
     def gather_call(self, n_pieces: int, piece_bytes: int) -> Call:
         """A call that copies an expert to the device, piece by piece out of page-locked memory where they lie apart."""
-        host, device = Scattered(self.arena("pinned"), piece_bytes), Ring(self.arena("device"), piece_bytes)
+        host, device = Ring(self.arena("pinned"), piece_bytes, scattered=True), Ring(self.arena("device"), piece_bytes)
 
         def gather() -> None:
             for _ in range(n_pieces):

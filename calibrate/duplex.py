@@ -1,4 +1,5 @@
-"""Copies up beside copies down, as when a policy swaps experts and writes back the one that leaves.
+"""What is timed alone on the real machine's lanes, copies and unpacking; and what copies both ways cost each other, as
+when a policy swaps experts and writes back the one that leaves.
 
 Swaps are timed where they happen, in runs of `mixtral_offloading` on the lanes of the real machine; what a write-back
 takes alone, which such runs hardly show, is that of a copy up times the ratio of both alone on the same lanes.
@@ -7,7 +8,7 @@ takes alone, which such runs hardly show, is that of a copy up times the ratio o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from calibrate.stats import measured, summarise
 from sim.real.devices.work import COMPUTE, D2H, H2D, Work
+from sim.real.weights.forms import BITS, pack
 
 if TYPE_CHECKING:
     from sim.real.devices.lanes import Lanes
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 ROUNDS = 6
 COPIES = 12  # in a row
 SLOTS = 4
+PLACES = 4  # of packed experts, in turn, so that the bytes are not those just read
+TIMES = 16
 ENOUGH = 30  # samples below which a coefficient is not given
 MOST = 1.0
 Pairs = Sequence[tuple[float, float]]  # seconds a copy took, and seconds of them beside the other way
@@ -69,6 +73,23 @@ def alone(lanes: Lanes, weights: Weights, decoder: Decoder, rounds: int = ROUNDS
             each_s = float(np.median([work.end_s - work.start_s for work in beside]))
             n_beside = max(COPIES, min(4096, int(1.2 * (works[-1].end_s - works[0].start_s) / max(each_s, 1e-6))))
     return found
+
+
+def unpacking(lanes: Lanes, weights: Weights) -> Iterator[tuple[int, float]]:
+    """(bits of a value, seconds) of unpacking whole experts of lower precisions, which real runs do before each use."""
+    hidden, n_rows = int(weights.embedding.shape[1]), 3 * weights.rows
+    expert = weights.experts[0][:1]
+    for precision, bits in BITS.items():
+        if hidden * bits % 8:
+            continue
+        form = pack(precision, expert, weights.dtype, hidden, n_rows, lanes.device)
+        packed = [form.buffers[0].to(lanes.device.place, copy=True) for _ in range(PLACES)]
+        works = [Work(COMPUTE, "unpack", partial(form.unpack, packed[i % PLACES], 0, 0, n_rows)) for i in range(TIMES)]
+        for work in works:
+            lanes.submit(work)
+        lanes.settle()
+        lanes.finished.clear()
+        yield from ((bits, work.end_s - work.start_s) for work in works[PLACES:])
 
 
 def ratio_down(samples: Mapping[str, list[float]]) -> float | None:

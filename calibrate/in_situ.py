@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from calibrate import duplex, unpack
+from calibrate import duplex
 from calibrate.in_situ_file import PER_POINT, Samples
 from sim.base.device_faults import DeviceFault
 from sim.real.devices.work import LANES
@@ -135,7 +135,7 @@ def run(
             tell("copies both ways")
             decoder = Decoder(model, weights, lanes.torch, lanes.device.place, 1)
             samples.alone = duplex.alone(lanes, weights, decoder)
-            for bits, seconds in unpack.measure(lanes, weights):
+            for bits, seconds in duplex.unpacking(lanes, weights):
                 samples.add("unpack", bits, "alone", seconds)
         samples.environment = {
             "device": lanes.title,

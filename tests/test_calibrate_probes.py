@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from one_card import OneCard  # noqa: E402
 
 from calibrate import probes_contention  # noqa: E402
-from calibrate.bench import Bench, Point, Probe, Scattered  # noqa: E402
+from calibrate.bench import Bench, Point, Probe, Ring  # noqa: E402
 from calibrate.ops import (  # noqa: E402
     AttentionShape,
     ExpertShape,
@@ -136,7 +136,7 @@ def test_experts_on_the_cpu_and_gathered_copies_are_timed_alone_and_together_on_
 
 def test_gathered_pieces_lie_apart_and_each_comes_once_before_any_comes_again():
     buffer = torch.arange(64 * 4096, dtype=torch.int64).to(torch.uint8)
-    places = Scattered(buffer, 5000)  # on pages of their own: 8 KiB apart
+    places = Ring(buffer, 5000, scattered=True)  # on pages of their own: 8 KiB apart
     starts = [places.next().data_ptr() - buffer.data_ptr() for _ in range(64)]
     assert sorted(starts[:32]) == [8192 * at for at in range(32)]
     assert starts[32:] == starts[:32]

@@ -17,7 +17,8 @@ from real_world import lanes_and_weights, tiny_setup  # noqa: E402
 from calibrate import in_situ, in_situ_file, in_situ_fit, profile  # noqa: E402
 from calibrate.derive import Table  # noqa: E402
 from sim.profiles.hardware import load_hardware  # noqa: E402
-from sim.real.validate import Case, HostPays, compare, judge  # noqa: E402
+from sim.real import validate as worlds  # noqa: E402
+from sim.real.validate import Case, HostPays, judge  # noqa: E402
 
 WIDE = """
 schema: 1
@@ -98,7 +99,10 @@ def compared(world, hw="me.yaml", policy="lru", experts=4, **fields):
 
     setup = prepare(spec)
     with lanes_and_weights(setup) as (lanes, weights):
-        found = compare(spec, lanes, weights)
+        case = Case(spec)
+        case.predict()
+        case.carry_out(lanes, weights)
+        found = worlds.compared(case)
     setup.close()
     return found
 
@@ -210,7 +214,6 @@ def test_a_grossly_wrong_profile_fails_on_the_command_line(world, capsys):
 @pytest.fixture
 def simulated_truth(world, monkeypatch):
     """Stands for the machine: the simulation with the right profile, so that no noise blurs what a wrong one does."""
-    from sim.real import validate as worlds
     from sim.run import prepare
 
     def truth(setup, lanes, weights):
@@ -237,8 +240,6 @@ def test_half_the_bandwidth_fails_on_the_command_line_and_names_the_copy_lane(wo
 
 @pytest.mark.thorough
 def test_repeats_outputs_and_an_interrupt(world, capsys, monkeypatch):
-    from sim.real import validate as worlds
-
     more = ("--tolerance", 100, "--outputs", 3, "--hw", world / "me.yaml")
     args = (*validate(world, "lru", "lfu", "on_demand"), *more)
     data = moesim(capsys, *args, "--repeat", 3, "--json").json

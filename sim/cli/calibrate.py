@@ -13,7 +13,8 @@ from sim import __version__
 from sim.base.errors import BadInput
 from sim.base.extras import need
 from sim.base.interrupts import held
-from sim.base.units import show_rate, show_seconds
+from sim.base.tables import lines
+from sim.base.units import show_flops, show_rate, show_seconds
 from sim.cli import calibrating as main
 from sim.cli.output_place import OutputFolder
 from sim.cli.progress import Bar
@@ -139,17 +140,18 @@ def told_on(quiet: bool, bar: Bar) -> Progress:
 
 def _report(outcome: Calibration) -> None:
     """The verdict first: links, experts and host in human units, then doubts, then files."""
-    data = outcome.data
-    for way in ("h2d", "d2h", "h2d_pageable", "d2h_pageable"):
-        link = data[way]
-        rate, latency = _show(link["bandwidth_bytes_per_s"], show_rate), _show(link["latency_s"], show_seconds)
-        say(f"{way:<14}{rate}  + {latency}")
+    data, ways = outcome.data, ("h2d", "d2h", "h2d_pageable", "d2h_pageable")
+    links = {way: (data[way]["bandwidth_bytes_per_s"], data[way]["latency_s"]) for way in ways}
+    rows = [
+        (way, f"{_show(rate, show_rate)}  + {_show(latency, show_seconds)}") for way, (rate, latency) in links.items()
+    ]
     gpu, host = data["gpu"], data["host"]
-    say(f"{'memory':<14}{_show(gpu['memory_bandwidth_bytes_per_s'], show_rate)}")
-    for dtype, rate in gpu["flops_per_s"].items():
-        say(f"{dtype:<14}{_show(rate, lambda value: f'{value / 1e12:.4g} TFLOP/s')}")
-    for what in ("launch_s", "sync_s", "copy_launch_s"):
-        say(f"{what.removesuffix('_s'):<14}{_show(host[what], show_seconds)}")
+    rows.append(("memory", _show(gpu["memory_bandwidth_bytes_per_s"], show_rate)))
+    rows += [(dtype, _show(rate, show_flops)) for dtype, rate in gpu["flops_per_s"].items()]
+    rows += [
+        (name.removesuffix("_s"), _show(host[name], show_seconds)) for name in ("launch_s", "sync_s", "copy_launch_s")
+    ]
+    say(lines(rows), nl=False)
     _list("failed", [f"{_point(r.probe, r.key)}: {r.why}" for r in outcome.table.failed])
     _list("skipped", [_point(r.probe, r.key) for r in outcome.table.skipped])
     for why in sorted({r.why for r in outcome.table.skipped}):
@@ -167,11 +169,11 @@ def _show(figure: Mapping[str, Any], unit: Any) -> str:
     return f"{unit(figure['value'])}{spread}" + ("" if figure["source"] == "measured" else f" ({figure['source']})")
 
 
-def _list(title: str, lines: Sequence[str], most: int = 12) -> None:
-    for line in lines[:most]:
+def _list(title: str, said: Sequence[str], most: int = 12) -> None:
+    for line in said[:most]:
         say(f"{title}: {line}")
-    if len(lines) > most:
-        say(f"{title}: and {len(lines) - most} more, see the samples")
+    if len(said) > most:
+        say(f"{title}: and {len(said) - most} more, see the samples")
 
 
 __all__ = ["command", "main"]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TALK_OUTPUTS = 32
 CACHES = OPTIONS.by_field["cache"]
+AT_LEAST_1 = click.IntRange(min=1)
 
 
 @click.command(
@@ -50,16 +51,9 @@ CACHES = OPTIONS.by_field["cache"]
 @click.option("--trace", metavar="NAME|FILE", help="Routing trace; default: a bundled one of the model's shape.")
 @click.option("--precision", metavar="TYPE", help="Type of the weights; default: what the device computes in.")
 @click.option(
-    "--requests",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="First N requests of the test split.",
+    "--requests", type=AT_LEAST_1, default=1, show_default=True, metavar="N", help="First N requests of the test split."
 )
-@click.option(
-    "--batch", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Requests decoded together."
-)
+@click.option("--batch", type=AT_LEAST_1, default=1, show_default=True, metavar="N", help="Requests decoded together.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="hw.*, model.*, engine.* or POLICY.*")
 @click.option(
     "--checkpoint",

@@ -1,17 +1,11 @@
-"""Rules about what the engine is asked for: every expert runs, budgets hold, bytes add up."""
+"""Rules about what the engine is asked for: every expert runs, capacities hold, bytes add up."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from sim.base.errors import DoesNotFit
 from sim.conformance.world import ALL, HALF, QUARTER, Computed, Seen, Skip, World, require
 from sim.engine.counts import DROPPED, SUBSTITUTED
 from sim.policy.registry import find
-
-if TYPE_CHECKING:
-    pass
-
 
 PART = 3
 """Tokens of an iteration: fewer than most prompts have, and as many as requests run together."""

@@ -50,10 +50,10 @@ def order(comparisons: Iterable[Comparison]) -> dict[str, Order]:
     from scipy.stats import kendalltau
 
     by_capacity: dict[str, list[Comparison]] = {}
-    for found in comparisons:
-        if found["tpot_s"]["predicted"] is not None and found["tpot_s"]["measured"] is not None:
-            where = f"{found.get('model', '')} at {found['cache_capacity_bytes'] / 1e6:.0f} MB"
-            by_capacity.setdefault(where, []).append(found)
+    for one in comparisons:
+        if one["tpot_s"]["predicted"] is not None and one["tpot_s"]["measured"] is not None:
+            where = f"{one.get('model', '')} at {one['cache_capacity_bytes'] / 1e6:.0f} MB"
+            by_capacity.setdefault(where, []).append(one)
     orders: dict[str, Order] = {}
     for where, cases in by_capacity.items():
         if len(cases) < 3:

@@ -273,14 +273,6 @@ def _report(asked: Asked, cases: Sequence[Case], of_all: dict[str, Any], interru
     return found
 
 
-def compare(spec: RunSpec, lanes: Lanes, weights: Weights, outputs: int | None = None) -> Comparison:
-    """Simulate, really run once, and compare; see `compared`."""
-    case = Case(spec, outputs)
-    case.predict()
-    case.carry_out(lanes, weights)
-    return compared(case)
-
-
 def compared(case: Case) -> Comparison:
     """One comparison as plain data: predicted, measured and error of every figure, lane and operation.
 

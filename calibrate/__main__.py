@@ -1,5 +1,0 @@
-"""`python -m calibrate` is `calibrate`."""
-
-from sim.cli import calibrating
-
-calibrating()
