@@ -131,33 +131,27 @@ def calibrate(
         store = Store.load(request.samples_path) if old else Store(request.samples_path)
         health = Health(nvml.now if nvml else dict, list(old.get("readings", [])))
         models = list(dict.fromkeys((*old.get("models", []), *request.models)))  # a model may be added to a profile
+        bf16 = environment.bf16_on_cpu() if facts.kind == "cuda" else "not tried"
+        bench = make_bench(device, geometries, now, bf16)
         state = {
-            "title": facts.title,
+            **{name: getattr(facts, name) for name in ("title", "kind", "total_bytes", "n_sms", "l2_bytes")},
             "device": request.device,
             "models": models,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "machine": environment.machine(),
             "card": card,
-            "total_bytes": facts.total_bytes,
-            "n_sms": facts.n_sms,
-            "l2_bytes": facts.l2_bytes,
             "cuda": getattr(device.torch.version, "cuda", None),
             "earlier": old.get("started", ""),
+            "dtype": bench.dtype,
+            "cpu_dtype": bench.cpu_dtypes[0],
+            "threads": list(bench.threads),
+            "bf16_on_cpu": bf16,
         }
 
         def saved() -> None:
             state["warnings"] = environment.warnings(card, health.readings)
             write_json(request.environment_path, {**state, "readings": health.readings})
 
-        bf16 = environment.bf16_on_cpu() if facts.kind == "cuda" else "not tried"
-        bench = make_bench(device, geometries, now, bf16)
-        state |= {
-            "kind": facts.kind,
-            "dtype": bench.dtype,
-            "cpu_dtype": bench.cpu_dtypes[0],
-            "threads": list(bench.threads),
-            "bf16_on_cpu": bf16,
-        }
         saved()
         run(
             bench,

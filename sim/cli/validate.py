@@ -144,7 +144,7 @@ def command(
         specs = _specs(policies, caches, settings, run | {"model": str(folder), "precision": "fp32"})
         data: Report | Talk = generated(specs, folder, usable_device(device), outputs or TALK_OUTPUTS)
     else:
-        from sim.real.validate import Asked, validate
+        from sim.real.validation import Asked, validate
 
         specs = _specs(policies, caches, settings, run | {"precision": precision or "bf16"})
         earlier = read_report(out)["comparisons"] if resume and out is not None and out.is_file() else []
