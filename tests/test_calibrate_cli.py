@@ -32,21 +32,8 @@ def run(capsys, *args):
 
 def test_a_short_run_on_the_cpu_writes_a_profile_that_loads(tmp_path, capsys):
     # Two probes and a budget they cannot exhaust: what a loaded machine measures late must not be skipped.
-    args = (
-        "--device",
-        "cpu",
-        "--model",
-        "cpu-small",
-        "--name",
-        "ci",
-        "--out",
-        str(tmp_path),
-        "--quiet",
-        "--probe",
-        "host",
-        "--probe",
-        "copy",
-    )
+    words = "--device cpu --model cpu-small --name ci --quiet --probe host --probe copy --out"
+    args = (*words.split(), str(tmp_path))
     code, out = run(capsys, *args, "--minutes", "2", "--rounds", "1")
     assert code == 0, out.err
     assert "wrote " in out.out and "h2d" in out.out

@@ -26,6 +26,12 @@ TESTS = Path(__file__).parent
 AFTER = 60  # experts computed before something goes wrong; the first iteration has at most LAYERS x 4
 
 
+def words(setup):
+    """The command line of a real run of a setup."""
+    said = "--policy lru --hw rtx3090 --real=cpu --cache 8experts --model"
+    return [*said.split(), setup.spec.model, "--trace", setup.spec.trace]
+
+
 @pytest.fixture
 def buffers(monkeypatch):
     """Weak references to every buffer that the lanes have handed out."""
@@ -111,22 +117,7 @@ def test_on_the_command_line_a_fault_is_one_line_and_exit_1(tmp_path, capsys, mo
     monkeypatch.setattr(run, "run_real", broken)
     setup = tiny_setup(tmp_path, "lru", 8)
     setup.close()
-    said = simulated(
-        capsys,
-        "--policy",
-        "lru",
-        "--hw",
-        "rtx3090",
-        "--real=cpu",
-        "--cache",
-        "8experts",
-        "--model",
-        setup.spec.model,
-        "--trace",
-        setup.spec.trace,
-        "--out",
-        tmp_path / "out",
-    )
+    said = simulated(capsys, *words(setup), "--out", tmp_path / "out")
     assert said.code == 1
     assert said.err.startswith("error: the device was lost while running on the CPU backend (CUDA error: ")
     assert said.err.endswith("what was measured until then is above\n")
@@ -220,22 +211,7 @@ def started(code):
 def test_ctrl_c_keeps_what_was_measured(tmp_path):
     setup = tiny_setup(tmp_path, "lru", 8, trace={"outputs": 200})
     setup.close()
-    args = [
-        "--policy",
-        "lru",
-        "--hw",
-        "rtx3090",
-        "--real=cpu",
-        "--cache",
-        "8experts",
-        "--json",
-        "--model",
-        setup.spec.model,
-        "--trace",
-        setup.spec.trace,
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    args = [*words(setup), "--json", "--out", str(tmp_path / "out")]
     said = started(INTERRUPTED.format(at=9, args=args))
     assert said.returncode == 130, said.stderr
     result = json.loads(said.stdout)
@@ -252,20 +228,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
 def test_ctrl_c_before_the_first_token_is_just_that(tmp_path):
     setup = tiny_setup(tmp_path, "lru", 8)
     setup.close()
-    code = INTERRUPTED.format(
-        at=-1,
-        args=[
-            "--policy",
-            "lru",
-            "--hw",
-            "rtx3090",
-            "--real=cpu",
-            "--model",
-            setup.spec.model,
-            "--trace",
-            setup.spec.trace,
-        ],
-    )
+    code = INTERRUPTED.format(at=-1, args=words(setup))
     at_once = "begin = RealMachine.begin\n"
     at_once += "RealMachine.begin = lambda *a: (os.kill(os.getpid(), signal.SIGINT), begin(*a))"
     code = code.replace("RealMachine.end = counted", at_once)

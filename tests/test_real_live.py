@@ -97,44 +97,14 @@ def test_emoe_with_all_experts_changes_nothing_and_with_fewer_it_does():
 
 @pytest.mark.thorough
 def test_the_command_line_tells(capsys, tmp_path):
-    said = moesim(
-        capsys,
-        "validate",
-        "--checkpoint",
-        "mixtral-8x7b-small",
-        "--policy",
-        "lru",
-        "--cache",
-        "64experts",
-        "--hw",
-        "rtx3090",
-        "--outputs",
-        3,
-        "--real=cpu",
-        "--out",
-        tmp_path / "t.json",
-    )
+    words = "validate --checkpoint mixtral-8x7b-small --real=cpu --policy"
+    said = moesim(capsys, *f"{words} lru --cache 64experts --hw rtx3090 --outputs 3 --out".split(), tmp_path / "t.json")
     assert said.code == 0, said.err
     assert "generates under 1 policies" in said.out
     assert (tmp_path / "t.json").is_file()
     missing = moesim(capsys, "validate", "--checkpoint", tmp_path, "--policy", "lru", "--hw", "l4").error
     assert "no config.json" in missing
-    oracle = moesim(
-        capsys,
-        "validate",
-        "--checkpoint",
-        "mixtral-8x7b-small",
-        "--policy",
-        "belady",
-        "--hw",
-        "l4",
-        "--outputs",
-        2,
-        "--cache",
-        "96experts",
-        "--real=cpu",
-        "--json",
-    )
+    oracle = moesim(capsys, *f"{words} belady --hw l4 --outputs 2 --cache 96experts --json".split())
     (row,) = oracle.json["policies"]
     assert row["tokens_identical"]
     assert row["perplexity_change_frac"] == 0
