@@ -56,9 +56,7 @@ def row(**changes: Any) -> Row:
 class TestData:
     def test_all_of_the_papers_are_there(self) -> None:
         systems = {name.split("-")[0] for name, one in ROWS.items() if one.group != ENGINES or name.startswith("ZH-")}
-        assert systems == set(
-            ["DS", "EM", "IM", "FM", "ME", "MO", "AD", "PM", "PG", "SE", "MI", "FD", "FL", "ML", "OT", "ZH"]
-        )
+        assert " ".join(sorted(systems)) == "AD DS EM FD FL FM IM ME MI ML MO OT PG PM SE ZH"
         assert sum(name.startswith("EM-") for name in ROWS) == 40
         assert sum(name.startswith("ME-") for name in ROWS) == 29
 

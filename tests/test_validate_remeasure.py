@@ -99,7 +99,7 @@ def test_a_prediction_knows_that_copies_up_and_down_slow_each_other(monkeypatch,
         profile["contention"][term]["value"] = 0.6
     (tmp_path / f"{case['hw']}.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
     monkeypatch.setattr(repredict, "HERE", tmp_path)
-    assert repredict.again(case, "off").now_s < 0.95 * repredict.again(case).now_s
+    assert repredict.again(case, contention=False).now_s < 0.95 * repredict.again(case).now_s
 
 
 def test_cases_whose_trace_is_no_longer_bundled_are_predicted_on_it(monkeypatch, tmp_path):

@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calibrate.runner import PROBES as ALONE
+from calibrate.session import LANES
 from tools.paste import pasted, refreshed
 
 if TYPE_CHECKING:
     from sim.real.comparison import Report
 
 HERE = Path(str(resources.files("reports"))) / "validation"
-PROBES = (
-    *("host", "anchor", "copy", "expert", "copy_enqueue", "cpu_expert"),
-    *("contention", "attention", "dense", "copy_shape", "lanes"),
-)
+PROBES = (*(probe.name for probe in ALONE), LANES)
 NAME = "cpu-backend"
 
 
