@@ -1,4 +1,5 @@
-"""Device work: experts against tokens, the dense parts of a layer, and attention against context and batch."""
+"""Experts against tokens, on the device and on the CPU; on the device the dense parts of a layer, and attention against
+context and batch, too."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 
 from calibrate.bench import Bench, Point
-from calibrate.clock import Call, Clock, LaneClock
+from calibrate.clock import Call, Clock, HostClock, LaneClock
 from calibrate.ops import (
     BYTES,
     Attention,
@@ -18,11 +19,14 @@ from calibrate.ops import (
     head_call,
     random_tensor,
     rotations,
+    tiled,
 )
 from calibrate.stats import Effort
 from calibrate.store import Key
 
 ATTENTION = Effort(max_calls=16, min_block_s=1e-3)  # about 20 kernels a call: stay clear of the launch queue's depth
+TOKENS = (1, 2, 4, 8, 16, 32, 64)
+_TILE = 1 << 22
 Made = Callable[[], Callable[[Tensor, str], Call]]
 """Weights, made by the first point that needs them -> an expert on tokens, of a variant."""
 
@@ -121,3 +125,50 @@ def attention(bench: Bench) -> Iterator[Point]:
                 yield Point(key, partial(_lane, bench, _attention, block, batch, n_new, context), ATTENTION)
         block.cache_clear()
         device.free()
+
+
+def host_experts(bench: Bench, shape: ExpertShape, dtype: str) -> Experts:
+    """Rotating expert weights in host memory."""
+    torch = bench.device.torch
+    kind = getattr(torch, dtype)
+    tile = torch.empty(_TILE, dtype=kind).normal_(0.0, 0.02)
+
+    def make(size: tuple[int, ...], _: str) -> Tensor:
+        tensor = torch.empty(size, dtype=kind)
+        return tiled(tensor, tensor.view(-1), tile)
+
+    return Experts(shape, dtype, rotations(shape.weight_bytes(BYTES[dtype]), bench.llc_bytes), make)
+
+
+def host_call(bench: Bench, made: Callable[[], Experts], n_tokens: int, n_threads: int) -> tuple[Call, Clock]:
+    """One expert on `n_threads` of the calling thread's pool, and the host clock."""
+    torch, weights = bench.device.torch, made()
+    torch.set_num_threads(n_threads)
+    x = torch.randn((n_tokens, weights.shape.hidden)).to(getattr(torch, weights.dtype)) * 0.02
+    inner = weights.call(torch, x, "plain")
+
+    def call() -> None:
+        with torch.inference_mode():
+            inner()
+
+    return call, HostClock(lambda: None, each=False, now=bench.now)
+
+
+def on_cpu(bench: Bench) -> Iterator[Point]:
+    """All tokens on all cores first (what a policy asks about), then fewer threads, then the other number format."""
+    torch = bench.device.torch
+    before = torch.get_num_threads()
+    tokens = [n for n in TOKENS if n <= bench.max_tokens]
+    *fewer, most = bench.threads
+    main = [*((n, most) for n in tokens), *((n, t) for t in reversed(fewer) for n in tokens[::2])]
+    try:
+        for dtype in bench.cpu_dtypes:
+            for shape in bench.expert_shapes():
+                weights = cache(partial(host_experts, bench, shape, dtype))
+                for n, n_threads in main if dtype == bench.cpu_dtypes[0] else [(n, most) for n in tokens[::3]]:
+                    key = {**shape.key, "dtype": dtype, "n_tokens": n, "threads": n_threads}
+                    prepare = partial(host_call, bench, weights, n, n_threads)
+                    yield Point(key, prepare, Effort(min_block_s=4e-3, max_s=0.5, n_samples=15))
+                weights.cache_clear()
+    finally:
+        torch.set_num_threads(before)

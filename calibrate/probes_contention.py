@@ -8,8 +8,7 @@ from functools import cache, partial
 from calibrate.bench import Bench, Point
 from calibrate.clock import BusyHostClock, BusyLaneClock, Call, Clock, LaneClock, OverlapClock
 from calibrate.ops import BYTES, Attention, Experts, random_tensor
-from calibrate.probes_compute import on_device
-from calibrate.probes_cpu import host_call, host_experts
+from calibrate.probes_compute import host_call, host_experts, on_device
 from calibrate.stats import Effort
 from sim.real.devices.protocol import Stream
 

@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 
 from calibrate import derive
-from calibrate.derive import Fitted, MeasuredPoint, Table, Together
-from calibrate.fit import Fit
+from calibrate.derive import Fit, Fitted, MeasuredPoint, Table, Together
 from calibrate.stats import NO_MEASUREMENT, assumed, doubted, measured, range_of
 from calibrate.store import KINDS
 from sim.base.files import replacing

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from calibrate import probes_compute, probes_contention, probes_copy, probes_cpu, probes_host
+from calibrate import probes_compute, probes_contention, probes_copy
 from calibrate.bench import Bench, Point, Probe
 from calibrate.clock import BusyLaneClock, LaneClock, OverlapClock
 from calibrate.ops import random_tensor
@@ -16,12 +16,12 @@ from calibrate.store import Record, Store
 from sim.base.interrupts import heard
 
 PROBES: tuple[Probe, ...] = (
-    Probe("host", 0.06, probes_host.points),
+    Probe("host", 0.06, probes_copy.host),
     Probe("anchor", 0.05, probes_copy.anchors),
     Probe("copy", 0.24, probes_copy.sizes),
     Probe("expert", 0.20, probes_compute.experts),
     Probe("copy_enqueue", 0.03, probes_copy.enqueue),
-    Probe("cpu_expert", 0.16, probes_cpu.points),
+    Probe("cpu_expert", 0.16, probes_compute.on_cpu),
     Probe("contention", 0.14, probes_contention.points),
     Probe("attention", 0.16, probes_compute.attention),
     Probe("dense", 0.10, probes_compute.dense),

@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.derive import Table, link, slowdown, together
-from calibrate.fit import TimedWork, fit_copy, fit_roofline
+from calibrate.derive import Table, TimedWork, fit_copy, fit_roofline, link, slowdown, together
 from calibrate.profile import contention
 from calibrate.stats import Effort, advice, measure, summarise
 from calibrate.store import Record, Store
