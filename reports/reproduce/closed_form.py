@@ -78,17 +78,6 @@ def awq_dense_bytes(model: Model) -> int:
 
 
 @method
-def awq_weights(row: Row, _: Settings) -> dict[str, Figure]:
-    model = model_of(row.model)
-    return {"weights": (awq_dense_bytes(model) + model.routed_bytes("int4_g128")) / GB}
-
-
-@method
-def awq_dense(row: Row, _: Settings) -> dict[str, Figure]:
-    return {"dense": awq_dense_bytes(model_of(row.model)) / GB}
-
-
-@method
 def duoserve_peaks(row: Row, _: Settings) -> dict[str, Figure]:
     model = model_of(row.model)
     dense, expert = awq_dense_bytes(model), model.expert_bytes("int4_g128")
@@ -130,12 +119,6 @@ def _emoe_bytes(model: Model, kept_frac: float, n_tokens: int) -> float:
     return weights + n_tokens * model.kv_bytes_per_token()
 
 
-@method
-def emoe_memory(row: Row, _: Settings) -> dict[str, Figure]:
-    model = model_of(row.model)
-    return {"all": _emoe_bytes(model, 1, 512) / GB, "60 %": _emoe_bytes(model, KEPT_FRAC, 512) / GB}
-
-
 def _emoe_fits(n_tokens: int) -> dict[str, Figure]:
     """How many times as much fits beside fewer experts, by what so many tokens keep."""
     models = {"OpenMoE": model_of("openmoe-8b"), "Mixtral": model_of("mixtral-8x7b")}
@@ -149,22 +132,8 @@ def emoe_longest(_row: Row, _: Settings) -> dict[str, Figure]:
 
 
 @method
-def emoe_batch(row: Row, _: Settings) -> dict[str, Figure]:
-    model = model_of(row.model)
-    return {"all": _emoe_bytes(model, 1, 4 * 512) / GB, "eMoE": _emoe_bytes(model, KEPT_FRAC, 4 * 512) / GB}
-
-
-@method
 def emoe_larger_batch(_row: Row, _: Settings) -> dict[str, Figure]:
     return _emoe_fits(4 * 1512)
-
-
-@method
-def emoe_table3(row: Row, _: Settings) -> dict[str, Figure]:
-    model = model_of(row.model)
-    total = model.total_params()
-    quantised = {f"{bits} bits": bytes_of(total, f"int{bits}") / GB for bits in (8, 4)}
-    return {"eMoE": _emoe_bytes(model, KEPT_FRAC, 512) / GB, **quantised}
 
 
 @method
@@ -181,19 +150,6 @@ def importance_ratio(_row: Row, _: Settings) -> dict[str, Figure]:
 
 
 @method
-def inactive(row: Row, _: Settings) -> dict[str, Figure]:
-    model = model_of(row.model)
-    idle = model.total_params() - model.active_params()
-    return {"share": 100 * idle / model.total_params(), "GB": bytes_of(idle) / GB}
-
-
-@method
-def store_bytes(row: Row, _: Settings) -> dict[str, Figure]:
-    model = model_of(row.model)
-    return {"store": 32 * 1024 * model.n_moe_layers * model.n_experts * 4 / 1e6}
-
-
-@method
 def map_counts(_row: Row, _: Settings) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     for label, name in (("Qwen", "qwen1.5-moe-a2.7b"), ("Mixtral", "mixtral-8x7b"), ("Phi", "phi-3.5-moe")):
@@ -201,17 +157,6 @@ def map_counts(_row: Row, _: Settings) -> dict[str, Figure]:
         n = model.n_moe_layers * model.n_experts
         found |= {f"{label} 75 %": 2 * n, f"{label} 98 %": 0.5 * n * math.log(n)}
     return found
-
-
-@method
-def random_hits(row: Row, _: Settings) -> dict[str, Figure]:
-    model = model_of(row.model)
-    return {label: 100 * int(label) / model.n_experts for label in row.published}
-
-
-@method
-def all_weights(row: Row, _: Settings) -> dict[str, Figure]:
-    return {"weights": bytes_of(model_of(row.model).total_params()) / GIB}
 
 
 @method
@@ -301,3 +246,40 @@ def fiddler_ratio(row: Row, _: Settings) -> dict[str, Figure]:
 def floe_copy(row: Row, _: Settings) -> dict[str, Figure]:
     cost = cost_of("rtx3090", row.model)
     return {"copy": 1000 * cost.copies.expert_s(cost.model.expert_bytes())}
+
+
+def _gb(n_bytes: float) -> float:
+    return n_bytes / GB
+
+
+FORMS: dict[str, Callable[[Model, Row], dict[str, Figure]]] = {
+    "awq_weights": lambda model, _: {"weights": _gb(awq_dense_bytes(model) + model.routed_bytes("int4_g128"))},
+    "awq_dense": lambda model, _: {"dense": _gb(awq_dense_bytes(model))},
+    "emoe_memory": lambda model, _: {
+        "all": _gb(_emoe_bytes(model, 1, 512)),
+        "60 %": _gb(_emoe_bytes(model, KEPT_FRAC, 512)),
+    },
+    "emoe_batch": lambda model, _: {
+        "all": _gb(_emoe_bytes(model, 1, 4 * 512)),
+        "eMoE": _gb(_emoe_bytes(model, KEPT_FRAC, 4 * 512)),
+    },
+    "emoe_table3": lambda model, _: {
+        "eMoE": _gb(_emoe_bytes(model, KEPT_FRAC, 512)),
+        **{f"{bits} bits": _gb(bytes_of(model.total_params(), f"int{bits}")) for bits in (8, 4)},
+    },
+    "inactive": lambda model, _: {
+        "share": 100 * (idle := model.total_params() - model.active_params()) / model.total_params(),
+        "GB": _gb(bytes_of(idle)),
+    },
+    "store_bytes": lambda model, _: {"store": 32 * 1024 * model.n_moe_layers * model.n_experts * 4 / 1e6},
+    "random_hits": lambda model, row: {label: 100 * int(label) / model.n_experts for label in row.published},
+    "all_weights": lambda model, _: {"weights": bytes_of(model.total_params()) / GIB},
+}
+"""Those that are an expression of the row's model."""
+
+
+def _of_model(form: Callable[[Model, Row], dict[str, Figure]]) -> Method:
+    return lambda row, _: form(model_of(row.model), row)
+
+
+METHODS |= {name: _of_model(form) for name, form in FORMS.items()}
