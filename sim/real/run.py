@@ -14,8 +14,11 @@ import msgspec
 
 from sim.base.device_faults import DeviceFault, fault_of
 from sim.base.interrupts import answered, heard, held
+from sim.engine import report as told_of
 from sim.engine.engine import Engine
+from sim.engine.report import Counts, Report
 from sim.engine.run_loop import Clockwork, Loop, RequestTimes, drive
+from sim.figures import Measurement, Spent
 from sim.machine.cost import Cost
 from sim.policy.api import Policy
 from sim.policy.api import overrides as implements
@@ -30,13 +33,13 @@ from sim.real.watch import watch
 from sim.real.weights.checkpoint_weights import checkpoint_weights
 from sim.real.weights.random_weights import random_weights
 from sim.real.weights.weights import Weights
+from sim.results.fold import fold
 from sim.run import engine_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sim.engine.copies import Log
-    from sim.engine.report import Report
     from sim.engine.run_loop import Step
     from sim.machine.lanes import Spans
     from sim.real.devices.lanes import Lanes
@@ -171,18 +174,10 @@ def cut(times: RequestTimes, n_tokens: int) -> RequestTimes:
     return times
 
 
-def run_real(
-    setup: Setup,
-    engine: Engine,
-    machine: RealMachine,
-    progress: Progress | None,
-    on_step: Callable[[Step], None] | None,
-    began_s: float,
-    **loop: Any,
-) -> Measured:
+def run_real(setup: Setup, engine: Engine, machine: RealMachine, *rest: Any, **loop: Any) -> Measured:
     """Drive every iteration; see `measure`. Ctrl-C is heard where the host waits for the device, and after a step."""
     with held():
-        return _run_real(setup, engine, machine, progress, on_step, began_s, **loop)
+        return _run_real(setup, engine, machine, *rest, **loop)
 
 
 def _run_real(
@@ -194,8 +189,6 @@ def _run_real(
     began_s: float,
     **loop: Any,
 ) -> Measured:
-    from sim.real.result import fold_real, report_of
-
     clockwork, fault, n_steps = Clockwork(), "", 0
     total = sum(r.outputs for r in setup.requests)
     put_out: Counter[int] = Counter()  # tokens by request
@@ -229,8 +222,40 @@ def _run_real(
         clockwork.requests[:] = [
             cut(times, put_out[times.request.index]) for times in clockwork.requests if put_out[times.request.index]
         ]
-    report = report_of(engine, machine, clockwork, began_s)
+    lanes = told_of.Lanes(machine.lane_busy_s(), {}, machine.waiting, machine.h2d_bytes, machine.d2h_bytes)
+    wall_s = time.perf_counter() - began_s
+    report = Report.of(Counts.of(engine), lanes, clockwork, engine.cost.measured.beyond, wall_s)
     return Measured(fold_real(setup, report, machine, fault), report, machine, setup, fault)
+
+
+def fold_real(setup: Setup, report: Report, machine: RealMachine, fault: str) -> Result:
+    """Keys as in docs/output.md, and `real`, `device`, `measured` of docs/validate.md."""
+    result = fold(setup, report)
+    ledger, weights = machine.ledger, machine.weights
+    n_all = setup.model.n_moe_layers * setup.model.n_experts
+    labels = result.caveats
+    if weights.distinct < n_all:
+        labels.append(f"{n_all} experts share {weights.distinct} host buffers")
+    if fault:
+        n_out, n_wanted = (
+            sum(r.outputs for r in requests)
+            for requests in ((times.request for times in report.requests), setup.requests)
+        )
+        labels.append(f"stopped early, after {n_out} of {n_wanted} tokens")
+    n_tokens = sum(phase.n_iterations for phase in report.phases.values())
+    result.simulator, result.real, result.device = "real", True, machine.lanes.title
+    result.measured = Measurement(
+        output_digest=f"{machine.output.digest:08x}",
+        policy_code_s=ledger.policy_s,
+        policy_code_per_iteration_s=ledger.policy_s / n_tokens if n_tokens else None,
+        predictor_asked_s=ledger.predict_asked_s,
+        distinct_host_experts=weights.distinct,
+        spilt_arena_bytes=machine.store.spilt_bytes,
+        operations={f"{lane}: {op}": Spent(cost.n, cost.total_s) for (lane, op), cost in sorted(ledger.by_op.items())},
+        host={op: Spent(cost.n, cost.total_s) for op, cost in sorted(ledger.host_by.items())},
+        fault=fault,
+    )
+    return result
 
 
 __all__ = ["Measured", "Policy", "execute_real", "measure"]
