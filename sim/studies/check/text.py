@@ -57,14 +57,12 @@ def rows_of(verdict: Verdict, every: bool) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for run in verdict.runs:
         if run.status != OK:
-            rows.append((run.name, "-", "-", "-", "-", "-", f"did not run: {run.reason}"))
-        rows += [_row(run, one) for one in run.figures if every or one.verdict != SAME]
+            rows.append((run.name, *["-"] * 5, f"did not run: {run.reason}"))
+        for one in run.figures:
+            if every or one.verdict != SAME:
+                numbers = show_figure(one.key, one.a), show_figure(one.key, one.b), change(one)
+                rows.append((run.name, one.key, *numbers, one.tolerance, one.why or one.verdict))
     return rows
-
-
-def _row(run: Checked, one: Judged) -> tuple[str, ...]:
-    numbers = (show_figure(one.key, one.a), show_figure(one.key, one.b), change(one))
-    return run.name, one.key, *numbers, one.tolerance, one.why or one.verdict
 
 
 def change(one: Judged) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, starmap, zip_longest
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sim.studies.diff.tables import Decision, decisions, rows
+from sim.studies.diff.tables import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from sim.studies.diff.side import Side
 
@@ -20,6 +20,15 @@ BEFORE, AFTER = 5, 3
 RUNS = ("gpu", "cpu", "cpu_ahead")
 SAME_REQUESTS = (("trace", "trace_sha256"), ("split of it", "split"))
 COMPOSITION = ["phase", "n_requests", "n_tokens"]
+
+
+class Decision(Struct, frozen=True):
+    """One row of `decisions`."""
+
+    iteration: int
+    layer: int
+    expert: int
+    kind: str
 
 
 class Made(Decision, frozen=True):
@@ -57,7 +66,7 @@ def first_difference(a: Side, b: Side) -> tuple[FirstDifference | None, str]:
     for what, name in SAME_REQUESTS:
         if getattr(a.result, name) != getattr(b.result, name):
             return None, f"the {what} differs, so that iterations are not the same ones"
-    first, second = (decisions(side.tables, side.result.run_id) for side in (a, b))
+    first, second = (_decisions(side) for side in (a, b))
     if first is None or second is None:
         return None, f"{'A' if first is None else 'B'} has no table of decisions"
     before: deque[Decision] = deque(maxlen=BEFORE)
@@ -83,6 +92,12 @@ def first_difference(a: Side, b: Side) -> tuple[FirstDifference | None, str]:
         for one, later in ((own, chain(then_a, first)), (other, chain(then_b, second)))
     ]
     return FirstDifference(at, phase, request, made[0], made[1], list(before), then_a, then_b), ""
+
+
+def _decisions(side: Side) -> Iterator[Decision] | None:
+    """In order; None where no table holds them. Raises BadInput."""
+    found = rows(side.tables, "decisions", side.result.run_id, Decision.__struct_fields__)
+    return None if found is None else starmap(Decision, found)
 
 
 def _composed_alike(a: Side, b: Side) -> float:

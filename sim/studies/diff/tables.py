@@ -1,14 +1,12 @@
-"""Requests and decisions of a run: rows of its folder's tables, read as untrusted data, or of a sweep's record."""
+"""Requests of a run: rows of its folder's tables, read as untrusted data, or of a sweep's record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, starmap
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from msgspec import Struct
 
 from sim.base.errors import BadInput
 from sim.results.tables import schema_of
@@ -41,15 +39,6 @@ class OneRequest:
     parts_s: dict[Timed, tuple[float, ...]] = field(default_factory=dict)
 
 
-class Decision(Struct, frozen=True):
-    """One row of `decisions`."""
-
-    iteration: int
-    layer: int
-    expert: int
-    kind: str
-
-
 def rows(folder: Path | None, name: str, run_id: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]] | None:
     """A table row by row, some at once in memory; None where there is none. Raises BadInput, also while it is read."""
     path = None if folder is None else folder / f"{name}.parquet"
@@ -78,12 +67,6 @@ def _read(path: Path, name: str, run_id: str, columns: list[str]) -> Iterator[tu
             yield from zip(*(batch.column(column).to_pylist() for column in columns), strict=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{path}: not a table of a run ({str(error).splitlines()[0][:120]}); {AGAIN}") from None
-
-
-def decisions(folder: Path | None, run_id: str) -> Iterator[Decision] | None:
-    """In order; None where no table holds them. Raises BadInput."""
-    found = rows(folder, "decisions", run_id, Decision.__struct_fields__)
-    return None if found is None else starmap(Decision, found)
 
 
 def requests_of(folder: Path, result: Result) -> dict[int, OneRequest] | None:

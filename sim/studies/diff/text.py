@@ -19,10 +19,9 @@ from sim.studies.hosts import Machine, unlike_hosts
 from sim.workload.slo import slo_text
 
 if TYPE_CHECKING:
-    from sim.studies.diff.decisions import Made
+    from sim.studies.diff.decisions import Decision, Made
     from sim.studies.diff.diff import Diff
     from sim.studies.diff.side import Side
-    from sim.studies.diff.tables import Decision
 
 TOP = 5
 LEAST_SHARE = 0.005  # of a run's time: figures on which less rests are counted, not listed
