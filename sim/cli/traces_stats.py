@@ -193,8 +193,8 @@ def _page(told: Realism, fits: Fits | None) -> None:
     say()
     window = f"of one task, {told.task.rows:,} tokens" if told.task.rows else "mean over layers"
     _beside_published(told, window, told.rows)
-    if told.rows_of_one:
-        rows = [row for row in told.rows_of_one if row.what.split("_")[0] in OF_ONE]
+    if told.request.rows:
+        rows = [row for row in told.request.beside_all() if row.what.split("_")[0] in OF_ONE]
         _beside_published(told, f"of one request, {told.request.rows:,} tokens", rows)
     if fits:
         _say_fits(told.shape, fits)

@@ -27,6 +27,17 @@ def plan_of(settings: Settings, config: Any, prompts: list[Prompt], device: str)
 
     text = json.dumps([[p.token_ids, p.max_outputs, p.task, p.split, p.fixed_length, p.arrival_s] for p in prompts])
     facts = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    how = (
+        "text_licence",
+        "batch",
+        "dtype",
+        "temperature",
+        "seed",
+        "store_frac",
+        "hidden",
+        "compact",
+        "embedding_width",
+    )
     return {
         "version": __version__,
         "torch": torch.__version__,
@@ -41,15 +52,8 @@ def plan_of(settings: Settings, config: Any, prompts: list[Prompt], device: str)
         "name": name_of(settings),
         "text": _text_source(settings),
         "text_licence": settings.text_licence,
-        "batch": settings.batch,
         "device": device.split(":")[0],
-        "dtype": settings.dtype,
-        "temperature": settings.temperature,
-        "seed": settings.seed,
-        "store_frac": settings.store_frac,
-        "hidden": settings.hidden,
-        "compact": settings.compact,
-        "embedding_width": settings.embedding_width,
+        **{name: getattr(settings, name) for name in how},
     }
 
 
@@ -83,25 +87,20 @@ def _text_source(settings: Settings) -> str:
 
 
 def header_of(
-    settings: Settings,
-    session: Session,
-    model: Any,
-    layers: list[MoeLayer],
-    gate: GateRule,
-    tokenizer: Any,
-    prompts: list[Prompt],
+    settings: Settings, session: Session, model: Any, layers: list[MoeLayer], gate: GateRule, tokenizer: Any
 ) -> Header:
     """What the trace is; `notes` says how the model was run and what was cut."""
     config, plan = model.config, session.plan
     source = settings.source
     place = Path(source.name).name if Path(source.name).is_dir() else f"huggingface.co/{source.name}"
     at = f" at {revision}" if (revision := plan["commit"] or source.revision) else ""
+    libraries = f"transformers {plan['transformers']}, torch {plan['torch']}"
     drawn = "greedily" if settings.temperature == 0 else f"at temperature {settings.temperature:g}"
     notes = [
         f"Run in {str(model.dtype).removeprefix('torch.')} on {plan['device']} in batches of {settings.batch}, "
         f"outputs taken {drawn}, seed {settings.seed}."
     ]
-    if prompts[0].fixed_length:
+    if session.prompts[0].fixed_length:
         notes.append("Output lengths were drawn; the end of text was never taken.")
     if settings.embedding_width:
         notes.append(f"Embeddings are a random-sign projection to {settings.embedding_width} values.")
@@ -113,8 +112,7 @@ def header_of(
         notes.append(f"Experts are chosen {how}; the scores recorded are those before that.")
     return Header(
         model=name_of(settings),
-        model_source=f"{place}{at}, {type(model).__name__} of "
-        f"transformers {plan['transformers']}, torch {plan['torch']}",
+        model_source=f"{place}{at}, {type(model).__name__} of {libraries}",
         n_layers=len(layers),
         n_experts=int(layers[0].router.weight.shape[0]),
         top_k=int(config.num_experts_per_tok),
@@ -124,7 +122,7 @@ def header_of(
         text_source=_text_source(settings),
         text_licence=settings.text_licence,
         labels=(RANDOM_LABEL,) if settings.prompts is None else (),
-        tasks=tuple(sorted({prompt.task for prompt in prompts if prompt.task})),
+        tasks=tuple(sorted({prompt.task for prompt in session.prompts if prompt.task})),
         notes=" ".join(notes),
         extra=session.facts,
     )

@@ -61,10 +61,9 @@ class RoutingProbe:
                 layer.router.register_forward_hook(self._keeper(self._router, index)),
                 layer.experts.register_forward_pre_hook(self._experts, with_kwargs=True),
             ]
-            if layer.shared is not None:
-                self._handles.append(layer.shared.register_forward_hook(self._keeper(self._shared_of, index)))
-            if layer.shared_gate is not None:
-                self._handles.append(layer.shared_gate.register_forward_hook(self._keeper(self._shared_gate_of, index)))
+            for module, keep in ((layer.shared, self._shared_of), (layer.shared_gate, self._shared_gate_of)):
+                if module is not None:
+                    self._handles.append(module.register_forward_hook(self._keeper(keep, index)))
         if self.embedding is not None:
             self._handles.append(self.embedding.register_forward_hook(self._keeper(self._embedding_of, 0)))
         return self
@@ -104,10 +103,8 @@ class RoutingProbe:
         if index != len(self._routed):
             raise self._elsewhere()
         if len(output) != 3:
-            raise BadInput(
-                f"router, got {len(output)} outputs: logits, weights and ids are recorded, as transformers "
-                f"{TESTED_WITH} has them; pip install 'transformers>={TESTED_WITH}'"
-            )
+            rule = f"logits, weights and ids are recorded, as transformers {TESTED_WITH} has them"
+            raise BadInput(f"router, got {len(output)} outputs: {rule}; pip install 'transformers>={TESTED_WITH}'")
         logits, weights, ids = output
         here = _flat(gate_input)
         self._logits.append(logits)
@@ -190,10 +187,9 @@ class RoutingProbe:
         return {name: np.asarray(values.cpu().numpy()) for name, values in found.items()}
 
     def _elsewhere(self) -> CheckFailed:
-        return CheckFailed(
-            f"routers, got {len(self._routed)} calls and {len(self._choices)} of experts in {len(self.layers)} layers: "
-            f"the model routes elsewhere (fused or quantised kernels?); load it unquantised"
-        )
+        got = f"{len(self._routed)} calls and {len(self._choices)} of experts in {len(self.layers)} layers"
+        rule = "the model routes elsewhere (fused or quantised kernels?); load it unquantised"
+        return CheckFailed(f"routers, got {got}: {rule}")
 
     def _check(self, ids: torch.Tensor, weights: torch.Tensor, scores: torch.Tensor) -> None:
         routed_ids, routed_weights = (_stacked([said[i] for said in self._routed]) for i in (0, 1))

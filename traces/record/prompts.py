@@ -102,10 +102,9 @@ def read_prompts(
             raise BadInput(f"{where}, got task {task!r}, split {split!r}: a task is text, a split store or test")
         at_s = _arrival(facts.get("arrival_s"), found[-1].arrival_s if found else None, where)
         found.append(Prompt(tuple(ids[:max_prompt]), outputs, task, split, exactly == "output_tokens", at_s))
-    if len({bool(prompt.task) for prompt in found}) > 1:
-        raise BadInput(f"{path}: some prompts have a task and some have none: give all of them one, or none")
-    if len({prompt.arrival_s is None for prompt in found}) > 1:
-        raise BadInput(f"{path}: some prompts have arrival_s and some have none: give all of them one, or none")
+    for what, has in (("a task", [p.task != "" for p in found]), ("arrival_s", [p.arrival_s is None for p in found])):
+        if len(set(has)) > 1:
+            raise BadInput(f"{path}: some prompts have {what} and some have none: give all of them one, or none")
     return found
 
 
@@ -119,10 +118,8 @@ def _arrival(value: Any, before_s: float | None, where: str) -> float | None:
 
 def _from_text(line: str, encode: Any, where: str) -> tuple[list[int], dict[str, Any]]:
     if encode is None:
-        raise BadInput(
-            f"{where}: text, but the model has no tokenizer; give .jsonl lines with token_ids, or draw "
-            f"random prompts with --prompt-tokens"
-        )
+        way = "give .jsonl lines with token_ids, or draw random prompts with --prompt-tokens"
+        raise BadInput(f"{where}: text, but the model has no tokenizer; {way}")
     return [int(token) for token in encode(line)], {}
 
 

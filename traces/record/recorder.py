@@ -12,26 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.format.header import Header
 from traces.format.layout import Array
 from traces.format.requests import Request
-from traces.format.writer import Layout
 from traces.record.describe import header_of, layout_of, name_of, plan_of
 from traces.record.load import load_config, load_model, load_tokenizer, memory_errors, usable_device
-from traces.record.prompts import (
-    Lengths,
-    Prompt,
-    random_prompts,
-    read_prompts,
-    splits,
-    with_output_lengths,
-)
+from traces.record.prompts import Lengths, Prompt, random_prompts, read_prompts, splits, with_output_lengths
 from traces.record.session import BatchWriter, Session
 from traces.record.settings import Settings
 
 if TYPE_CHECKING:
-    from traces.record.generate import Sampling
-    from traces.record.probe import RoutingProbe, Rows
+    from traces.record.probe import Rows
 
 DEFAULT_REQUESTS = 32  # random prompts, when nobody says how many
 
@@ -65,10 +55,10 @@ def record(
     prompts = _prompts(settings, config, tokenizer)
     device = usable_device(settings.device)
     plan = plan_of(settings, config, prompts, device)
-    session = Session(settings.out, plan, {**config.to_dict(), "_name_or_path": name_of(settings)})
+    session = Session(settings.out, plan, {**config.to_dict(), "_name_or_path": name_of(settings)}, prompts)
     fresh = session.open(resume, force)
     if fresh:
-        _run(settings, session, config, tokenizer, prompts, device, on_progress or (lambda *_: None))
+        _run(settings, session, config, tokenizer, device, on_progress or (lambda *_: None))
     return Recorded(settings.out, session.copy, len(prompts), fresh)
 
 
@@ -86,25 +76,20 @@ def _prompts(settings: Settings, config: Any, tokenizer: Any) -> list[Prompt]:
         encode = None if tokenizer is None else partial(_encode, tokenizer, settings.chat)
         found = read_prompts(settings.prompts, encode, settings.max_new_tokens, settings.max_prompt_tokens)
         if settings.n_requests is not None and settings.n_requests > len(found):
-            raise BadInput(
-                f"--requests, got {settings.n_requests}: {settings.prompts} has {len(found)} prompts; lower it"
-            )
+            rule = f"{settings.prompts} has {len(found)} prompts; lower it"
+            raise BadInput(f"--requests, got {settings.n_requests}: {rule}")
         found = found[: settings.n_requests]
         if settings.output_tokens is not None:
             found = with_output_lengths(found, Lengths(settings.output_tokens), settings.seed)
     limit = getattr(config, "max_position_embeddings", None) or math.inf
     for i, prompt in enumerate(found):
         if max(prompt.token_ids) >= config.vocab_size:
-            raise BadInput(
-                f"request {i}, got token id {max(prompt.token_ids)}: the model's vocabulary has "
-                f"{config.vocab_size}; is it the right tokenizer?"
-            )
+            rule = f"the model's vocabulary has {config.vocab_size}; is it the right tokenizer?"
+            raise BadInput(f"request {i}, got token id {max(prompt.token_ids)}: {rule}")
         if len(prompt.token_ids) + prompt.max_outputs - 1 > limit:
-            raise BadInput(
-                f"request {i}, got {len(prompt.token_ids)} prompt tokens and up to {prompt.max_outputs} "
-                f"outputs: the model has {limit} positions; lower --max-prompt-tokens, --max-new-tokens or "
-                f"the drawn lengths"
-            )
+            got = f"{len(prompt.token_ids)} prompt tokens and up to {prompt.max_outputs} outputs"
+            way = "lower --max-prompt-tokens, --max-new-tokens or the drawn lengths"
+            raise BadInput(f"request {i}, got {got}: the model has {limit} positions; {way}")
     return found
 
 
@@ -112,9 +97,8 @@ def _encode(tokenizer: Any, chat: bool, text: str) -> list[int]:
     if not chat:
         return list(tokenizer(text)["input_ids"])
     try:
-        filled = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
+        said = [{"role": "user", "content": text}]
+        filled = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
     except ValueError:
         raise BadInput("--chat: the tokenizer has no chat template; leave the flag out") from None
     return list(tokenizer(filled, add_special_tokens=False)["input_ids"])
@@ -129,66 +113,42 @@ def _end_ids(config: Any, model: Any = None) -> tuple[int, ...]:
 
 
 def _run(
-    settings: Settings,
-    session: Session,
-    config: Any,
-    tokenizer: Any,
-    prompts: list[Prompt],
-    device: str,
-    on_progress: OnProgress,
+    settings: Settings, session: Session, config: Any, tokenizer: Any, device: str, on_progress: OnProgress
 ) -> None:
+    """Run every batch that is not finished yet, each request into a trace of its own, and join them."""
     from traces.record.families import FAMILIES, gate_of, moe_layers
-    from traces.record.generate import Sampling
+    from traces.record.generate import Sampling, prefill_tokens, run_batch
     from traces.record.probe import RoutingProbe
 
     model = load_model(settings.source, config, settings.dtype, device)
     layers = moe_layers(model, settings.source.name)
     gate = gate_of(model, layers)
-    header = header_of(settings, session, model, layers, gate, tokenizer, prompts)
+    header, layout = header_of(settings, session, model, layers, gate, tokenizer), layout_of(settings, len(layers))
     embedding = None if settings.embedding_width == 0 else model.get_input_embeddings()
-    ranked = FAMILIES[config.model_type].ranked
     sampling = Sampling(settings.temperature, settings.seed, _end_ids(config, model))
-    layout = layout_of(settings, len(layers))
-    with RoutingProbe(layers, gate, ranked, embedding, settings.hidden) as probe:
-        _record_batches(settings, session, header, layout, prompts, (model, probe, sampling), on_progress)
-    session.join(header, layout, len(prompts))
-
-
-def _record_batches(
-    settings: Settings,
-    session: Session,
-    header: Header,
-    layout: Layout,
-    prompts: list[Prompt],
-    running: tuple[Any, RoutingProbe, Sampling],
-    on_progress: OnProgress,
-) -> None:
-    """Run every batch that is not finished yet, each request into a trace of its own."""
-    from traces.record.generate import prefill_tokens, run_batch
-
-    model, probe, sampling = running
+    prompts = session.prompts
     chosen = splits(prompts, settings.store_frac, settings.seed)
     project = _projection(settings, model.get_input_embeddings().weight.shape[1])
     most = prefill_tokens(settings.batch, header.n_layers, header.n_experts)
+    way_out = "a smaller --batch or --dtype and --overwrite, or shorter prompts"
     rows_done = 0
-    for first in range(0, len(prompts), settings.batch):
-        own = prompts[first : first + settings.batch]
-        if session.finished(first, first + len(own)):
-            continue
-        requests = [
-            Request(i, 0, len(p.token_ids), len(p.token_ids), p.task, p.arrival_s, chosen[first + i])
-            for i, p in enumerate(own)
-        ]
-        doing, way_out = (
-            f"recording requests {first} to {first + len(own) - 1} in batches of {settings.batch}",
-            ("a smaller --batch or --dtype and --overwrite, or shorter prompts"),
-        )
-        with BatchWriter(session, header, layout, first, requests) as writer, memory_errors(doing, way_out):
-            for slot, rows in run_batch(model, probe, own, first, sampling, most):
-                writer.add(slot, project(rows))
-                rows_done += len(rows["experts"])
-                on_progress(first, len(prompts), rows_done)
-    on_progress(len(prompts), len(prompts), rows_done)
+    with RoutingProbe(layers, gate, FAMILIES[config.model_type].ranked, embedding, settings.hidden) as probe:
+        for first in range(0, len(prompts), settings.batch):
+            own = prompts[first : first + settings.batch]
+            if session.finished(first, first + len(own)):
+                continue
+            requests = [
+                Request(i, 0, len(p.token_ids), len(p.token_ids), p.task, p.arrival_s, chosen[first + i])
+                for i, p in enumerate(own)
+            ]
+            doing = f"recording requests {first} to {first + len(own) - 1} in batches of {settings.batch}"
+            with BatchWriter(session, header, layout, first, requests) as writer, memory_errors(doing, way_out):
+                for slot, rows in run_batch(model, probe, own, first, sampling, most):
+                    writer.add(slot, project(rows))
+                    rows_done += len(rows["experts"])
+                    on_progress(first, len(prompts), rows_done)
+        on_progress(len(prompts), len(prompts), rows_done)
+    session.join(header, layout, len(prompts))
 
 
 def _projection(settings: Settings, width: int) -> Callable[[Rows], Rows]:

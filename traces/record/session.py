@@ -28,6 +28,7 @@ from traces.format.writer import Layout, TraceWriter
 
 if TYPE_CHECKING:
     from traces.record.probe import Rows
+    from traces.record.prompts import Prompt
 
 BUFFER_BYTES = 16 * 1024 * 1024  # rows of a batch that wait in memory before they go to disk
 _JOIN_ROWS = 4096
@@ -44,8 +45,8 @@ def digest_of(plan: dict[str, Any]) -> str:
 class Session:
     """The folder of one recording that will become the trace `out`, with `config` as `NAME.config.json` beside it."""
 
-    def __init__(self, out: Path, plan: dict[str, Any], config: dict[str, Any]) -> None:
-        self.out, self.plan, self.config = out, plan, config
+    def __init__(self, out: Path, plan: dict[str, Any], config: dict[str, Any], prompts: Sequence[Prompt] = ()) -> None:
+        self.out, self.plan, self.config, self.prompts = out, plan, config, prompts
         self.folder = out.with_name(out.name + ".recording")
         self.copy = out.with_name(out.name.removesuffix(".safetensors") + ".config.json")
         self.facts = {DIGEST: digest_of(plan), CONFIG: digests.of_text(json.dumps(config, indent=1) + "\n")}
@@ -77,17 +78,13 @@ class Session:
                     raise BadInput(f"{self.out}: it exists and holds another recording; give --overwrite to replace it")
             if begun:
                 if not resume:
-                    raise BadInput(
-                        f"{self.folder}: a recording was begun and not finished; give --resume to continue it, "
-                        f"or --overwrite to begin anew"
-                    )
+                    way = "give --resume to continue it, or --overwrite to begin anew"
+                    raise BadInput(f"{self.folder}: a recording was begun and not finished; {way}")
                 self._require_same_plan()
         ours = (self.facts[CONFIG], there.get(CONFIG), listed.get(CONFIG))
         if self.copy.exists() and digests.of_file(self.copy) not in ours:
-            raise BadInput(
-                f"{self.copy}: the model's configuration goes there, and what is there no recording has left so; "
-                "move it away, or name another --out"
-            )
+            what = "the model's configuration goes there, and what is there no recording has left so"
+            raise BadInput(f"{self.copy}: {what}; move it away, or name another --out")
         if force:
             self._clear()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -128,10 +125,9 @@ class Session:
             raise BadInput(f"{path}: not readable; give --overwrite to begin anew") from None
         for key in sorted({*begun, *self.plan}):
             if begun.get(key) != self.plan.get(key):
-                raise BadInput(
-                    f"--resume, got {key} {self.plan.get(key)!r}: the recording was begun with "
-                    f"{begun.get(key)!r}; repeat that, or give --overwrite to begin anew"
-                )
+                rule = f"the recording was begun with {begun.get(key)!r}"
+                got = f"{key} {self.plan.get(key)!r}"
+                raise BadInput(f"--resume, got {got}: {rule}; repeat that, or give --overwrite to begin anew")
 
     def part(self, index: int) -> Path:
         """Where the trace of one request lies once it is finished."""

@@ -8,7 +8,7 @@ with scope=layer (a test holds them equal), and one pass counts all sizes (`sim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from sim.base.stack_distance import RankStack, RecencyStack
 from traces.format.layout import Array, Floats, Ints
 
+QUARTERS = (0.25, 0.5, 0.75)
 FRACS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 _OMEGA, _RHO = 128, 0.25  # of MoEpic's cache priority, as it publishes them
 
@@ -188,3 +189,15 @@ CURVES: dict[str, Callable[[Array, int, Sequence[int], Ints | None], Floats]] = 
     "random": random_curve,
     "belady": belady_curve,
 }
+
+
+def hit_rates(
+    experts: Array, n_experts: int, names: Iterable[str], fracs: Sequence[float] = QUARTERS, starts: Ints | None = None
+) -> dict[str, float]:
+    """`lru_25` and so on: hit rates of these caches at each fraction that holds a token, means over layers."""
+    by_size = {size: frac for frac in fracs for size in capacities(n_experts, experts.shape[2], [frac])}
+    found: dict[str, float] = {}
+    for name in names if by_size else ():
+        rates = CURVES[name](experts, n_experts, list(by_size), starts)
+        found |= {f"{name}_{100 * f:g}": float(hit.mean()) for f, hit in zip(by_size.values(), rates, strict=True)}
+    return found

@@ -11,11 +11,10 @@ import numpy as np
 
 from traces.format.layout import Ints
 from traces.format.reader import Trace
-from traces.stats.curves import CURVES, capacities
-from traces.stats.observe import Sample, sample
+from traces.stats.curves import hit_rates
+from traces.stats.observe import Sample, sample, spread
 
 CUTS = (120, 128, 800, 4000)  # rows: published prompts, a task of a bundled trace, half of a published data set
-FRACS = (0.25, 0.5, 0.75)
 LAGS = (1, 4, 16)
 WINDOWS = 6
 WINDOWS_OF_ONE = 24  # requests differ more than tasks do
@@ -32,9 +31,7 @@ def windows(rows: Sample, n: int, most: int = WINDOWS, of_one: bool = False) -> 
 
     Decode rows where the trace has any, else all.
     """
-    prompt = np.array([request.prompt_len for request in rows.requests])[rows.request]
-    decode = rows.position >= prompt
-    kept = np.flatnonzero(decode) if decode.any() else np.arange(len(decode))
+    kept = rows.scored
     kept = kept[np.argsort(rows.task[kept], kind="stable")]
     begins = np.flatnonzero(np.diff(rows.request[kept], prepend=-1))
     owner = rows.request if of_one else rows.task
@@ -46,7 +43,7 @@ def windows(rows: Sample, n: int, most: int = WINDOWS, of_one: bool = False) -> 
             free = at + n
     if not found:
         return None
-    return np.stack([found[i] for i in np.unique(np.linspace(0, len(found) - 1, most).round().astype(int))])
+    return np.stack([found[i] for i in spread(len(found), most)])
 
 
 def of_one_request(trace: Trace, n: int, policies: tuple[str, ...] = PLAIN) -> dict[str, float] | None:
@@ -55,8 +52,8 @@ def of_one_request(trace: Trace, n: int, policies: tuple[str, ...] = PLAIN) -> d
     long = [request for request in trace.requests if (request.n_decode if decodes else request.n_rows) >= n]
     if not long:
         return None
-    at = np.unique(np.linspace(0, len(long) - 1, WINDOWS_OF_ONE).round().astype(int))
-    return cut_figures(sample(trace, [long[i] for i in at]), n, policies, WINDOWS_OF_ONE, of_one=True)
+    some = [long[i] for i in spread(len(long), WINDOWS_OF_ONE)]
+    return cut_figures(sample(trace, some), n, policies, WINDOWS_OF_ONE, of_one=True)
 
 
 def cut_figures(
@@ -75,15 +72,10 @@ def cut_figures(
     n_experts, top_k = rows.trace.n_experts, rows.trace.top_k
     chosen = rows.experts[at]  # (W, n, L, K)
     side_by_side = np.moveaxis(chosen, 0, 1).reshape(n, -1, top_k)
-    sizes = {size: frac for frac in FRACS for size in capacities(n_experts, top_k, [frac])}
-    found: dict[str, float] = {}
-    for name in policies if sizes else ():
-        for frac, hit in zip(sizes.values(), CURVES[name](side_by_side, n_experts, list(sizes), None), strict=True):
-            found[f"{name}_{100 * frac:g}"] = float(hit.mean())
+    found = hit_rates(side_by_side, n_experts, policies)
     quarter = max(1, round(n_experts / 4))
-    counted = np.apply_along_axis(
-        np.bincount, 0, np.moveaxis(side_by_side, 2, 1).reshape(n * top_k, -1), minlength=n_experts
-    )
+    each = np.moveaxis(side_by_side, 2, 1).reshape(n * top_k, -1)
+    counted = np.apply_along_axis(np.bincount, 0, each, minlength=n_experts)
     found["top_quarter"] = float(np.sort(counted, axis=0)[-quarter:].sum(axis=0).mean() / (n * top_k))
     for lag in LAGS:
         same = rows.request[at[:, lag:]] == rows.request[at[:, :-lag]]
@@ -98,9 +90,7 @@ def unions(rows: Sample) -> dict[int, float]:
 
     Decode rows where the trace has any. Batches that have more tokens than there are requests are left out.
     """
-    prompt = np.array([request.prompt_len for request in rows.requests])[rows.request]
-    decode = rows.position >= prompt
-    kept = np.flatnonzero(decode) if decode.any() else np.arange(len(decode))
+    kept = rows.scored
     of_request = [kept[rows.request[kept] == i] for i in range(len(rows.requests))]
     of_request = [own for own in of_request if len(own)]
     rng = np.random.default_rng(_SEED)
@@ -108,12 +98,8 @@ def unions(rows: Sample) -> dict[int, float]:
     for batch in BATCHES:
         if batch > len(of_request):
             break
-        at = np.array(
-            [
-                [of_request[i][rng.integers(len(of_request[i]))] for i in rng.permutation(len(of_request))[:batch]]
-                for _ in range(_STEPS)
-            ]
-        )
+        turns = (rng.permutation(len(of_request))[:batch] for _ in range(_STEPS))
+        at = np.array([[of_request[i][rng.integers(len(of_request[i]))] for i in turn] for turn in turns])
         asked = np.zeros((_STEPS, rows.experts.shape[1], rows.trace.n_experts), bool)
         np.put_along_axis(asked, np.moveaxis(rows.experts[at], 1, 2).reshape(*asked.shape[:2], -1), True, axis=-1)
         found[batch] = float(asked.sum(axis=-1).mean())

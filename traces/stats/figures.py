@@ -154,18 +154,9 @@ def lengths(trace: Trace) -> list[TaskLengths]:
     found = []
     for name, mask in groups:
         if mask.any():
-            prompt, outputs = table.prompt_len[mask], table.n_decode[mask] + 1
-            found.append(
-                TaskLengths(
-                    name,
-                    int(mask.sum()),
-                    int(table.n_rows[mask].sum()),
-                    float(prompt.mean()),
-                    int(prompt.max()),
-                    float(outputs.mean()),
-                    int(outputs.max()),
-                )
-            )
+            lengths = table.prompt_len[mask], table.n_decode[mask] + 1
+            told = (value for one in lengths for value in (float(one.mean()), int(one.max())))
+            found.append(TaskLengths(name, int(mask.sum()), int(table.n_rows[mask].sum()), *told))  # type: ignore[arg-type]
     return found
 
 
@@ -175,22 +166,21 @@ def recorded_distances(trace: Trace) -> list[int]:
 
 
 def _row_chunks(trace: Trace, values_per_row: int, requests: Requests = None) -> Iterator[Ints]:
-    step = max(1, _CHUNK_VALUES // values_per_row)
     runs = [(0, trace.n_tokens)] if requests is None else [(r.first_row, r.end_row) for r in requests]
-    for first, end in runs:
-        for start in range(first, end, step):
-            yield np.arange(start, min(start + step, end))
+    return _chunks(runs, values_per_row)
+
+
+def _chunks(runs: Sequence[tuple[int, int]], values_per_row: int) -> Iterator[Ints]:
+    step = max(1, _CHUNK_VALUES // values_per_row)
+    return (np.arange(at, min(at + step, end)) for first, end in runs for at in range(first, end, step))
 
 
 def _level_chunks(trace: Trace, level: str, values_per_row: int, requests: Requests = None) -> Iterator[Ints]:
     """Runs of rows that a level can be sliced by: anywhere, or within one request's decode rows."""
     if level in trace.levels_prefill:
-        yield from _row_chunks(trace, values_per_row, requests)
-        return
-    step = max(1, _CHUNK_VALUES // values_per_row)
-    for request in trace.requests if requests is None else requests:
-        for start in range(request.first_decode_row, request.end_row, step):
-            yield np.arange(start, min(start + step, request.end_row))
+        return _row_chunks(trace, values_per_row, requests)
+    runs = [(r.first_decode_row, r.end_row) for r in (trace.requests if requests is None else requests)]
+    return _chunks(runs, values_per_row)
 
 
 def _in_split(trace: Trace, rows: Ints, split: str) -> Array:

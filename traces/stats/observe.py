@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.base.errors import BadInput
-from traces.format.layout import DISTANCES, Array, Floats, Ints
+from traces.format.layout import Array, Floats, Ints
 from traces.format.reader import Trace
 from traces.format.requests import Request
 
@@ -64,6 +64,17 @@ class Sample:
     position: Ints
     token_ids: Array | None
 
+    @property
+    def scored(self) -> Ints:
+        """Positions of decode rows where there are any, else of all."""
+        decode = self.position >= np.array([request.prompt_len for request in self.requests])[self.request]
+        return np.flatnonzero(decode if decode.any() else ~decode)
+
+
+def spread(n: int, most: int) -> Ints:
+    """At most so many of n positions, evenly spread from the first to the last."""
+    return np.unique(np.linspace(0, n - 1, most).round().astype(int))
+
 
 def sample(trace: Trace, requests: Sequence[Request] | None = None, max_rows: int = MAX_ROWS) -> Sample:
     """All rows of the given requests (default: all of them), or of as many, evenly spread, as `max_rows` allows."""
@@ -73,23 +84,16 @@ def sample(trace: Trace, requests: Sequence[Request] | None = None, max_rows: in
         every = -(-total // max_rows)
         wanted = wanted[::every]
     names = list(trace.requests.tasks) or [""]
-    experts, owner, task, position, tokens = [], [], [], [], []
-    for i, request in enumerate(wanted):
-        rows = slice(request.first_row, request.end_row)
-        experts.append(trace.experts[rows].astype(np.int64))
-        owner.append(np.full(request.n_rows, i))
-        task.append(np.full(request.n_rows, names.index(request.task)))
-        position.append(np.arange(request.n_rows))
-        if "token_ids" in trace.levels:
-            tokens.append(trace.token_ids[rows])
+    rows = [slice(request.first_row, request.end_row) for request in wanted]
+    sizes = [request.n_rows for request in wanted]
     return Sample(
         trace,
         wanted,
-        np.concatenate(experts),
-        np.concatenate(owner),
-        np.concatenate(task),
-        np.concatenate(position),
-        np.concatenate(tokens) if tokens else None,
+        np.concatenate([trace.experts[own].astype(np.int64) for own in rows]),
+        np.repeat(np.arange(len(wanted)), sizes),
+        np.repeat([names.index(request.task) for request in wanted], sizes),
+        np.concatenate([np.arange(n) for n in sizes]),
+        np.concatenate([trace.token_ids[own] for own in rows]) if "token_ids" in trace.levels else None,
     )
 
 
@@ -111,9 +115,8 @@ def halves(trace: Trace) -> tuple[list[Request], list[Request]]:
 
 def too_few(trace: Trace) -> BadInput:
     """What to say of a trace that cannot be halved."""
-    return BadInput(
-        f"{trace.path}, got {trace.n_requests} requests: two halves need two of one task; leave out --check"
-    )
+    rule = "two halves need two of one task; leave out --check"
+    return BadInput(f"{trace.path}, got {trace.n_requests} requests: {rule}")
 
 
 def popularity(rows: Sample) -> Floats:
@@ -313,10 +316,5 @@ def score_rows(rows: Sample, level: str) -> list[tuple[int, int]]:
     if n_rows > MAX_SCORE_ROWS:
         runs.sort(key=lambda run: run[2])
         n_kept = max(1, len(runs) * MAX_SCORE_ROWS // n_rows)
-        runs = [runs[i] for i in np.unique(np.linspace(0, len(runs) - 1, n_kept).round().astype(int))]
+        runs = [runs[i] for i in spread(len(runs), n_kept)]
     return sorted((start, stop) for start, stop, _ in runs)
-
-
-def distances(trace: Trace) -> list[int]:
-    """Distances of the predictions that the trace holds."""
-    return [d for d in DISTANCES if f"next_scores_{d}" in trace.levels]

@@ -125,18 +125,17 @@ def measured(trace: Trace) -> dict[str, Any]:
         "shape": summary.shape,
         "n_experts": trace.n_experts,
         "top_k": trace.top_k,
-        "rows": summary.rows,
-        "requests": summary.requests,
-        "curve_rows": summary.curve_rows,
-        "curve_phase": summary.curve_phase,
-        "figures": {name: _rounded(value) for name, value in summary.figures.items()},
-        "cuts": {n: {k: round(v, 4) for k, v in found.items()} for n, found in cuts.items() if found},
-        "cuts_of_one": {n: {k: round(v, 4) for k, v in found.items()} for n, found in of_one.items() if found},
+        **{name: getattr(summary, name) for name in ("rows", "requests", "curve_rows", "curve_phase")},
+        "figures": _rounded(summary.figures),
+        "cuts": _rounded({n: found for n, found in cuts.items() if found}),
+        "cuts_of_one": _rounded({n: found for n, found in of_one.items() if found}),
         "unions": {batch: round(value, 2) for batch, value in unions(rows).items()},
-        "reuse": {name: _rounded(value) for name, value in definitions(rows).items()},
-        "gate_mass": [_rounded(value) for value in gate_mass(rows)],
+        "reuse": _rounded(definitions(rows)),
+        "gate_mass": _rounded(gate_mass(rows)),
     }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return list(map(_rounded, value)) if isinstance(value, list) else value and round(value, 4)

@@ -17,7 +17,7 @@ from traces.format.header import REPEATING
 from traces.format.reader import Trace
 from traces.format.shapes import apart
 from traces.stats import observe
-from traces.stats.curves import CURVES, capacities
+from traces.stats.curves import hit_rates
 from traces.stats.cuts import CUTS, PLAIN, cut_figures, of_one_request, unions
 from traces.stats.observe import Sample
 from traces.stats.public import Printed, PublicTrace, public
@@ -29,12 +29,13 @@ HITS_MARGIN, SHARE_MARGIN, OVERLAP_MARGIN, ACCURACY_MARGIN = 0.03, 0.05, 0.04, 0
 FEW_TESTS, SHORT_PROMPT = 100, 100
 SHAPE_FACTOR = 1.5  # by how much experts, and the share of them chosen, may differ in "its shape"
 MAX_ROWS = 20_000  # more than that is sampled: every second request, or third
-TRAINED_FOR = (  # of a trace labelled REPEATING
+ORDER, HITS, SKEW, REPETITION = (
+    "order of plain caches",
     "hit rates",
-    "hit rates of one request",
     "skew of popularity",
     "repetition from token to token",
 )
+TRAINED_FOR = (HITS, f"{HITS} of one request", SKEW, REPETITION)  # of a trace labelled REPEATING
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,12 @@ class Stretches:
     prompts: bool
     here: dict[str, float]
     published: tuple[dict[str, float], ...]
+
+    def beside_all(self) -> list[Row]:
+        """Every figure beside the published ones."""
+        return [
+            Row(name, value, tuple(known.get(name) for known in self.published)) for name, value in self.here.items()
+        ]
 
     def beside(self, key: str) -> list[float]:
         """What is published of a figure."""
@@ -106,9 +113,20 @@ class Realism:
     reuse: dict[str, float]
     gate_mass: list[float]
     accuracy: list[float | None]
-    rows: list[Row] = field(default_factory=list)
-    rows_of_one: list[Row] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Everything beside what is published of it; hits, skew and repetition of one task."""
+        found = self.task.beside_all()
+        for batch, value in self.unions.items():
+            found.append(Row(f"union_{batch}", value, tuple(t.unions.get(batch) for t in self.references), share=False))
+        for name, value in self.reuse.items():
+            found.append(Row(f"reuse_{name}", value, tuple(t.reuse.get(name) for t in self.references)))
+        for rank, value in enumerate(self.gate_mass):
+            there = (dict(enumerate(t.gate_mass)).get(rank) for t in self.references)
+            found.append(Row(f"mass_{rank + 1}", value, tuple(there)))
+        return found
 
     @property
     def line(self) -> str:
@@ -119,8 +137,8 @@ class Realism:
             said = f"no published routing of the shape {self.shape} is known to hold it against"
         else:
             names = [t.name for t in self.references]
-            more = f" and {len(names) - 1} more of this shape" if len(names) > 2 else ""
-            said = f"held against {names[0]}{more}" if more else f"held against {' and '.join(names)}"
+            more = [f"{len(names) - 1} more of this shape"] if len(names) > 2 else names[1:]
+            said = f"held against {' and '.join([names[0], *more])}"
         parts = [f"trace {self.name}: {self.kind}; {said}"]
         if good:
             parts.append(f"as there: {', '.join(good)}")
@@ -140,25 +158,11 @@ def judge(trace: Trace, quick: bool = False) -> Realism:
     references = tuple(reference for reference in like if task.rows in reference.cuts)
     request = _longest(references, quick, True, lambda n: of_one_request(trace, n, names))
     task = replace(task, published=tuple(reference.cuts[task.rows] for reference in references))
-    together = {} if quick else unions(rows)
     told = Realism(
-        trace.name,
-        trace.header.shape,
-        trace.n_experts,
-        trace.top_k,
-        trace.header.kind,
-        references,
-        task,
-        request,
-        request if request.prompts and request.rows else task,
-        together,
-        {} if quick else definitions(rows),
-        [] if quick else gate_mass(rows),
-        [] if quick else _by_layer(trace, rows),
+        *(trace.name, trace.header.shape, trace.n_experts, trace.top_k, trace.header.kind),
+        *(references, task, request, request if request.prompts and request.rows else task),
+        *(({}, {}, [], []) if quick else (unions(rows), definitions(rows), gate_mass(rows), _by_layer(trace, rows))),
     )
-    if not quick:
-        told.rows.extend(_rows(told))
-        told.rows_of_one.extend(_rows_of(told.request))
     told.findings.extend(_findings(told, trace, rows))
     return told
 
@@ -190,26 +194,6 @@ def printed(rows: list[Printed], n_experts: int, top_k: int) -> list[Printed]:
     return [row for row in rows if (row.n_experts, row.top_k) == (n_experts, top_k)]
 
 
-def _rows(told: Realism) -> list[Row]:
-    found = _rows_of(told.task)
-    for batch, value in told.unions.items():
-        beside = tuple(t.unions.get(batch) for t in told.references)
-        found.append(Row(f"union_{batch}", value, beside, share=False))
-    for name, value in told.reuse.items():
-        found.append(Row(f"reuse_{name}", value, tuple(t.reuse.get(name) for t in told.references)))
-    for rank, value in enumerate(told.gate_mass):
-        found.append(Row(f"mass_{rank + 1}", value, tuple(_at(t.gate_mass, rank) for t in told.references)))
-    return found
-
-
-def _rows_of(cut: Stretches) -> list[Row]:
-    return [Row(name, value, tuple(known.get(name) for known in cut.published)) for name, value in cut.here.items()]
-
-
-def _at(values: list[float], rank: int) -> float | None:
-    return values[rank] if rank < len(values) else None
-
-
 def _by_layer(trace: Trace, rows: Sample) -> list[float | None]:
     """Accuracy of the predictions one layer ahead, by the layer that is predicted; None where none is."""
     if "next_scores_1" not in trace.levels:
@@ -233,26 +217,17 @@ def _findings(told: Realism, trace: Trace, rows: Sample) -> list[Finding]:
     found = []
     if told.references:
         found += [_order(told.judged), *_mix(told, trace), *_hits(told)]
-        found.append(
-            _one(told.judged, "top_quarter", SHARE_MARGIN, "skew of popularity", "a layer's top quarter takes")
-        )
-        found.append(
-            _one(told.judged, "overlap_1", OVERLAP_MARGIN, "repetition from token to token", "tokens in a row share")
-        )
+        found.append(_one(told.judged, "top_quarter", SHARE_MARGIN, SKEW, "a layer's top quarter takes"))
+        found.append(_one(told.judged, "overlap_1", OVERLAP_MARGIN, REPETITION, "tokens in a row share"))
         if REPEATING in trace.header.labels:
             found = [_no_evidence(finding) if finding.about in TRAINED_FOR else finding for finding in found]
     found += _accuracy(trace, rows)
     tests = trace.requests.in_split("test") or list(trace.requests)
     prompt = sum(request.prompt_len for request in tests) / len(tests)
     if len(tests) < FEW_TESTS or prompt < SHORT_PROMPT:
-        found.append(
-            Finding(
-                "load and long prompts",
-                False,
-                f"{show_count(len(tests), 'request')} to score, prompts "
-                f"of {prompt:.0f} tokens: nothing on load, p95, KV memory or long prompts",
-            )
-        )
+        has = f"{show_count(len(tests), 'request')} to score, prompts of {prompt:.0f} tokens"
+        lacks = f"{has}: nothing on load, p95, KV memory or long prompts"
+        found.append(Finding("load and long prompts", False, lacks))
     return found
 
 
@@ -271,13 +246,9 @@ def _order(cut: Stretches) -> Finding:
             right = here * real[0] > 0
             (kept if right else turned).append(f"{first.upper()} before {second.upper()}")
     if turned:
-        return Finding(
-            "order of plain caches",
-            False,
-            f"plain caches rank otherwise there ({', '.join(turned)}): no "
-            "ranking of caches by recency against popularity",
-        )
-    return Finding("order of plain caches", True, ", ".join(kept) or "published traces do not tell them apart")
+        no = "no ranking of caches by recency against popularity"
+        return Finding(ORDER, False, f"plain caches rank otherwise there ({', '.join(turned)}): {no}")
+    return Finding(ORDER, True, ", ".join(kept) or "published traces do not tell them apart")
 
 
 def _mix(told: Realism, trace: Trace) -> list[Finding]:
@@ -286,27 +257,21 @@ def _mix(told: Realism, trace: Trace) -> list[Finding]:
     if len({request.task for request in tests}) < 2 or "lfu_25" not in told.task.here:
         return []
     rows = observe.sample(trace, tests, MAX_ROWS)
-    sizes = capacities(trace.n_experts, trace.top_k, [0.25])
-    lfu, lru = (100 * float(CURVES[name](rows.experts, trace.n_experts, sizes, None).mean()) for name in ("lfu", "lru"))
+    mixed = hit_rates(rows.experts, trace.n_experts, ("lfu", "lru"), [0.25])
+    lfu, lru = 100 * mixed["lfu_25"], 100 * mixed["lru_25"]
     apart = 100 * (told.task.here["lfu_25"] - told.task.here["lru_25"])
     if (lfu - lru) * apart > 0 or abs(lfu - lru) < 100 * ORDER_MARGIN:
         return []
     first, second = ("LRU", "LFU") if lru > lfu else ("LFU", "LRU")
-    return [
-        Finding(
-            "one task at a time",
-            False,
-            f"run as it is, tasks in turn, {first} leads {second} by "
-            f"{abs(lfu - lru):.0f} points, of one task {second} leads by {abs(apart):.0f}",
-        )
-    ]
+    leads = f"{first} leads {second} by {abs(lfu - lru):.0f} points, of one task {second} leads by {abs(apart):.0f}"
+    return [Finding("one task at a time", False, f"run as it is, tasks in turn, {leads}")]
 
 
 def _hits(told: Realism) -> list[Finding]:
     """How far hit rates lie from those of the references (`Stretches.off`)."""
-    found = [_farthest(told.judged, "hit rates")]
+    found = [_farthest(told.judged, HITS)]
     if told.judged is told.task and any(told.request.published):
-        found.append(_farthest(told.request, "hit rates of one request"))
+        found.append(_farthest(told.request, f"{HITS} of one request"))
     return found
 
 
@@ -344,9 +309,9 @@ def _accuracy(trace: Trace, rows: Sample) -> list[Finding]:
     if not known:
         return []
     seen = observe.prediction_overlap(rows, "next_scores_1", 1)[:-1]
-    here = float(np.nanmean(seen)) if len(seen) and not np.isnan(seen).all() else float("nan")
-    if here != here:
+    if np.isnan(seen).all():
         return []
+    here = float(np.nanmean(seen))
     low, high = min(row.span[0] for row in known), max(row.span[1] for row in known)
     apart = here - min(max(here, low), high)
     says = f"predictions one layer ahead name {100 * here:.0f} % (printed: {_span(low, high)})"

@@ -25,9 +25,7 @@ def definitions(rows: Sample) -> dict[str, float]:
     popularity: what `share` would be if the tokens of a task chose by its popularity alone, each for itself (the sum
     of squares of a layer's popularities over their sum). even: k over the number of experts.
     """
-    prompt = np.array([request.prompt_len for request in rows.requests])[rows.request]
-    decode = rows.position >= prompt
-    later = np.flatnonzero((rows.position >= 1) & (decode | ~decode.any()))
+    later = rows.scored[rows.position[rows.scored] >= 1]
     n_layers, top_k = rows.experts.shape[1:]
     ranked = rows.trace.header.expert_order == "router"
     shared, jaccard, first = 0.0, 0.0, 0.0

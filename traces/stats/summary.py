@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.format.layout import Floats, Ints
+from traces.format.layout import Floats
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.stats import figures as stats
 from traces.stats import observe
-from traces.stats.curves import CURVES, capacities
-from traces.stats.observe import Sample
+from traces.stats.curves import CURVES, QUARTERS, hit_rates
 
 LAGS = (1, 2, 4, 8, 16, 64)
-FRACS = (0.25, 0.5, 0.75)
 CURVE_ROWS = 12_000
 Figures = dict[str, float | None]
 
@@ -48,7 +46,7 @@ class Summary:
     figures: Figures
 
 
-def summarise(trace: Trace, requests: Sequence[Request] | None = None, fracs: Sequence[float] = FRACS) -> Summary:
+def summarise(trace: Trace, requests: Sequence[Request] | None = None, fracs: Sequence[float] = QUARTERS) -> Summary:
     """Judge a trace, or some requests of it, on at most `observe.MAX_ROWS` rows (curves on `CURVE_ROWS`)."""
     rows = observe.sample(trace, requests)
     share = observe.popularity(rows)
@@ -65,35 +63,17 @@ def summarise(trace: Trace, requests: Sequence[Request] | None = None, fracs: Se
         observe.affinity(rows.experts[:, i - 1], rows.experts[:, i], trace.n_experts) for i in range(1, trace.n_layers)
     ]
     figures["affinity"] = _mean(np.array(affinities)) if affinities and len(rows.experts) > 1 else None
-    for d in observe.distances(trace):
+    for d in stats.recorded_distances(trace):
         figures[f"predicted_{d}"] = _mean(observe.prediction_overlap(rows, f"next_scores_{d}", d))
     if "shared_scores" in trace.levels:
         figures["predicted_shared"] = _mean(observe.prediction_overlap(rows, "shared_scores", 1))
-    experts, starts, phase = _curve_rows(rows)
-    figures |= _curves(experts, starts, trace, fracs)
+    kept = rows.scored[:CURVE_ROWS]
+    experts, starts = rows.experts[kept], np.flatnonzero(np.diff(rows.request[kept], prepend=-1))
+    figures |= hit_rates(experts, trace.n_experts, CURVES, fracs)
+    cold = hit_rates(experts, trace.n_experts, ["lru"], fracs, starts)
+    figures |= {name.replace("lru", "lru_cold"): value for name, value in cold.items()}
+    phase = "decode" if any(request.n_decode for request in rows.requests) else "all"
     return Summary(trace.name, trace.header.shape, len(rows.experts), len(rows.requests), len(experts), phase, figures)
-
-
-def _curve_rows(rows: Sample) -> tuple[Ints, Ints, str]:
-    """Rows for the caches, where requests start among them, and which phase they are of."""
-    prompt = np.array([request.prompt_len for request in rows.requests])[rows.request]
-    decode = rows.position >= prompt
-    kept = np.flatnonzero(decode) if decode.any() else np.arange(len(decode))
-    kept = kept[:CURVE_ROWS]
-    starts = np.flatnonzero(np.diff(rows.request[kept], prepend=-1))
-    return rows.experts[kept], starts, "decode" if decode.any() else "all"
-
-
-def _curves(experts: Ints, starts: Ints, trace: Trace, fracs: Sequence[float]) -> Figures:
-    by_size = {size: frac for frac in fracs for size in capacities(trace.n_experts, trace.top_k, [frac])}
-    if not by_size:
-        return {}
-    found: Figures = {}
-    for name, curve in CURVES.items():
-        for frac, hit in zip(by_size.values(), curve(experts, trace.n_experts, list(by_size), None), strict=True):
-            found[f"{name}_{100 * frac:g}"] = float(hit.mean())
-    cold = CURVES["lru"](experts, trace.n_experts, list(by_size), starts)
-    return found | {f"lru_cold_{100 * f:g}": float(hit.mean()) for f, hit in zip(by_size.values(), cold, strict=True)}
 
 
 def _mean(values: Floats) -> float | None:

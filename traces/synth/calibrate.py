@@ -68,9 +68,8 @@ def times(profile: Profile, factor: float) -> Profile:
     ids: Floats = sum((shares[name] for name in GRAMS if name in shares), np.zeros(profile.n_layers))
     over = np.maximum(sum(shares.values(), np.zeros(profile.n_layers)) - 1.0, 0.0)
     left = np.clip(1.0 - over / np.maximum(ids, 1e-9), 0.0, 1.0)
-    shares = {name: values * (left if name in GRAMS else 1.0) for name, values in shares.items()}
-    total: Floats = np.maximum(sum(shares.values(), np.zeros(profile.n_layers)), 1.0)
-    return msgspec.structs.replace(profile, shares={name: (v / total).round(5).tolist() for name, v in shares.items()})
+    lasts = {name: values.tolist() for name, values in shares.items()}
+    return msgspec.structs.replace(profile, shares=lasts).times(dict.fromkeys(GRAMS, left))
 
 
 def some_layers(profile: Profile, keep: Ints) -> Profile:

@@ -60,11 +60,8 @@ def plan(trace: Trace, times: Sequence[Arrival], lengths: str = "recorded", spli
     whole = [ServedRequest(*_rows(one), one.task, one.split, 0.0) for one in before]
     if lengths == "recorded":
         if len(times) > len(scored):
-            raise BadInput(
-                f"{trace.path}, got {len(times)} arrivals: {len(scored)} requests can be given one; lower "
-                "--requests, or "
-                f"splice with --lengths arrivals"
-            )
+            rule = f"{len(scored)} requests can be given one; lower --requests, or splice with --lengths arrivals"
+            raise BadInput(f"{trace.path}, got {len(times)} arrivals: {rule}")
         return whole + [
             ServedRequest(*_rows(one), one.task, one.split, time.at_s) for one, time in zip(scored, times, strict=False)
         ]
@@ -101,24 +98,16 @@ class _Pool:
     def splice(self, turn: int, time: Arrival, base: Request) -> ServedRequest:
         """The `turn`-th request begins with the rows of that recorded one and goes on around the rings."""
         if time.prompt_len is None or time.outputs is None:
-            raise BadInput(
-                "--lengths arrivals, got arrivals without lengths: a Poisson or Gamma process has none; use "
-                "--lengths recorded, or a log"
-            )
+            rule = "a Poisson or Gamma process has none; use --lengths recorded, or a log"
+            raise BadInput(f"--lengths arrivals, got arrivals without lengths: {rule}")
         if time.outputs > 1 and not len(self._outputs):
-            raise BadInput(
-                f"{self._where}: task {base.task!r} has no decode rows to make {time.outputs} outputs of; use "
-                "--lengths "
-                f"recorded"
-            )
+            lacks = f"task {base.task!r} has no decode rows to make {time.outputs} outputs of"
+            raise BadInput(f"{self._where}: {lacks}; use --lengths recorded")
         i = turn % self._n
         prompt = self._prompts[(self._prompt_at[i] + np.arange(time.prompt_len)) % len(self._prompts)]
-        around = max(1, len(self._outputs))
-        output = (
-            self._outputs[(self._output_at[i] + np.arange(time.outputs - 1)) % around]
-            if time.outputs > 1
-            else self._outputs[:0]
-        )
+        output = self._outputs[:0]
+        if time.outputs > 1:
+            output = self._outputs[(self._output_at[i] + np.arange(time.outputs - 1)) % len(self._outputs)]
         return ServedRequest(prompt, output, base.task, base.split, time.at_s)
 
 

@@ -11,12 +11,13 @@ from traces.format.layout import Floats, Ints
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.stats import observe
+from traces.stats.figures import recorded_distances
 from traces.stats.observe import LAGS, Sample, choose
 from traces.synth.calibrate import calibrated
 from traces.synth.draw import selections
 from traces.synth.fit_routes import tables_of_routes, with_routes
-from traces.synth.fit_text import vocabulary
-from traces.synth.latent import GRID, gate_scores, overlap_table, popularity_bias, to_correlation
+from traces.synth.fit_text import split, vocabulary
+from traces.synth.latent import GRID, gate_scores, halved, overlap_table, popularity_bias, to_correlation
 from traces.synth.profile import ALONE, FADES, FIELDS, GRAMS, TAUGHT, Lengths, Profile, with_target
 from traces.synth.routes import WIDTH
 from traces.synth.text import CONTEXT_KINDS
@@ -24,7 +25,6 @@ from traces.synth.text import CONTEXT_KINDS
 _SEED = 20_509_834_2  # of the tables: fitting draws no luck
 _SCORE_ROWS = 6_000
 _FEW_PAIRS = 40  # of rows with the same ids say nothing
-_POOL = 0.7  # how much all layers weigh in the shares of one
 _FAR = 3  # layers a third of the model apart tell how much all layers have in common
 _AFFINITY_GRID = GRID[[0, 2, 4, 6, 8, 10, 12, 15]]
 MAX_REQUESTS = 1024  # request lengths kept in a profile
@@ -88,7 +88,7 @@ def fit(trace: Trace, requests: list[Request] | None = None, routes: bool = True
         found = with_routes(found, rows, tables)
         if found.routes is not None:
             tables = tables_of_routes(found, rows)
-    ahead = {str(d): _ahead(rows, f"next_scores_{d}", d, tables) for d in observe.distances(trace)}
+    ahead = {str(d): _ahead(rows, f"next_scores_{d}", d, tables) for d in recorded_distances(trace)}
     ahead = {d: known for d, known in ahead.items() if any(r is not None for r in known)}  # a level may have no rows
     shared = _ahead(rows, "shared_scores", 1, tables) if "shared_scores" in trace.levels else [None]
     return msgspec.structs.replace(found, ahead=ahead, shared=shared if any(r is not None for r in shared) else None)
@@ -105,8 +105,6 @@ def _shares(rows: Sample, tables: list[Floats], rng: np.random.Generator) -> dic
     and token are measured on pairs of different requests; the others are the non-negative least-squares solution.
     """
 
-    from scipy.optimize import nnls
-
     def correlations(pairs: tuple[Ints, Ints]) -> Floats:
         seen = observe.overlap(rows, *pairs)
         return np.array([to_correlation(o, t) if o == o else 0.0 for o, t in zip(seen, tables, strict=True)])
@@ -118,22 +116,14 @@ def _shares(rows: Sample, tables: list[Floats], rng: np.random.Generator) -> dic
     lags = [lag for lag in LAGS if len(pairs[lag][0])]
     seen = np.array([correlations(pairs[lag]) for lag in lags]).reshape(len(lags), len(tables))
     equal = np.array([_equal_ids(rows, *pairs[lag]) for lag in lags])
-    basis = np.array([[1.0, *(np.exp(-lag / fade) for fade in FADES)] for lag in lags]).reshape(
-        len(lags), 1 + len(FADES)
-    )
+    n_lasting = 1 + len(FADES)
+    basis = np.array([[1.0, *(np.exp(-lag / fade) for fade in FADES)] for lag in lags]).reshape(len(lags), n_lasting)
     if rows.token_ids is not None:
         basis[:, -1] = [lag == 1 for lag in lags]  # what a token carries on of the one before, not a field that fades
-    n_lasting = 1 + len(FADES)
     shares = np.zeros((len(FIELDS), len(tables)))
     shares[0], shares[1 + n_lasting : -1] = task, grams
     if lags:
-        left = np.maximum(seen - task - np.outer(equal, token), 0.0)
-        # Fading fields are hard to tell apart, and layers that split them differently would have little in common: each
-        # layer is drawn towards what all of them together say.
-        pooled, _ = nnls(basis, left.mean(axis=1))
-        both = np.vstack([basis, _POOL * np.eye(len(pooled))])
-        for layer in range(len(tables)):
-            shares[1 : 1 + n_lasting, layer], _ = nnls(both, np.concatenate([left[:, layer], _POOL * pooled]))
+        shares[1 : 1 + n_lasting], _ = split(basis, np.maximum(seen - task - np.outer(equal, token), 0.0))
     if rows.token_ids is not None:  # seen at lag 1 is sqrt(token * carry)
         shares[-1] = np.clip(shares[n_lasting], 0.0, None) ** 2 / np.maximum(token, 0.05)
         shares[n_lasting] = 0.0
@@ -214,13 +204,8 @@ def _core(rows: Sample, bias: list[Floats], shares: dict[str, Floats], near: Flo
         depth = np.clip((near - core) / (1 - core), 0.0, 1.0)
         return float(np.mean([core + (1 - core) * np.prod(depth[layer - lag + 1 : layer + 1]) for layer in at]))
 
-    low, high = 0.0, 0.999
-    if expected(low) >= far[at].mean():
-        return 0.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected(middle) < far[at].mean() else (low, middle)
-    return low
+    wanted = far[at].mean()
+    return 0.0 if expected(0.0) >= wanted else halved(lambda core: expected(core) < wanted, 0.0, 0.999, 30)[0]
 
 
 def _read(rows: Sample, level: str) -> list[tuple[int, int]]:
@@ -261,23 +246,19 @@ def _gate(rows: Sample, bias: list[Floats], rng: np.random.Generator) -> tuple[F
         top += scores.max(axis=-1).sum(axis=0)
         mean += scores.mean(axis=-1).sum(axis=0)
         n += len(scores)
-    noise = rng.standard_normal((2048, trace.n_experts))
+    noise, score = rng.standard_normal((2048, trace.n_experts)), trace.header.gate.score
     sharpness, offset = np.ones(trace.n_layers), np.zeros(trace.n_layers)
     for layer, b in enumerate(bias):
-        low, high = 0.0, 64.0
-        for _ in range(40):
-            sharpness[layer] = (low + high) / 2
-            if trace.header.gate.score == "sigmoid":
-                offset[layer] = _sigmoid_offset(sharpness[layer] * (noise + b), mean[layer] / n)
-            logits = sharpness[layer] * (noise + b) + offset[layer]
-            got = gate_scores(logits, trace.header.gate.score).max(axis=-1).mean()
-            low, high = (sharpness[layer], high) if got < top[layer] / n else (low, sharpness[layer])
+
+        def too_flat(sharp: float, layer: int = layer, scores: Floats = noise + b) -> bool:
+            sharpness[layer] = sharp
+            if score == "sigmoid":
+                offset[layer] = _sigmoid_offset(sharp * scores, mean[layer] / n)
+            return bool(gate_scores(sharp * scores + offset[layer], score).max(axis=-1).mean() < top[layer] / n)
+
+        halved(too_flat, 0.0, 64.0, 40)
     return sharpness, offset
 
 
 def _sigmoid_offset(logits: Floats, mean: float) -> float:
-    low, high = -64.0, 64.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gate_scores(logits + middle, "sigmoid").mean() < mean else (low, middle)
-    return (low + high) / 2
+    return sum(halved(lambda offset: gate_scores(logits + offset, "sigmoid").mean() < mean, -64.0, 64.0, 40)) / 2

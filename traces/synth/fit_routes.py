@@ -11,7 +11,7 @@ import numpy as np
 from traces.format.layout import Array, Floats
 from traces.stats import observe
 from traces.stats.observe import LAGS, Sample, choose
-from traces.synth.fit_text import least, repeats
+from traces.synth.fit_text import least, repeats, split
 from traces.synth.latent import overlap_table
 from traces.synth.observed_routes import Covariances, covariances, missing, scores_of, shared_by_class, spread_of_ids
 from traces.synth.profile import FADES, Profile, RouteShares
@@ -20,7 +20,6 @@ from traces.synth.streams import RequestPlan
 
 _SEED = 20_509_834_3  # fitting draws no luck
 _MOST_ROWS = 12_000  # whose scores are looked at
-_POOL = 0.7  # how much all layers weigh in what fades in one of them
 _FADES = FADES[:-1]
 _LASTING = ("request", *(f"fade{n}" for n in _FADES))
 _RANKS = {"token": WIDTH, "last": 16, "pair": 16, "new": 16}  # directions kept at most
@@ -84,15 +83,10 @@ def _shares(shared: dict[str, Floats], heeded: float) -> tuple[dict[str, Floats]
 
     heeded: how much less two tokens of different ids share of what is around them than two of one id.
     """
-    from scipy.optimize import nnls
-
     task = np.clip(shared["task"], 0.0, 1.0)
     lags = np.array([shared[f"lag {lag}"] for lag in LAGS])
     basis = np.array([[1.0, *(np.exp(-lag / fade) for fade in _FADES), lag == 1] for lag in LAGS])
-    left = np.maximum(lags - task, 0.0)
-    pooled, _ = nnls(basis, left.mean(axis=1))
-    both = np.vstack([basis, _POOL * np.eye(len(pooled))])
-    parts = np.array([nnls(both, np.concatenate([layer, _POOL * pooled]))[0] for layer in left.T]).T
+    parts, pooled = split(basis, np.maximum(lags - task, 0.0))
     token = np.clip(shared["token"], 0.0, 1.0)
     found = {"task": task / heeded, "last": parts[:-1].sum(axis=0) / heeded}
     found["carry"] = parts[-1] ** 2 / np.maximum(token, 0.05)

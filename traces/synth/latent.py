@@ -7,6 +7,8 @@ That map, tabulated by simulation, turns overlaps observed in a trace into corre
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from traces.format.layout import Array, Floats
@@ -14,6 +16,14 @@ from traces.format.layout import Array, Floats
 GRID = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0])
 _DRAWS = 1 << 17  # normal numbers per simulation: overlaps are known to about 0.5 %
 _ROUNDS = 40
+
+
+def halved(too_low: Callable[[float], bool], low: float, high: float, rounds: int) -> tuple[float, float]:
+    """The ends of what is left of an interval that is halved so often: `too_low` of the lower, not of the higher."""
+    for _ in range(rounds):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_low(middle) else (low, middle)
+    return low, high
 
 
 def chosen_mask(scores: Array, k: int) -> Array:

@@ -10,6 +10,7 @@ in popularity follows the expert of the same rank.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -131,6 +132,13 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def share(self, field: str) -> Floats:
         """(L,) share of one field; zeros when the source gave none."""
         return np.array(self.shares.get(field, [0.0] * self.n_layers))
+
+    def times(self, factors: Mapping[str, Floats | float]) -> Profile:
+        """Shares times a factor each; where they would pass 1 together, all of them are brought back to it."""
+        shares = {name: self.share(name) * factors.get(name, 1.0) for name in self.shares}
+        total = np.maximum(sum(shares.values(), np.zeros(self.n_layers)), 1.0)
+        found = {name: (values / total).round(5).tolist() for name, values in shares.items()}
+        return msgspec.structs.replace(self, shares=found)
 
     def fresh_share(self) -> Floats:
         """(L,) share that is new at every token."""

@@ -82,16 +82,12 @@ def load(name: str | Path) -> PublishedFigures:
     for kind, curve in found.curves.items():
         sizes = curve.experts
         if len(sizes) != len(curve.hits) or min(sizes, default=0) < found.top_k or max(sizes) > found.n_experts:
-            raise BadInput(
-                f"{path}: curves.{kind}, got {len(sizes)} sizes and {len(curve.hits)} hit rates: as many of "
-                f"one as of the other, sizes from top_k to n_experts; correct the file"
-            )
+            rule = "as many of one as of the other, sizes from top_k to n_experts; correct the file"
+            raise BadInput(f"{path}: curves.{kind}, got {len(sizes)} sizes and {len(curve.hits)} hit rates: {rule}")
     for distance, values in found.accuracy.items():
         if len(values) != found.n_layers:
-            raise BadInput(
-                f"{path}: accuracy.{distance}, got {len(values)} values: one per layer ({found.n_layers}); "
-                f"write null where it is unknown"
-            )
+            rule = f"one per layer ({found.n_layers}); write null where it is unknown"
+            raise BadInput(f"{path}: accuracy.{distance}, got {len(values)} values: {rule}")
     if found.top_k > found.n_experts:
         raise BadInput(f"{path}: top_k, got {found.top_k}: at most n_experts ({found.n_experts}); correct the file")
     return found
@@ -122,16 +118,8 @@ def fit_to(
 
 def bend(profile: Profile, spread: float, lasting: float, passing: float) -> Profile:
     """Biases and shares times three factors; shares that would pass 1 are brought back to it."""
-    shares = {
-        name: profile.share(name) * (lasting if name in LASTING else passing if name in PASSING else 1.0)
-        for name in profile.shares
-    }
-    total = np.maximum(sum(shares.values(), np.zeros(profile.n_layers)), 1.0)
-    return msgspec.structs.replace(
-        profile,
-        bias=(np.array(profile.bias) * spread).round(5).tolist(),
-        shares={name: (values / total).round(5).tolist() for name, values in shares.items()},
-    )
+    bent = profile.times(dict.fromkeys(LASTING, lasting) | dict.fromkeys(PASSING, passing))
+    return msgspec.structs.replace(bent, bias=(np.array(profile.bias) * spread).round(5).tolist())
 
 
 def _fit_curves(
@@ -185,10 +173,9 @@ def fit_accuracy(profile: Profile, distance: int, accuracy: list[float | None]) 
         known[-1] = 0.0  # the wrap-around is part of the level: nobody measured it, so it knows nothing
     inner = known[: profile.n_layers - distance] if distance > 1 else known
     if any(value is None for value in inner):
-        raise BadInput(
-            f"accuracy.{distance}: unknown for some layers, and the source trace has no predictions to take "
-            f"them from; give every layer, or fit to a trace with next_scores_{distance}"
-        )
+        why = "unknown for some layers, and the source trace has no predictions to take them from"
+        way = f"give every layer, or fit to a trace with next_scores_{distance}"
+        raise BadInput(f"accuracy.{distance}: {why}; {way}")
     return msgspec.structs.replace(profile, ahead={**profile.ahead, str(distance): known})
 
 

@@ -44,9 +44,8 @@ def check(profile: Profile, shape: Sequence[int], where: str) -> None:
         raise BadInput(f"{where}: profile.requests, got none: lengths are drawn from them; fit again")
     last = max(request.task for request in profile.requests)
     if last >= max(1, len(profile.tasks)):
-        raise BadInput(
-            f"{where}: profile.requests, got task {last}: one of {len(profile.tasks)} tasks, from 0; fit again"
-        )
+        rule = f"one of {len(profile.tasks)} tasks, from 0; fit again"
+        raise BadInput(f"{where}: profile.requests, got task {last}: {rule}")
     if profile.routes is not None:
         _check_routes(profile, profile.routes, where)
 
@@ -71,9 +70,8 @@ def _known(where: str, name: str, found: Collection[str], known: Sequence[str], 
     for other in sorted(set(found) - set(known)):
         raise BadInput(f"{where}: profile.{name}, got {other!r}: known are {', '.join(known)}; fit again")
     for lacking in sorted(set(known) - set(found)) if all_of_them else ():
-        raise BadInput(
-            f"{where}: profile.{name}, got no {lacking!r}: there is one of each, {', '.join(known)}; fit again"
-        )
+        rule = f"there is one of each, {', '.join(known)}; fit again"
+        raise BadInput(f"{where}: profile.{name}, got no {lacking!r}: {rule}")
 
 
 def _check_vocabulary(words: Vocabulary, where: str) -> None:

@@ -11,20 +11,10 @@ from traces.synth.profile import FADES
 
 # Streams of random numbers. A new one goes to the end, so that the others keep what they draw.
 _STREAMS = (
-    "table",
-    "weights",
-    "tasks",
-    "requests",
-    "tokens",
-    "request",
-    "fresh",
+    *("table", "weights", "tasks", "requests", "tokens", "request", "fresh"),
     *(f"fade{n}" for n in FADES),
     *(f"ahead{d}" for d in DISTANCES),
-    "shared",
-    "contexts",
-    "pair",
-    "triple",
-    "rest",
+    *("shared", "contexts", "pair", "triple", "rest"),
 )
 
 

@@ -33,16 +33,10 @@ def layout(profile: Profile) -> Layout:
 def labels(profile: Profile) -> tuple[str, ...]:
     """What every result on the trace must carry."""
     source = re.sub(r"[^a-z0-9_-]+", "-", profile.source.lower()).strip("-_")[:40] or "trace"
-    found = ["synthetic", f"fitted-to-{source}"]
-    if any(rule.startswith("scaling rule") for rule in profile.assumptions):
-        found.append("scaled-by-assumption")
-    if any(rule.startswith("published targets") for rule in profile.assumptions):
-        found.append("fitted-to-published-figures")
-    if ALONE in profile.assumptions:
-        found.append(ONE_PROMPT)
-    if TAUGHT in profile.assumptions:
-        found.append(REPEATING)
-    return tuple(found)
+    told = {"scaling rule": "scaled-by-assumption", "published targets": "fitted-to-published-figures"}
+    told |= {ALONE: ONE_PROMPT, TAUGHT: REPEATING}
+    found = [label for rule, label in told.items() if any(text.startswith(rule) for text in profile.assumptions)]
+    return "synthetic", f"fitted-to-{source}", *found
 
 
 def both_splits(drawer: Drawer, n_requests: int | None, n_tokens: int | None) -> None:
@@ -56,10 +50,8 @@ def both_splits(drawer: Drawer, n_requests: int | None, n_tokens: int | None) ->
     (missing,) = wanted - found
     few = next(plan.index + 1 for plan in drawer.plans(None, None) if plan.split == missing)
     asked = f"--requests, got {n_requests}" if n_tokens is None else f"--tokens, got {n_tokens}"
-    raise BadInput(
-        f"{asked}: too few for a request to learn from (split store) and one to score (test), as the source "
-        f"has; draw {few} requests at least: --requests {few}"
-    )
+    rule = "too few for a request to learn from (split store) and one to score (test), as the source has"
+    raise BadInput(f"{asked}: {rule}; draw {few} requests at least: --requests {few}")
 
 
 def header(profile: Profile, model: str, seed: int) -> Header:
