@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from traces.format.layout import DISTANCES, Array, Floats, Ints
+from traces.format.layout import Array, Floats, Ints
 from traces.synth.latent import chosen_mask
-from traces.synth.profile import FADES, GRAMS, Profile
-from traces.synth.streams import RequestPlan, fading, stream
+from traces.synth.profile import GRAMS, Profile
+from traces.synth.streams import Noise, RequestPlan, stream
 from traces.synth.text import CONTEXT_KINDS, Text, hashed
 
 _GRAIN = 16  # embeddings are multiples of 1/16 and their weights of 1/256: products and sums of them are exact
@@ -134,11 +134,9 @@ class FieldRows:
         for name, field in (("task", shared.tasks[plan.task]), ("request", own)):
             if name in shared.loads:
                 self._constant += shared.loads[name] * field
-        self._fades = {n: f"fade{n}" for n in FADES if f"fade{n}" in shared.loads and shared.loads[f"fade{n}"].any()}
-        names = ("fresh", *self._fades.values(), *(f"ahead{d}" for d in DISTANCES), "shared")
-        self.noise = {name: stream(seed, name, plan.index) for name in names}
+        self._noise = Noise(seed, plan, ["fresh"], [name for name, load in shared.loads.items() if load.any()])
+        self.noise = self._noise.of
         self._before: Array | None = None  # the last row's field of its token id
-        self._memory: dict[str, Array | None] = dict.fromkeys(self._fades.values())
 
     def take(self, n: int) -> Array:
         """The next n rows (n, L, E) of g, without popularity, by expert id."""
@@ -147,8 +145,9 @@ class FieldRows:
         if shared.fresh.any():
             drawn = self.noise["fresh"].standard_normal((n, *shared.shape), np.float32)
             total += shared.fresh * shared.projected(drawn)
-        for fade, name in self._fades.items():
-            total += shared.loads[name] * self._fading(name, float(np.exp(-1 / fade)), n)
+        for fade, name in self._noise.fades.items():
+            fresh = shared.projected(self.noise[name].standard_normal((n, *shared.shape), np.float32))
+            total += shared.loads[name] * self._noise.fading(name, fade, fresh)
         if self._tokens is not None and "token" in shared.loads:
             assert shared.table is not None
             ids = self._tokens[self._at : self._at + n]
@@ -176,9 +175,3 @@ class FieldRows:
                 field = shared.contexts[key % _CONTEXTS] @ shared.context_weights[name]
                 found += shared.loads[name] * field.reshape(n, *self._shape).astype(np.float32)
         return found
-
-    def _fading(self, name: str, keep: float, n: int) -> Array:
-        """The next n rows of a field that fades."""
-        fresh = self._shared.projected(self.noise[name].standard_normal((n, *self._shared.shape), np.float32))
-        rows, self._memory[name] = fading(fresh, keep, self._memory[name])
-        return rows

@@ -15,10 +15,10 @@ from base64 import b64decode, b64encode
 import numpy as np
 
 from sim.base.errors import BadInput
-from traces.format.layout import DISTANCES, Array, Floats, Ints
+from traces.format.layout import Array, Floats, Ints
 from traces.synth.fields import odds
-from traces.synth.profile import FADES, Profile
-from traces.synth.streams import RequestPlan, fading, stream
+from traces.synth.profile import Profile
+from traces.synth.streams import Noise, RequestPlan, stream
 from traces.synth.text import CONTEXT_KINDS, Text, hashed
 
 WIDTH = 64  # of synthetic embeddings, and the most directions that ids have
@@ -143,13 +143,11 @@ class RouteRows:
     def __init__(self, shared: Routes, plan: RequestPlan, tokens: Ints) -> None:
         self._shared, self._tokens, self._at = shared, tokens, 0
         self._task = shared.of("task", shared.tasks[plan.task : plan.task + 1])
-        self._own: Array = stream(shared.seed, "request", plan.index).standard_normal(
-            (1, shared.weights["last"].shape[1])
-        )
-        self._fades = {n: f"fade{n}" for n in FADES if shared.plan.lasting.get(f"fade{n}", 0.0)}
-        names = ("fresh", "rest", *self._fades.values(), *(f"ahead{d}" for d in DISTANCES), "shared")
-        self.noise = {name: stream(shared.seed, name, plan.index) for name in names}
-        self._memory: dict[str, Array | None] = dict.fromkeys(self._fades.values())
+        width = shared.weights["last"].shape[1]
+        self._own: Array = stream(shared.seed, "request", plan.index).standard_normal((1, width))
+        lasting = [name for name, share in shared.plan.lasting.items() if share]
+        self._noise = Noise(shared.seed, plan, ["fresh", "rest"], lasting)
+        self.noise = self._noise.of
 
     def take(self, n: int) -> Array:
         """The next n rows (n, L, E) of g, without popularity."""
@@ -171,10 +169,9 @@ class RouteRows:
         """(n, m) what lasts in the request, and what fades."""
         share, width = self._shared.plan.lasting, self._own.shape[1]
         found = np.broadcast_to(np.sqrt(share.get("request", 0.0)) * self._own, (n, width)).copy()
-        for fade, name in self._fades.items():
+        for fade, name in self._noise.fades.items():
             drawn = self.noise[name].standard_normal((n, width))
-            rows, self._memory[name] = fading(drawn, float(np.exp(-1 / fade)), self._memory[name])
-            found += np.sqrt(share[name]) * rows
+            found += np.sqrt(share[name]) * self._noise.fading(name, fade, drawn)
         return found
 
 

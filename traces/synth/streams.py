@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,3 +54,18 @@ class RequestPlan:
     def n_rows(self) -> int:
         """Rows of the request."""
         return self.prompt_len + self.n_decode
+
+
+class Noise:
+    """The luck of one request: a generator per purpose, and what its fading numbers have come to."""
+
+    def __init__(self, seed: int, plan: RequestPlan, names: Iterable[str], lasting: Collection[str]) -> None:
+        self.fades = {n: f"fade{n}" for n in FADES if f"fade{n}" in lasting}
+        every = (*names, *self.fades.values(), *(f"ahead{d}" for d in DISTANCES), "shared")
+        self.of = {name: stream(seed, name, plan.index) for name in every}
+        self._memory: dict[str, Array | None] = dict.fromkeys(self.fades.values())
+
+    def fading(self, name: str, fade: int, fresh: Array) -> Array:
+        """The next rows of numbers that fade to 1/e over so many tokens."""
+        rows, self._memory[name] = fading(fresh, float(np.exp(-1 / fade)), self._memory[name])
+        return rows
