@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sim.base.tables import fold, tabled
@@ -128,7 +129,7 @@ class Table:
         own.sort(key=lambda note: note != "oracle")
         return [note for note in own if most is None or len(note) <= most]
 
-    @property
+    @cached_property
     def shared(self) -> list[str]:
         """Caveats that every run has, so that they are the trace's, not a policy's; of one run, none."""
         first, *others = (row.ran.caveats for row in self.rows)
@@ -215,7 +216,7 @@ def _ahead(times: float, group: Group, title: Callable[[Row], str]) -> str:
     text = f", {show_ratio(times)} faster than {title(second)}"
     if not group.ranks:
         return f"{text} there; of n = 1 no sampling error can be given, so this is no ranking"
-    tied = [row for row in group.tied(best) if row in group.faithful]
+    tied = [row for row in group.tied(best) if best.lossy or not row.lossy]
     said = ["it"] if tied == [second] else [title(row) for row in tied]
     return text + (f"; not told apart from {few(said)}" if said else "")
 
