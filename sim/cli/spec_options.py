@@ -116,21 +116,13 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
 
 def stated(given: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     """Fields that options, `--set` and the words behind the policy's name give. Raises BadInput."""
-    from sim.policy.policy_file import split
-    from sim.setup.naming import words_of
+    from sim.setup.naming import called
 
     typed = {name: value for name, value in given.items() if value is not None}
-    said = typed.get("policy")
-    own: dict[str, Any] = {}
-    shared: dict[str, Any] = {}
-    if isinstance(said, str) and len(words := split(said)) > 1:
-        typed["policy"] = words[0]
-        own, shared = words_of(words[0], words[1:])
-    changes = OPTIONS.settings(settings)
-    for key in own:
-        if key in changes:
-            raise BadInput(f"--set {key}, got it behind the policy's name, too: one value each; keep one of them")
-    found = {**OPTIONS.values({**typed, "set": {**changes, **own}}), **shared}
+    policy = typed.pop("policy", None)
+    found = OPTIONS.values({**typed, "set": OPTIONS.settings(settings)})
+    if policy is not None:
+        found = called(policy, found)
     return {name: value for name, value in found.items() if name != "set" or value}
 
 

@@ -14,7 +14,7 @@ from sim.base.renamed import refuse_old
 from sim.base.units import RAM
 from sim.machine.several import GPU0
 from sim.options import OPTIONS, RunSpec, unusual
-from sim.policy.policy_file import file_of
+from sim.policy.policy_file import file_of, split
 from sim.policy.registry import find
 from sim.profiles.overrides import GROUPS, parse_set
 
@@ -127,18 +127,25 @@ def words_of(policy: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[st
     return own, OPTIONS.values({key: texts[key] for key in options})
 
 
-def for_one(policy: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same for one policy of a comparison, whose machine and requests are those of all.
+def called(item: str, fields: Mapping[str, Any], of_several: bool = False) -> dict[str, Any]:
+    """The fields of a run, whose policy is called `NAME KEY=VALUE ...`.
+
+    Args:
+        fields: of the run otherwise. of_several: it is one of several, whose machine and requests are those of all.
 
     Raises:
-        BadInput: as `words_of`; or a field that holds for all.
+        BadInput: as `words_of`; a value that is given twice, or one that holds for all.
     """
-    own, shared = words_of(policy, words)
-    free = [row.field for row in OPTIONS.rows if row.per_policy]
+    name, *words = split(item) or [item]
+    own, shared = words_of(name, words)
+    free = [row.field for row in OPTIONS.rows if row.per_policy or not of_several]
     for key in shared:
         if key not in free:
             raise BadInput(
-                f"--policy {policy}, got {OPTIONS.by_field[key].key}={shared[key]!r}: it holds for all policies of a "
+                f"--policy {name}, got {OPTIONS.by_field[key].key}={shared[key]!r}: it holds for all policies of a "
                 f"comparison; give it as an option (per policy: {', '.join(free)}), or take moesim sweep or diff"
             )
-    return own, shared
+    given = fields.get("set") or {}
+    if (twice := next((key for key in own if key in given), None)) is not None:
+        raise BadInput(f"--set {twice}, got it behind the policy's name, too: one value each; keep one of them")
+    return {**fields, **shared, "policy": name, "set": {**given, **own}}

@@ -11,11 +11,10 @@ from sim.base.files import to_struct
 from sim.base.units import show_count
 from sim.figures import SCHEMA
 from sim.options import RunSpec, option_meant
-from sim.policy.policy_file import split
 from sim.profiles.overrides import of_profile
 from sim.results.routing_words import of_results
 from sim.results.text import show_lengths
-from sim.setup.naming import for_one, machine_of, show
+from sim.setup.naming import called, machine_of, show
 from sim.setup.prepare import check_words, prepare
 from sim.studies.row_text import LOAD, Table, keeps_slo, lead, set_for_all, show_times, takes, thrifty
 from sim.studies.rows import Group, Row, realism_of
@@ -72,7 +71,6 @@ def _spec_of(item: str, shared: Mapping[str, Any]) -> RunSpec:
     """`fine_moe variant=code` as a run, with the fields that all have."""
     if not item.split():
         raise BadInput("--policy, got an empty name: name a policy, or `all`; `moesim policies` lists them")
-    name, *words = split(item)
     of_all = shared.get("set") or {}
     # Parameters of one policy are no business of the others: only dotted names hold for all.
     if (bare := next((key for key in of_all if "." not in key), None)) is not None:
@@ -82,10 +80,7 @@ def _spec_of(item: str, shared: Mapping[str, Any]) -> RunSpec:
             f"--set, got {pair!r}: which policy's? write it behind the name, --policy 'NAME {pair}'"
             + (f"; of all, {meant}" if meant else "")
         )
-    params, own = for_one(name, words)
-    if (twice := next((key for key in params if key in of_all), None)) is not None:
-        raise BadInput(f"--set {twice}, got it behind the policy's name, too: one value each; keep one of them")
-    fields = {**shared, **own, "policy": name, "set": {**of_all, **params}}
+    fields = called(item, shared, of_several=True)
     return to_struct({key: value for key, value in fields.items() if value is not None}, RunSpec, "compare")
 
 

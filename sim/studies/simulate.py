@@ -12,13 +12,12 @@ from sim.base.errors import BadInput, CheckFailed
 from sim.base.extras import need
 from sim.base.files import to_struct
 from sim.options import OPTIONS, RunSpec
-from sim.policy.policy_file import split
 from sim.policy.registry import name_of
 from sim.results.by_layer import expert_table, layer_table
 from sim.results.record import Result
 from sim.results.replicas import request_rows
 from sim.run import execute
-from sim.setup.naming import words_of
+from sim.setup.naming import called
 from sim.setup.prepare import prepare
 from sim.studies.keywords import plain, with_options
 from sim.studies.option_types import Name, Options
@@ -49,11 +48,10 @@ def simulate(policy: Name | type[Policy], hw: Name, **options: Unpack[Options]) 
     kind = None if isinstance(policy, str | os.PathLike) else policy
     name = name_of(kind) if kind is not None else policy
     fields: dict[str, Any] = {"policy": name, "hw": hw, **{key: plain(value) for key, value in options.items()}}
-    shared: dict[str, Any] = {}
-    if isinstance(name, str) and kind is None and len(words := split(name)) > 1:
-        own, shared = words_of(words[0], words[1:])
-        fields |= {"policy": words[0], "set": {**(fields.get("set") or {}), **own}}
-    spec = to_struct({**OPTIONS.values(fields), **shared}, RunSpec, "simulate()")
+    fields = OPTIONS.values(fields)
+    if isinstance(name, str) and kind is None:
+        fields = called(name, fields)
+    spec = to_struct(fields, RunSpec, "simulate()")
     setup = prepare(spec, kind)
     try:
         for note in filter(None, (*setup.notes(), setup.idle)):
