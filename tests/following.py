@@ -14,10 +14,11 @@ from typing import Any
 from easy_numbers import Run
 
 from sim.policy.api import Policy, overrides
-from sim.policy.decisions import Foresee, Requeue, RequeueFrom, Serve
+from sim.policy.decisions import Foresee, Requeue, RequeueFrom, Serve, WriteBack
 from sim.policy.order import Rank
+from sim.policy.pieces import Piece
 from sim.reference.layers import Reference
-from sim.reference.residency import CLASSES
+from sim.reference.residency import CLASSES, Copy
 from sim.reference.script import Differs, Said, Script
 from sim.results.by_layer import COUNTS, expert_table
 from sim.run import budgets, execute
@@ -47,6 +48,10 @@ class Today:
         """The host's clock."""
         return self.engine.machine.now() if self.engine else 0.0
 
+    def state(self) -> tuple[list[Piece], list[Piece]]:
+        """What is resident, oldest first, and which prefetches wait, best first."""
+        return list(self.engine.view.residents()), self.engine.copies.queue.pieces()
+
     def newest(self) -> Any:
         """The copy asked for last, of which `copied_s` tells later when it began and ended."""
         residency = self.engine.residency
@@ -68,6 +73,7 @@ class Followed:
     script: Script = field(default_factory=Script)
     predictor_bytes: int = 0
     layer_bytes: list[list[int]] | None = None
+    states: dict[int, Any] = field(default_factory=dict)  # when a policy decided, by how much had been said
 
     def follow(self, kind: Callable[[Setup], Any], spans: Any, log: Any) -> Run:
         """Run it and write it down. Its policy's class becomes one that is watched."""
@@ -99,11 +105,11 @@ class Followed:
         """For experts, of each GPU."""
         return budgets(self.setup, self.predictor_bytes)
 
-    def reference(self) -> Reference:
+    def reference(self) -> Rooms:
         """Of the policy, as it is bound."""
         setup, policy = self.setup, self.setup.policy
         tells = [hook for hook in TOLD if overrides(policy, hook)]
-        return Reference(setup.pieces, self.room_bytes, self.layer_bytes, policy.order, policy.prefetch_depth, tells)
+        return Rooms(setup.pieces, self.room_bytes, self.layer_bytes, policy.order, policy.prefetch_depth, tells)
 
 
 def watched(base: Any, followed: Followed, engine: Any) -> Any:
@@ -118,6 +124,8 @@ def watched(base: Any, followed: Followed, engine: Any) -> Any:
         now_s = engine.now_s() if now_s is None else now_s
         said = Said(what, now_s, list(facts), len(script.done))
         script.said.append(said)
+        if what == "decision":
+            followed.states[len(script.said)] = engine.state()
         ranked(policy, said)
         return said
 
@@ -277,9 +285,10 @@ def overrides_of(base: Any, hook: str) -> bool:
 # -- holding a run to its reference ------------------------------------------------------------------------------------
 
 
-def difference_from_reference(followed: Followed, run: Run | None) -> str | None:
+def difference_from_reference(followed: Followed, run: Run | None, spans: Sequence[Any]) -> str | None:
     """Where a run that was followed, None if it broke off, differs first from its reference."""
     reference = followed.reference()
+    reference.watch(followed.states, spans)
     try:
         is_whole = reference.replay(followed.script)
     except Differs as error:
@@ -288,52 +297,79 @@ def difference_from_reference(followed: Followed, run: Run | None) -> str | None
         return None
     if not is_whole:
         return f"after deed {followed.script.n_done}: the reference refuses what the engine has done"
-    return next(differences(reference, run.outcome.report, run.outcome.result), None)
+    return reference.overwritten() or next(differences(reference, run.outcome.report, run.outcome.result), None)
 
 
-def overwritten(followed: Followed, spans: Sequence[Any]) -> str | None:
-    """Where more lies on a GPU than it has room for: a copy that has begun while what it overwrites was still read.
+class Rooms(Reference):
+    """Looks, besides, at what is resident and what waits whenever a policy decides, and at rooms by the run's times.
 
-    Of runs of whole experts, since spans of parts do not say which piece they read.
+    A copy lies in its room from its begin until the last computation that reads it ends.
     """
-    script, pieces = followed.script, followed.setup.pieces
-    if pieces.n_parts:
+
+    def watch(self, states: dict[int, Any], spans: Sequence[Any]) -> None:
+        """Take the states and spans of the run, before it is replayed."""
+        self.states = states
+        self.until_s: dict[Copy, float] = {}
+        self.gone: list[Copy] = []
+        self.run_s: float | None = None  # when the computation ends that slices share
+        self.joined = False
+        self.began_s: dict[tuple[int, int, float], float] = {}  # of a copy, by its end
+        ends_s: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+        for lane, op, layer, expert, *_, start_s, end_s in sorted(spans, key=lambda span: span[6:]):
+            if lane.startswith("h2d"):
+                self.began_s[layer, expert, end_s] = start_s
+            elif lane != "cpu" and op in ("expert", "write_back"):
+                ends_s[op, layer, expert].append(end_s)
+        self.ends_s = {name: iter(found) for name, found in ends_s.items()}
+
+    def decision(self, hook: str, said: Any) -> None:
+        state = list(self.resident), sorted(self.queue, key=self.queue.__getitem__)
+        for what, mine, found in zip(("resident", "waits"), state, self.states[self.script.n_said], strict=True):
+            if mine != found:
+                raise Differs(f"when {said} is said, {what}: expected {mine}, got {found}")
+        before = self.joined, self.run_s
+        self.joined, self.run_s = bool(getattr(said, "joined", False) or getattr(said, "slices", ())), None
+        super().decision(hook, said)
+        self.joined, self.run_s = before
+        if isinstance(said, WriteBack) and not self.pieces.n_parts:  # of parts spans do not say which
+            self.read(said.piece, next(self.ends_s["write_back", said.piece.layer, said.piece.expert]))
+
+    def use(self, piece: Piece) -> None:
+        if self.run_s is None or not self.joined:
+            self.run_s = next(self.ends_s["expert", piece.layer, piece.expert])
+        self.read(piece, self.run_s)
+        super().use(piece)
+
+    def read(self, piece: Piece, until_s: float) -> None:
+        copy = self.resident[piece]
+        self.until_s[copy] = max(until_s, self.until_s.get(copy, -math.inf))
+
+    def leave(self, piece: Piece) -> Copy:
+        self.gone.append(super().leave(piece))
+        return self.gone[-1]
+
+    def lay_s(self, copy: Copy) -> tuple[float, float]:
+        """From when to when."""
+        since_s = end_s = -math.inf
+        if copy.number >= 0:
+            since_s, end_s = self.script.copies_s[copy.number]
+            since_s = self.began_s.get((copy.piece.layer, copy.piece.expert, end_s), since_s)
+        is_there = self.resident.get(copy.piece) is copy
+        return since_s, math.inf if is_there else max(end_s, self.until_s.get(copy, end_s))
+
+    def overwritten(self) -> str | None:
+        """Where more lies on a GPU than it has room for: a copy began while what it overwrites was still read."""
+        changes: list[tuple[float, int, int]] = []  # when, bytes less or more, on which GPU
+        for copy in [*self.gone, *self.resident.values()]:
+            (since_s, until_s), n_bytes, gpu = self.lay_s(copy), copy.piece.n_bytes, copy.piece.gpu
+            if since_s < math.inf:  # else it was withdrawn
+                changes += [(since_s, n_bytes, gpu), (until_s, -n_bytes, gpu)]
+        taken_bytes = [0] * len(self.room_bytes)
+        for time_s, n_bytes, gpu in sorted(changes):  # at one time what ends comes first
+            taken_bytes[gpu] += n_bytes
+            if taken_bytes[gpu] > self.room_bytes[gpu]:
+                return f"GPU {gpu} at {time_s} s: {taken_bytes[gpu]} bytes lie in room for {self.room_bytes[gpu]}"
         return None
-    lasted_s: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
-    for lane, op, layer, expert, *_, start_s, end_s in sorted(spans, key=lambda span: span[6:]):
-        if lane != "cpu" and op in ("expert", "write_back", "demand", "prefetch"):
-            lasted_s["copy" if op in ("demand", "prefetch") else op, layer, expert].append((start_s, end_s))
-    lasts_s = {name: iter(found) for name, found in lasted_s.items()}
-    copies_s = iter(script.copies_s)
-    placed = [piece for said in script.said if said.what == "initial" for piece in said.facts[0]]
-    held = {(piece.layer, piece.expert): (-math.inf, -math.inf) for piece in placed}
-    changes: list[tuple[float, int, int]] = []  # when, bytes less or more, on which GPU
-
-    def close(layer: int, expert: int, until_s: float) -> None:
-        piece, (since_s, _) = pieces.whole[layer][expert], held.pop((layer, expert))
-        if since_s < math.inf:
-            changes.extend([(since_s, piece.n_bytes, piece.gpu), (until_s, -piece.n_bytes, piece.gpu)])
-
-    for what, *key, _ in script.done:
-        layer, expert = key
-        if what in ("fetch", "prefetch"):
-            began_s, _ = held[layer, expert] = next(copies_s)
-            if began_s < math.inf:
-                held[layer, expert] = next(lasts_s["copy", layer, expert])
-        elif what in ("gpu", "write_back"):
-            _, end_s = next(lasts_s["expert" if what == "gpu" else what, layer, expert])
-            since_s, until_s = held[layer, expert]
-            held[layer, expert] = since_s, max(until_s, end_s)
-        elif what in ("evict", "cancel"):
-            close(layer, expert, held[layer, expert][1])
-    for layer, expert in list(held):
-        close(layer, expert, math.inf)
-    taken_bytes = [0] * pieces.n_gpus
-    for time_s, n_bytes, gpu in sorted(changes):  # at one time what ends comes first
-        taken_bytes[gpu] += n_bytes
-        if taken_bytes[gpu] > followed.room_bytes[gpu]:
-            return f"GPU {gpu} at {time_s} s: {taken_bytes[gpu]} bytes lie in room for {followed.room_bytes[gpu]}"
-    return None
 
 
 def differences(reference: Reference, report: Any, result: Any) -> Iterator[str]:

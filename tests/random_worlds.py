@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 from easy_numbers import Run, figure, hardware, stack
-from following import Followed, Today, difference_from_reference, overwritten
+from following import Followed, Today, difference_from_reference
 from random_policy import key, random_policy
 from tiny_traces import TASKS, WIDTH, tiny_arrays, tiny_header
 from tiny_traces import requests_of as made_requests
@@ -429,9 +429,7 @@ def told_apart(of: World, kind: Callable[[Setup], Any] = Today, time: bool = Tru
     if found:
         return f"when nobody looks: {found}", seen
     for one in followed:
-        found = difference_from_reference(one, runs[0] if runs else None)
-        if found is None and runs:
-            found = overwritten(one, seen.spans)
+        found = difference_from_reference(one, runs[0] if runs else None, watched.spans)
     return found and f"residency: {found}", seen
 
 

@@ -117,30 +117,36 @@ def test_a_difference_of_time_is_told_where_it_begins(tmp_path: Path) -> None:
 ROWS = [[[0, 1], [0, 1]], [[2, 1], [1, 0]], [[0, 1], [0, 2]]]
 
 
-def followed(tmp_path: Path) -> tuple[Followed, Any]:
+def followed(tmp_path: Path) -> tuple[Followed, Any, list[Any]]:
+    spans: list[Any] = []
     with Trace(from_rows(tmp_path / "rows.safetensors", ROWS, 4)) as trace:
         one = Followed(setup(Lru(scope="global"), trace, 3))
-        return one, one.follow(Today, lambda *_: None, lambda *_: None)
+        return one, one.follow(Today, lambda *span: spans.append(span), lambda *_: None), spans
 
 
 def test_a_difference_of_residency_is_told_where_it_begins(tmp_path: Path) -> None:
-    """One victim, one hit, one deed left out, one count changed."""
-    one, run = followed(tmp_path)
-    assert difference_from_reference(one, run) is None
+    """Another victim, a deed left out, one too many; a copy that begins too soon; one count changed."""
+    one, run, spans = followed(tmp_path)
+    assert difference_from_reference(one, run, spans) is None
     done = one.script.done
     at = next(at for at, deed in enumerate(done) if deed[0] == "evict")
-    told = {
+    wrong = {
         at: [*done[:at], ("evict", 1 - done[at][1], *done[at][2:]), *done[at + 1 :]],
         at + 0.5: [*done[:at], *done[at + 1 :]],
         len(done): [*done, ("evict", 0, 0, 99.0)],
     }
-    for first, changed in told.items():
+    for first, changed in wrong.items():
         script = replace(one.script, done=changed, n_said=0, n_done=0)
-        said = difference_from_reference(replace(one, script=script), run) or ""
+        said = difference_from_reference(replace(one, script=script), run, spans) or ""
         assert said.startswith(f"deed {int(first)}: expected ")
+    soon = [(*span[:6], 0.0, span[7]) if span[1] == "demand" else span for span in spans]
+    again = replace(one, script=replace(one.script, n_said=0, n_done=0))
+    assert (difference_from_reference(again, run, soon) or "").startswith(
+        "GPU 0 at 0.0 s: 640 bytes lie in room for 480"
+    )
     run.outcome.report.counts.tally.by_expert.more(3, 0, 1)  # one more that was missing and cold
     again = replace(one, script=replace(one.script, n_said=0, n_done=0))
-    assert (difference_from_reference(again, run) or "").startswith("hit_n of ")
+    assert (difference_from_reference(again, run, spans) or "").startswith("hit_n of ")
 
 
 # -- the source gives what is compiled --------------------------------------------------------------------------------
