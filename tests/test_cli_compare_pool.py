@@ -21,6 +21,7 @@ from grids import few_each_time
 
 from sim.base.errors import CheckFailed
 from sim.studies.runner.pool import answers
+from sim.studies.runner.processes import standing
 
 
 def test_the_number_of_workers_changes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -78,6 +79,29 @@ def test_whoever_stops_early_leaves_no_process() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signal masks of POSIX")
+@pytest.mark.parametrize("ends", [None, KeyError])
+def test_processes_stay_for_the_next_calls_and_none_after_them(ends: type[Exception] | None) -> None:
+    """However the study ends."""
+
+    def asked() -> set[int]:
+        return {pid for _, pid in answers([(os.getpid, ())] * 4, 2)}
+
+    there = set(multiprocessing.active_children())
+    seen: set[int] = set()
+    try:
+        with standing():
+            for _ in range(3):
+                seen |= asked()
+            if ends is not None:
+                raise ends
+    except KeyError:
+        pass
+    assert 1 <= len(seen) <= 2
+    assert os.getpid() not in seen
+    assert set(multiprocessing.active_children()) <= there
+    assert not asked() & seen
+
+
 def test_ctrl_c_while_processes_start_is_heard_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     submit = ProcessPoolExecutor.submit
 

@@ -143,7 +143,7 @@ WRITERS = {  # a command, and what goes on with it or does it again
     "curve": (["curve", *LRU[:2], *LRU[4:], "--out", "s"], []),
     "ways": (["plan", *LRU[2:], "--workers", "1", "--no-suggestions", "--out", "p"], ["--resume"]),
     "check": (["check", "b.json", "--update", "--junit", "j.xml", "--markdown", "m.md"], []),
-    "saturate": (["saturate", *LRU[:4], "--requests", "3", "--workers", "1", "--out", "s.json"], []),
+    "saturate": (["saturate", *LRU[:4], "--requests", "3", "--workers", "1", "--out", "s"], ["--resume"]),
     "synth": (["traces", "synth", "--requests", "2", "-o", "t.safetensors"], ["--overwrite"]),
 }
 

@@ -19,14 +19,16 @@ from sim.options import RunSpec
 from sim.profiles.hardware import load_hardware
 from sim.studies.explain import time_of
 from sim.studies.plan import ways
-from sim.studies.plan.candidate import machine_of, nominal_gib
-from sim.studies.plan.goal import Reading, goals_of
+from sim.studies.plan.axes import Axis
+from sim.studies.plan.candidate import Candidate, nominal_gib
+from sim.studies.plan.goal import goals_of
 from sim.studies.runner import runner, work
-from sim.studies.runner.work import carried_out
+from sim.studies.runner.work import Resolved, carried_out
 
 CARDS = ("rtx3090", "a6000", "rtx5090")
 POLICIES = ("lru scope=global", "lfu scope=global", "lcp scope=global", "on_demand", "fiddler", "fifo scope=global")
 BUDGETS = (16, 28, 40, 52)
+LINK = "hw.h2d.bandwidth_bytes_per_s"
 HW = ("--hw", "rtx3090,a6000,h200-sxm")
 
 
@@ -245,9 +247,14 @@ def test_python_asks_the_other_questions(trace: Path) -> None:
     ways = face.plan((), ("on_demand", "lcp"), "a6000", trace=trace, workers=1)
     assert set(ways["way"]) == {"stream", "cache"}
     least = face.plan("tpot_s.mean <= 900ms", "lcp", "a6000", trace=trace, workers=1, least_memory=True)
-    assert least["experts"].tolist() == [least.attrs["plan"]["machines"][0]["experts"]]
+    assert least["cache"].tolist() == [least.attrs["plan"]["best"]["cache"]]
     told = face.explain("0.9tok/s", "lru", "a6000", trace=trace, workers=1)
     assert told.attrs["answer"].startswith("measured 1.11 s per token")
+
+
+def experts(cache: str) -> int:
+    """Of `51experts`."""
+    return int(cache.removesuffix("experts"))
 
 
 def tpot_s(**options: Any) -> float:
@@ -263,16 +270,17 @@ def test_what_would_have_to_be_true_is(trace: Path) -> None:
     frame = face.plan(f"tpot_s.mean <= {goal_s}", "lcp", "rtx3090", trace=trace, workers=1)
     assert frame.attrs["answer"].startswith("rtx3090 does not reach tpot_s.mean <= 450 ms; nearest: lcp on rtx3090")
     told = {one["what"]: one for one in frame.attrs["plan"]["suggestions"]["rtx3090"]}
-    assert set(told) == {"bandwidth", "vram", "hit_rate", "precision"}
+    assert set(told) == {LINK, "run.cache", "hit_rate", "run.precision"}
+    need = experts(told["run.cache"]["value"])
     run = {"policy": "lcp", "hw": "rtx3090", "trace": trace}
     for share, meets in ((1.0, True), (0.95, False)):
-        link = {"hw.h2d.bandwidth_bytes_per_s": share * told["bandwidth"]["need"]}
+        link = {LINK: share * told[LINK]["value"]}
         assert (tpot_s(**run | {"set": link}) <= goal_s) is meets
-        room = {"cache": f"{int(share * told['vram']['need'])}experts", "set": {"hw.vram_bytes": 1e12}}
+        room = {"cache": f"{int(share * need)}experts", "set": {"hw.vram_bytes": 1e12}}
         assert (tpot_s(**run | room) <= goal_s) is meets
-    with_room = face.simulate(**run, cache=f"{told['vram']['need']}experts", set={"hw.vram_bytes": 1e12})
-    assert told["hit_rate"]["need"] == with_room.hit_rate > told["hit_rate"]["now"]
-    assert tpot_s(**run | {"precision": told["precision"]["need"]}) <= goal_s < tpot_s(**run)
+    with_room = face.simulate(**run, cache=told["run.cache"]["value"], set={"hw.vram_bytes": 1e12})
+    assert told["hit_rate"]["value"] == with_room.hit_rate > told["hit_rate"]["now"]
+    assert tpot_s(**run | {"precision": told["run.precision"]["value"]}) <= goal_s < tpot_s(**run)
 
 
 def test_what_the_bound_says_is_needed_holds_for_the_bound(trace: Path) -> None:
@@ -283,7 +291,7 @@ def test_what_the_bound_says_is_needed_holds_for_the_bound(trace: Path) -> None:
     assert {one["how"] for one in told.values()} == {"bound"}
     assert frame.attrs["plan"]["work"]["replays"] == frame.attrs["plan"]["work"]["replays_for_suggestions"] == 0
     for share, meets in ((1.0, True), (0.95, False)):
-        link = {"hw.h2d.bandwidth_bytes_per_s": share * told["bandwidth"]["need"]}
+        link = {LINK: share * told[LINK]["value"]}
         bound = face.simulate(policy="lru", hw="rtx3090", trace=trace, set=link).lower_bound
         assert bound is not None
         assert bound.tpot_s is not None
@@ -295,16 +303,19 @@ def test_the_least_memory_is_the_least_that_reaches_the_goal(capsys: Any, trace:
     words = ("plan", "--trace", trace, "--goal", "tpot_s.mean <= 800ms", "--hw", "rtx3090", "--workers", 1)
     words = (*words, "--policy", "lfu", "--policy", "lcp", "--least-memory", "--json")
     found = moesim(capsys, *words).json
-    (one,) = found["machines"]
-    sizes = range(one["experts"] - 6, one["experts"] + 1)
+    one = found["best"]
+    assert [row["state"] for row in found["candidates"]].count("reaches") == 1
+    n = experts(one["cache"])
+    sizes = range(n - 6, n + 1)
     table = face.sweep(["lfu", "lcp"], "rtx3090", trace=trace, cache=[f"{n}experts" for n in sizes], workers=1)
     meets = table[table["tpot_s.mean"] <= 0.8]
-    assert set(meets["cache"]) == {f"{one['experts']}experts"}
+    assert set(meets["cache"]) == {one["cache"]}
     assert one["policy"] in set(meets["label"])
-    assert one["peak_vram_bytes"] == one["vram_bytes"] == meets["peak_vram_bytes"].iloc[0]
-    assert one["experts_by_the_bound"] <= one["experts"]
-    assert found["answer"].startswith(f"least memory for tpot_s.mean <= 800 ms: {one['peak_vram_bytes'] / 1e9:.1f} GB")
-    assert "it looks for the cap itself" in moesim(capsys, *words, "--cache", "3experts").error
+    assert one["peak_vram_bytes"] == one["needed_vram_bytes"] == meets["peak_vram_bytes"].iloc[0]
+    assert one["experts_by_the_bound"] <= n
+    assert found["answer"].startswith("least memory for tpot_s.mean <= 800 ms of mixtral-8x7b in bf16: rtx3090 and ")
+    assert f" and a cache of {n}experts ({one['peak_vram_bytes'] / 1e9:.1f} GB of VRAM) with" in found["answer"]
+    assert "it looks for the capacity itself" in moesim(capsys, *words, "--cache", "3experts").error
 
 
 def test_the_vram_named_for_a_room_gives_that_room(trace: Path) -> None:
@@ -329,8 +340,8 @@ def test_no_memory_is_enough_so_it_says_what_would_be(capsys: Any, trace: Path) 
     assert list(told.values()) == json.loads(moesim(capsys, *words, *goal).out)["suggestions"]["rtx3090"]
     answer = said["answer"]
     assert answer.startswith("rtx3090 does not reach tpot_s.mean <= 450 ms with all its memory; alone it would take: ")
-    assert f"room for experts {told['vram']['need']:.0f} experts (" in answer
-    assert f"precision {told['precision']['need']}: tpot_s.mean " in answer
+    assert f"expert cache {experts(told['run.cache']['value'])} experts (" in answer
+    assert f"precision {told['run.precision']['value']}: tpot_s.mean " in answer
     hopeless = ("--goal", "tpot_s.mean <= 1us", "--least-memory")
     assert json.loads(moesim(capsys, *words, *hopeless).out)["answer"].endswith("with all its memory")
     assert json.loads(moesim(capsys, *words, *goal, "--least-memory", "--no-suggestions").out)["suggestions"] == {}
@@ -364,7 +375,7 @@ class TestMeasured:
         assert bound.tpot_s is not None
         found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{bound.tpot_s * 0.99}s").json
         assert "faster than any lossless policy can be there" in found["answer"]
-        assert "precision" in {one["what"] for one in found["explanations"]}
+        assert "run.precision" in {one["what"] for one in found["explanations"]}
 
     @pytest.mark.parametrize("text", ["12.5", " 3 ", "1e-1", ".5"])
     def test_a_number_without_a_unit_is_refused_with_the_units(self, text: str) -> None:
@@ -398,18 +409,16 @@ class TestMeasured:
         for one in told:
             assert abs(one["tpot_s"] - share * now_s) < abs(1 - share) * now_s
             changed = {one["what"]: one["value"]}
-            if one["what"] == "experts":
-                changed = {"cache": f"{int(one['value'])}experts", "set": {"hw.vram_bytes": 1e13}}
-            elif "." in one["what"]:
-                changed = {"set": changed}
-            assert tpot_s(policy="lcp", hw="rtx3090", trace=trace, **changed) == one["tpot_s"]
+            if one["what"] == "run.cache":
+                changed |= {"hw.vram_bytes": 1e13}
+            assert tpot_s(policy="lcp", hw="rtx3090", trace=trace, set=changed) == one["tpot_s"]
 
     def test_the_nearest_precision_is_named(self, capsys: Any, trace: Path) -> None:
         """Not one of so few bits that it is far faster than what was measured."""
         at = {name: tpot_s(policy="lcp", hw="rtx3090", trace=trace, precision=name) for name in ("fp8", "mxfp4")}
         for name, seconds in at.items():
             found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{seconds * 0.97}s").json
-            (one,) = (one for one in found["explanations"] if one["what"] == "precision")
+            (one,) = (one for one in found["explanations"] if one["what"] == "run.precision")
             assert one["tpot_s"] == seconds, name
 
     @pytest.mark.parametrize(
@@ -421,7 +430,7 @@ class TestMeasured:
             (("--hw", "rtx3090", "--policy", "lru", "--measured", "fast"), "--measured, got 'fast'"),
             (
                 ("--hw", "rtx3090", "--policy", "lru", "--cache", "40experts,48experts", "--measured", "3tok/s"),
-                "one budget",
+                "one capacity",
             ),
             (("--policy", "lru", "--measured", "3tok/s", "--arrivals", "poisson:1"), "no option of moesim explain"),
             (("--hw", "rtx3090", "--policy", "lru"), "Missing option '--measured'"),
@@ -462,15 +471,15 @@ def test_stream_cpu_or_both(capsys: Any, trace: Path) -> None:
     fiddler = next(run for run in runs if run["policy"] == "fiddler")
     apart = {one["policy"]: one["significant"] for one in found["ways"]}
     assert apart == {"fiddler": None} | {name: name not in fiddler["tied_with"] for name in ("lcp", "on_demand")}
-    assert found["answer"].count(", not told apart)") == list(apart.values()).count(False)
+    assert found["answer"].count(", not significant)") == list(apart.values()).count(False)
     few = moesim(capsys, "plan", "--trace", trace, "--hw", "rtx3090", *options, "--workers", 1, "--requests", 1)
     assert "of n = 1 no sampling error can be given" in " ".join(few.out.split())
-    (link,) = (one for one in found["crossovers"] if one["figure"] == "hw.h2d.bandwidth_bytes_per_s")
+    (link,) = (one for one in found["crossovers"] if one["what"] == "hw.h2d.bandwidth_bytes_per_s")
     assert (link["faster_now"], link["against"]) == ("fiddler", "lcp")
-    assert link["equal_at"] is not None
+    assert link["value"] is not None
     for share, first in ((0.94, "fiddler"), (1.06, "lcp")):
         there = {
-            name: tpot_s(policy=name, hw="rtx3090", trace=trace, set={link["figure"]: share * link["equal_at"]})
+            name: tpot_s(policy=name, hw="rtx3090", trace=trace, set={link["what"]: share * link["value"]})
             for name in ("fiddler", "lcp")
         }
         assert min(there, key=lambda name: there[name]) == first
@@ -533,8 +542,8 @@ class TestTheFolder:
         whole = moesim(capsys, *self.asked(trace)).json
         n_whole, out = len(ran), tmp_path / "out"
         assert moesim(capsys, *self.asked(trace, "--out", out)).json == whole
-        kept = sorted(path for kind in ("points", "limits", "suggestions") for path in (out / kind).iterdir())
-        assert {path.parent.name for path in kept} == {"points", "limits", "suggestions"}
+        kept = sorted(path for kind in ("points", "limits") for path in (out / kind).iterdir())
+        assert {path.parent.name for path in kept} == {"points", "limits"}
         for path in kept[::2]:
             path.unlink()
         ran.clear()
@@ -610,7 +619,7 @@ def test_links_share_a_recording(trace: Path, ran: list[RunSpec], monkeypatch: p
         monkeypatch.setattr(work, name, counted)
     monkeypatch.setattr(work, "_KEPT", {})
     frame = face.plan("tpot_s.mean <= 700ms", "lru", "rtx3090", trace=trace, cache="40experts", workers=1)
-    assert frame.attrs["plan"]["suggestions"]["rtx3090"][0]["what"] == "bandwidth"
+    assert frame.attrs["plan"]["suggestions"]["rtx3090"][0]["what"] == LINK
     assert calls["timed"] >= 5
 
 
@@ -622,42 +631,38 @@ def test_where_no_way_can_be_replayed_the_reason_is_said(tmp_path: Path, capsys:
 @pytest.mark.parametrize(("value_s", "said"), [(0.0205, "2.5 %"), (0.0416, "108 %"), (30.0, "149,900 %")])
 def test_how_much_is_too_much_is_said_in_plain_digits(value_s: float, said: str) -> None:
     (goal,) = goals_of(["tpot_s.mean <= 20ms"])
-    assert Reading(goal, value_s).said.endswith(f", {said} too much")
+    assert goal.reading(value_s).said.endswith(f", {said} too much")
 
 
 @pytest.mark.parametrize(
     ("slower", "found", "looked"),
     [
-        (range(500, 3000), 500.0, (1.0, 32.0, 10.0, 3.0, 10000.0, 316.0, 1000.0)),  # there and back: no end shows it
-        (range(0), None, (1.0, 32.0, 10.0, 3.0, 10000.0, 316.0, 1000.0, 3162.0)),
-        (range(5000, 10001), 5000.0, (1.0, 32.0, 10.0, 3.0, 10000.0)),
+        (range(500, 3000), 500.0, (316.0, 1000.0, 10000.0)),  # there and back: no end shows it
+        (range(0), None, (1.0, 3.0, 10.0, 32.0, 316.0, 1000.0, 3162.0, 10000.0)),
+        (range(5000, 10001), 5000.0, (10000.0,)),
     ],
 )
-def test_an_order_that_changes_between_the_ends_is_found(slower, found, looked):
+def test_an_order_that_changes_between_the_ends_is_found(
+    slower: range, found: float | None, looked: tuple[float, ...]
+) -> None:
     """100 experts now; the one that is faster takes 2 s where it is the slower one, else 0.5, the other 1 s."""
 
-    class Lever:
-        now, whole = 100.0, True
+    spec: Any = SimpleNamespace
 
-        def __init__(self, faster):
-            self.faster = faster
+    class Lever(Axis):
+        def at(self, value: float) -> Any:
+            faster = (2.0 if value in slower else 0.5) if self.key == "faster" else 1.0
+            return SimpleNamespace(tpot_s=SimpleNamespace(mean=faster))
 
-        def at(self, value):
-            return (2.0 if value in slower else 0.5) if self.faster else 1.0
-
-        def show(self, value):
-            return f"{value:g}"
-
-    class Replays:
-        def of(self, specs, *_):
-            return [SimpleNamespace(tpot_s=SimpleNamespace(mean=spec)) for spec in specs]
-
-    way: Any = SimpleNamespace(candidate=SimpleNamespace(label="x", asked=SimpleNamespace(n_layers=1)))
-    levers: Any = (Lever(True), Lever(False))
-    replays: Any = Replays()
-    crossing = ways._between(way, way, levers, [1.0, 10000.0], replays, 1)
-    assert (crossing.value, crossing.ends) == (found, looked)
-    assert crossing.at == ("at none of 8 values from 1 to 10000" if found is None else f"{found:g}")
+    levers = [Lever(key, "x", spec, 100.0, 1.0, 10000.0, show="{:g}".format, whole=True) for key in ("faster", "other")]
+    search = ways.between(("x", "y"), levers, None)
+    asked = next(search)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            asked = search.send(asked)
+    crossing = end.value.value
+    assert (crossing.value, crossing.looked_at) == (found, list(looked))
+    assert crossing.text == ("at none of 8 values from 1 to 10000" if found is None else f"{found:g}")
 
 
 def test_the_bound_of_a_machine_holds_for_every_policy_tried_there(
@@ -678,10 +683,11 @@ def test_the_bound_of_a_machine_holds_for_every_policy_tried_there(
 
 def test_cards_of_one_nominal_memory_are_ordered_by_their_links() -> None:
     found = [
-        machine_of(RunSpec(policy="lru", hw=name), None) for name in ("rtx3090", "rtx4090", "l4", "a10", "h100-pcie")
+        Candidate.of("lru", Resolved("", RunSpec(policy="lru", hw=name)), None)
+        for name in ("rtx3090", "rtx4090", "l4", "a10", "h100-pcie")
     ]
-    assert found[1].vram_bytes < found[0].vram_bytes  # what programs see of 24 GB
-    assert {nominal_gib(one.vram_bytes) for one in found[:4]} == {24}
+    assert found[1].card_vram_bytes < found[0].card_vram_bytes  # what programs see of 24 GB
+    assert {nominal_gib(one.card_vram_bytes) for one in found[:4]} == {24}
     links = [one.h2d_bytes_per_s for one in sorted(found[:4], key=lambda one: one.cost)]
     assert links == sorted(links)
     assert max(found, key=lambda one: one.cost) == found[4]

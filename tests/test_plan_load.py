@@ -11,10 +11,9 @@ from cli_help import mixtral_shaped, moesim
 import moesim as face
 from sim.base.errors import BadInput
 from sim.bounds.time_bound import LeastTimes
-from sim.studies.plan.bounds import Limit
-from sim.studies.plan.goal import goals_of
-from sim.studies.plan.replays import Replays
+from sim.studies.plan.goal import Limit, goals_of
 from sim.studies.plan.request import MOST_REPLICAS
+from sim.studies.runner.searches import Replays
 from sim.workload.slo import Slo
 
 SLO = "ttft_s <= 4500ms, tpot_s <= 10s"
@@ -36,7 +35,7 @@ def test_what_may_be_kept_by_hand() -> None:
     slo = Slo(ttft_s=4.0)
     least = tuple(LeastTimes(ttft_s, 1.0, ttft_s + 3.0, 4) for ttft_s in (2.0, 6.0, 2.0))
     alone = tuple(LeastTimes(2.0, 1.0, 5.0, 4) for _ in range(3))
-    limit = Limit(least, "copy", False, (0.0, 1.0, 10.0), (slo, slo, None), alone)
+    limit = Limit(least, False, (0.0, 1.0, 10.0), (slo, slo, None), alone)
     close = lambda found, true: found == pytest.approx(true, rel=1e-6)  # noqa: E731 - bounds are rounded in favour
     assert value(limit, f"{KEPT} >= 0.5") == 0.5
     assert value(limit, "slo_attainment >= 0.5") == 0.5
@@ -46,7 +45,7 @@ def test_what_may_be_kept_by_hand() -> None:
     several = limit.of_any_replicas
     assert value(several, f"{KEPT} >= 0.5") == 1.0  # each may have a machine to itself
     assert close(value(several, "ttft_s.mean <= 1"), 2.0)
-    back_to_back = Limit(alone, "copy", True, (), (slo, slo, slo), alone)
+    back_to_back = Limit(alone, True, (), (slo, slo, slo), alone)
     assert close(value(back_to_back, f"{GOOD} >= 1"), 3 / 15)
     assert value(back_to_back._replace(promised=()), f"{KEPT} >= 0.5") is None
 
@@ -87,9 +86,10 @@ def test_a_goal_of_promises_needs_some(trace: Path) -> None:
 
 
 def test_the_first_few_requests_of_a_load_tell_nothing() -> None:
-    assert Replays(200, 1, lambda *_: None).few(10) == 20
-    assert Replays(3, 1, lambda *_: None).few(10) is None
-    assert Replays(200, 1, lambda *_: None, loaded=True).few(10) is None
+    runner: Any = None
+    assert Replays(runner, 200).few(10) == 20
+    assert Replays(runner, 3).few(10) is None
+    assert Replays(runner, 200, loaded=True).few(10) is None
 
 
 def test_as_many_replicas_as_it_takes_and_no_more(trace: Path) -> None:

@@ -39,7 +39,9 @@ from sim.run import Outcome, assemble, execute, prepare
 from sim.serving.service import Service
 from sim.setup.replicas import SEED_STEP, setups_of
 from sim.setup.setup import Setup
-from sim.studies.saturate.search import saturate
+from sim.studies.runner.records import Records
+from sim.studies.runner.runner import Runner
+from sim.studies.saturate import saturate
 from sim.workload import routers
 from sim.workload.iterations import RequestInfo
 from sim.workload.router import Router
@@ -599,7 +601,8 @@ def test_sweeps_and_saturation_know_replicas() -> None:
     assert waits[0] > waits[2]
     spec = RunSpec(policy="lru", hw="rtx3090", **asked)
     specs = [msgspec.structs.replace(spec, replicas=n, requests=40 * n) for n in (1, 2)]
-    one, two = (saturate([("lru", spec)], 1, 0.95, 1)[0] for spec in specs)
+    runner = Runner(Records(), 1, lambda *_: None)
+    one, two = (saturate([("lru", spec)], 1, 0.95, runner).policies[0] for spec in specs)
     assert two.capacity_per_s.mean == pytest.approx(2 * one.capacity_per_s.mean, rel=0.1)
 
 

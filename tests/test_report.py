@@ -392,7 +392,7 @@ class TestOthers:
         ("options", "what"),
         [
             (("explain", "--measured", "900ms", "--policy", "lru"), "explanations"),
-            (("plan", "--least-memory", "--goal", "tpot_s.mean <= 2s", "--policy", "lru"), "machines"),
+            (("plan", "--least-memory", "--goal", "tpot_s.mean <= 2s", "--policy", "lru"), "candidates"),
         ],
     )
     def test_other_answers(
@@ -441,7 +441,7 @@ class TestHostile:
             ("r.json", '{"schema": 2, "comparisons": 3}', "not comparisons"),
             ("r.json", '{"goals": [], "candidates": 3}', "not as `moesim plan"),
             ("r.json", '{"ways": 3}', "not as `moesim plan"),
-            ("r.json", '{"ways": [], "answer": "", "trace": ""}', "nothing was found"),
+            ("r.json", '{"ways": [], "crossovers": [], "answer": "", "trace": ""}', "nothing was found"),
             ("r.json", "[" * 100_000, "not JSON"),
             ("r.parquet", "PAR1", "not a Parquet file"),
             ("r.yaml", "{", "r.yaml"),

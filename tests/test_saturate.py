@@ -14,10 +14,17 @@ from sim.base.errors import BadInput
 from sim.cli.saturate import command
 from sim.options import RunSpec
 from sim.run import execute, prepare
-from sim.studies.saturate.search import STEPS, Range, _over, highest, one_draw, saturate
-from sim.studies.saturate.text import answer, curve_table, rates_table
+from sim.studies.runner.records import Records
+from sim.studies.runner.runner import Runner
+from sim.studies.runner.searches import Replays, narrowed
+from sim.studies.runner.work import carried_out
+from sim.studies.saturate import STEPS, Range, Rates, one_draw, over, said, saturate
 
 LENGTHS = [(1, 2), (3, 6), (2, 3), (1, 9), (1, 1), (2, 5), (4, 2), (1, 4)]
+
+
+def runner() -> Runner:
+    return Runner(Records(), 1, lambda *_: None)
 
 
 @pytest.fixture
@@ -32,11 +39,14 @@ def spec(tmp_path: Path) -> RunSpec:
 def test_bisection_by_hand(true: float) -> None:
     asked: list[float] = []
 
-    def holds(rate: float) -> bool:
-        asked.append(rate)
-        return rate <= true
+    def holds(step: float):
+        asked.append(10.0 * step / 2**STEPS)
+        yield from ()
+        return asked[-1] <= true
 
-    found = highest(holds, 10.0)
+    with pytest.raises(StopIteration) as end:
+        next(narrowed(holds, 2**STEPS, 0, whole=True))
+    found = 10.0 * end.value.value[1] / 2**STEPS
     assert found <= true
     assert true - found <= 10.0 / 2**STEPS
     assert len(asked) == STEPS
@@ -48,13 +58,13 @@ def test_one_server_takes_what_one_request_takes(spec: RunSpec) -> None:
     with setup.trace:
         served = execute(setup, bounds=False).report.requests
     took_s = [times.last_token_s - times.begun_s for times in served]
-    (found,) = saturate([("alone", spec)], 1, 0.95, workers=1)
+    (found,) = saturate([("alone", spec)], 1, 0.95, runner()).policies
     # Of two clients the second has to wait, and so has everybody after it: from its begin to the last one's.
     assert found.capacity_per_s.mean == pytest.approx(1 / (math.fsum(took_s[1:-1]) / (len(took_s) - 2)))
     assert found.kept_per_s is None
-    shares = [point.arrivals_per_s / found.capacity_per_s.mean for point in found.curve]
+    shares = [point["arrivals_per_s"] / found.capacity_per_s.mean for point in found.curve]
     assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.9])
-    waits = [point.queue_mean_s for point in found.curve]
+    waits = [point["queue_s.mean"] for point in found.curve]
     assert waits == sorted(waits)
     assert waits[-1] > 0
 
@@ -65,21 +75,25 @@ def test_a_promise_is_kept_up_to_some_rate(spec: RunSpec) -> None:
     setup = prepare(spec)
     with setup.trace:
         e2e_s = execute(setup, bounds=False).result.e2e_s.mean
-    loose, tight, never = (
+    searches = [
         one_draw(msgspec.structs.replace(spec, slo={"*": {"ttft_s": limit_s}}), 0.95)
         for limit_s in (1e6, 2.5 * e2e_s, 1e-6 * e2e_s)
-    )
+    ]
+    loose, tight, never = Replays(runner(), len(LENGTHS)).together(searches, "")
     assert loose.kept_per_s == loose.capacity_per_s * (1 - 1 / 2**STEPS)
     assert 0 < tight.kept_per_s < loose.kept_per_s
     assert never.kept_per_s == 0
-    rows = [_over("a", [loose, tight]), _over("b", [never])]
+    rows = [over("a", [loose, tight]), over("b", [never])]
     assert rows[0].kept_per_s == Range.of([loose.kept_per_s, tight.kept_per_s])
-    assert answer(rows, "ttft_s <= 1s", 0.95).startswith("a: 95.0 % keep to ttft_s <= 1s up to ")
-    assert answer(rows[1:], "ttft_s <= 1s", 0.95).startswith(
+    assert said(rows[0], "ttft_s <= 1s", 0.95).startswith("a: 95.0 % keep to ttft_s <= 1s up to ")
+    assert said(rows[1], "ttft_s <= 1s", 0.95).startswith(
         "no rate at which 95.0 % keep to ttft_s <= 1s (at 0.268 requests/s 0.0 % do); b serves"
     )
-    assert len(rates_table(rows, 0.95).splitlines()) == 2 + 2
-    assert len(curve_table(rows).splitlines()) == 2 + 10
+    most, rates = Rates(
+        first_line="", attain_frac=0.95, draws=2, requests=8, policies=rows, slo={"*": {"ttft_s": 1.0}}
+    ).tables()
+    assert len(most.text.splitlines()) == 2 + 2
+    assert len(rates.text.splitlines()) == 2 + 10
 
 
 def test_the_command(spec: RunSpec) -> None:
@@ -130,8 +144,36 @@ def test_all_is_no_policy_here() -> None:
 
 
 def test_where_it_cannot_write_is_known_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.studies.saturate.search.saturate", lambda *given: pytest.fail("it began"))
+    monkeypatch.setattr("sim.studies.saturate.saturate", lambda *given: pytest.fail("it began"))
     (tmp_path / "file").write_text("keep")
-    words = ["--hw", "rtx3090", "--policy", "lru", "--draws", "1", "--out", str(tmp_path / "file" / "rates.json")]
+    words = ["--hw", "rtx3090", "--policy", "lru", "--draws", "1", "--out", str(tmp_path / "file" / "rates")]
     assert isinstance(CliRunner().invoke(command, words).exception, BadInput)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_it_goes_on_from_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed search has replayed is not replayed again, and the answer is that of an undisturbed one."""
+    ran: list[RunSpec] = []
+
+    def counted(spec: RunSpec, *others: object) -> object:
+        ran.append(spec)
+        return carried_out(spec, *others)
+
+    monkeypatch.setattr("sim.studies.runner.runner.carried_out", counted)
+    words = ["--policy", "lru", "--hw", "rtx3090", "--requests", "4", "--draws", "1", "--json", "--workers", "1"]
+
+    def told(*more: str) -> object:
+        ran.clear()
+        done = CliRunner().invoke(command, [*words, "--slo", "ttft_s <= 60s", *more], catch_exceptions=False)
+        return json.loads(done.output)
+
+    whole = told()
+    n_whole, out = len(ran), tmp_path / "out"
+    assert n_whole == 1 + 5 + STEPS
+    assert told("--out", str(out)) == whole == json.loads((out / "answer.json").read_text())
+    for path in list((out / "points").iterdir())[::2]:
+        path.unlink()
+    assert told("--out", str(out), "--resume") == whole
+    assert 0 < len(ran) < n_whole
+    assert told("--out", str(out), "--resume") == whole
+    assert ran == []

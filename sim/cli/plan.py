@@ -7,11 +7,9 @@ from typing import Any
 
 import click
 
-from sim.base.errors import BadInput
-from sim.cli.output_place import OutputFolder
-from sim.cli.progress import Bar
-from sim.cli.say import note, say_answer
-from sim.cli.sweep import axes, pool_of
+from sim.cli.kept import Kept, keeps
+from sim.cli.say import note
+from sim.cli.sweep import axes
 from sim.cli.unique_options import UniqueOptions
 
 
@@ -51,21 +49,9 @@ from sim.cli.unique_options import UniqueOptions
 @click.option(
     "--no-suggestions", "quick", is_flag=True, help="Leave out what would have to be true of the machines that fail."
 )
-@click.option(
-    "--out",
-    type=OutputFolder(),
-    metavar="DIR",
-    help="Keep the answer, for `moesim report`, and a record of each replay and bound, for --resume.",
-)
-@click.option(
-    "--resume", is_flag=True, help="Go on with the records of --out: the same plan after a kill, or another goal."
-)
-@click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Replays at the same time; default: the cores."
-)
-@click.option("--cluster", metavar="tcp://HOST:PORT", help="Let the workers of a Dask cluster do it (extra `cluster`).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@keeps
 def command(
+    kept: Kept,
     goals: tuple[str, ...],
     policies: tuple[str, ...],
     settings: tuple[str, ...],
@@ -73,11 +59,6 @@ def command(
     every: bool,
     quick: bool,
     least: bool,
-    out: Path | None,
-    resume: bool,
-    workers: int | None,
-    cluster: str | None,
-    as_json: bool,
     **options: Any,
 ) -> int:
     """Plan capacity: goals in, the cheapest machine and policy that reach them out.
@@ -88,22 +69,12 @@ def command(
     from sim.studies.plan.goal import goals_of
     from sim.studies.plan.plan import ask
     from sim.studies.plan.request import PlanRequest
-    from sim.studies.runner.records import PLAN, Records
-    from sim.studies.runner.work import closing_ready
+    from sim.studies.runner.records import PLAN
     from sim.studies.sweep.grid import given
 
-    if resume and out is None:
-        raise BadInput("--resume, got it without --out: the folder says what is done; add --out DIR")
-    block, pool, records = given(policies, options, settings), pool_of(workers, cluster), Records(out)
-    records.begin(PLAN, resume)
-    with Bar("planning") as bar, closing_ready():
-        request = PlanRequest(
-            goals_of(goals), block, prices, every, not quick, workers, pool, records, bar.update, note
-        )
-        found = ask(request, least)
-    if out is not None:
-        from sim.studies.answer_file import keep
-
-        keep(out, found.to_dict())
-    say_answer(found, as_json)
-    return 0 if found.reached else 1
+    block = given(policies, options, settings)
+    with kept.working(PLAN, "planning") as progress:
+        asked = goals_of(goals), block, prices, every, not quick, kept.workers, kept.pool, kept.records, progress, note
+        found = ask(PlanRequest(*asked), least)
+    kept.tell(found)
+    return 0 if getattr(found, "reached", True) else 1

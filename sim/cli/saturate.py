@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import click
 
 from sim.base.errors import BadInput
-from sim.cli.output_place import OutputFile
-from sim.cli.progress import Bar
-from sim.cli.say import say
+from sim.cli.kept import Kept, keeps
 from sim.cli.spec_options import require_names, run_options, stated, tell_drawing
 from sim.cli.unique_options import Grouped, UniqueOptions
-from sim.figures import SCHEMA
 from sim.options import LIMITS, LOAD, OPTIONS
 
 REQUESTS = 200
@@ -49,22 +44,13 @@ ATTAIN = 0.95
     metavar="N",
     help="Draws of requests and gaps, over which least and most are given.",
 )
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Runs at the same time; default: the cores.")
-@click.option(
-    "--out",
-    type=OutputFile(),
-    metavar="FILE.json",
-    help="Keep the JSON object; `moesim report FILE.json` makes a page of it.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@keeps
 def command(
+    kept: Kept,
     policies: tuple[str, ...],
     settings: tuple[str, ...],
     promised: str | None,
     draws: int,
-    workers: int | None,
-    out: Path | None,
-    as_json: bool,
     **given: Any,
 ) -> None:
     """Find the highest rate of requests that a policy serves without its queue growing without end, and with --slo the
@@ -72,14 +58,10 @@ def command(
 
     Each replay has 200 requests unless --requests says otherwise.
     """
-    import msgspec
-
-    from sim.base.files import replacing
-    from sim.base.json import to_json
     from sim.studies.compare import points_of
-    from sim.studies.saturate.search import saturate
-    from sim.studies.saturate.text import answer, curve_table, rates_table
-    from sim.workload.slo import slo_text
+    from sim.studies.runner.records import RATES
+    from sim.studies.runner.runner import Runner
+    from sim.studies.saturate import saturate
 
     given["slo"], kept_frac = (None, ATTAIN) if promised is None else limits_of(promised)
     if given["requests"] is None:
@@ -90,31 +72,10 @@ def command(
     if not candidates:
         raise BadInput("--policy, got 'all' alone: every rate takes dozens of replays; name the policies")
     tell_drawing(candidates[0].spec)
-    # A place that cannot be written to is refused before dozens of replays, not after.
-    with nullcontext() if out is None else replacing(out) as part:
-        with Bar("looking for rates") as bar:
-            found = saturate([(one.label, one.spec) for one in candidates], draws, kept_frac, workers, bar.update)
-        spec = candidates[0].spec
-        said = answer(found, slo_text(spec.slo), kept_frac)
-        asked = {"slo": spec.slo, "attain_frac": kept_frac, "draws": draws, "requests": given["requests"]}
-        where = {"hw": spec.hw, "trace": spec.trace}
-        rows = [msgspec.to_builtins(one) for one in found]
-        text = to_json({"schema": SCHEMA, "answer": said, **where, **asked, "policies": rows})
-        if part is not None:
-            part.write_text(text + "\n", encoding="utf-8", newline="\n")
-    if as_json:
-        click.echo(text)
-        return
-    say(said, bold=True)
-    if found[0].caveats:
-        say(f"caveats: {'; '.join(found[0].caveats)}")
-    say()
-    say(rates_table(found, kept_frac), nl=False)
-    say()
-    say(curve_table(found), nl=False)
-    if out is not None:
-        say()
-        say(f"written: {out}")
+    with kept.working(RATES, "looking for rates") as progress:
+        runner = Runner(kept.records, kept.workers, progress, kept.pool)
+        found = saturate([(one.label, one.spec) for one in candidates], draws, kept_frac, runner)
+    kept.tell(found)
 
 
 def limits_of(text: str) -> tuple[dict[str, dict[str, float]], float]:

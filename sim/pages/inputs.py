@@ -130,7 +130,7 @@ def read(path: Path) -> Input:
     data = _json(path)
     if "schema" in data:
         check_schema(data, path, "let the command that wrote it write it again, with this version")
-    if {"candidates", "machines", "ways", "explanations"} & set(data):
+    if {"candidates", "ways", "explanations"} & set(data):
         return Planned(data)
     if "policies" in data and "attain_frac" in data:
         return Saturated(data)

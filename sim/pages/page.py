@@ -6,12 +6,15 @@ The same object is what `--json` prints, what the HTML is made from and what the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sim import __version__
 from sim.base.units import show_bytes, show_frac, show_seconds
+
+if TYPE_CHECKING:
+    from sim.studies.answer import Shown as Tabled
 
 Cell = str | int | float | bool | None
 SCHEMA = 1
@@ -35,6 +38,12 @@ class Table(Shown):
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     folded: bool = False  # behind a line that opens it: the figures of a plot
+
+
+def filled(answer: Tabled) -> Table:
+    """The table of an answer, by its own columns."""
+    rows = [[column.of(row) for column in answer.columns] for row in answer.rows]
+    return Table(f"{answer.title}.", [Column(column.title, column.unit) for column in answer.columns], rows)
 
 
 class Plot(Shown):

@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
 def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, bool]]:
     """(key, attribute, whether only some runs have it) of everything that a kind of record tells."""
     fields = msgspec.structs.fields(kind)
-    return [(one.encode_name, one.name, one.default is None) for one in fields if not one.name.startswith("_")]
+    return [(one.encode_name, one.name, one.default is None) for one in fields if not one.encode_name.startswith("_")]
 
 
 def of_bound(caveat: str) -> bool:

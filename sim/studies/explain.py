@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.units import parse_seconds, show_frac, show_seconds
-from sim.figures import SCHEMA
-from sim.options import LOAD, OPTIONS, SIMULATION, RunSpec
+from sim.options import LOAD, OPTIONS, SIMULATION
+from sim.results.record import Result
 from sim.results.routing_words import of_results
-from sim.studies.plan.axes import (
-    CACHE,
-    CPU,
-    DRIVE,
-    HOST,
-    LINK,
-    Axis,
-    axes_of,
-    by_replay,
-    precision_axis,
-    rate_axis,
-    search,
-)
+from sim.studies.answer import Answer, Column, Shown
+from sim.studies.plan.axes import CACHE, CPU, DRIVE, GPU, LINK, RAM, Change, axes_of, precision_axis, probe_of
 from sim.studies.plan.candidate import Candidate
 from sim.studies.plan.goal import Goal, Reading, readings
-from sim.studies.plan.replays import Replays
-from sim.studies.plan.request import PlanRequest, candidates_of, drive_lines
+from sim.studies.plan.request import PlanRequest, candidates_of
+from sim.studies.runner.searches import Replays, Search
 
 if TYPE_CHECKING:
-    from sim.results.record import Result
-    from sim.setup.setup import Setup
     from sim.studies.runner.runner import Progress
     from sim.studies.sweep.grid import Block
 
@@ -48,7 +36,6 @@ AXES = (
 NO_SAY = "leave it out: what was measured is one machine at one batch size, without arrivals or replicas"
 LITTLE_FRAC = 0.02
 """A prediction that comes nearer to the measurement by less explains nothing."""
-GPU = "hw.gpu.memory_bandwidth_bytes_per_s"
 SPILT = "VRAM that spills to system memory, which the GPU then reads across the link"
 CAUSES = {
     CPU: (
@@ -59,7 +46,7 @@ CAUSES = {
     ),
     GPU: (SPILT, "another process on the GPU", "a power or temperature limit"),
     CACHE: ("another process or a desktop that holds VRAM", "a longer context than the trace has"),
-    HOST: ("another process that holds RAM",),
+    RAM: ("another process that holds RAM",),
     DRIVE: ("another process that reads the drive", "a drive that is hot or nearly full"),
     LINK: (
         "a slot of fewer lanes, or a riser",
@@ -87,123 +74,82 @@ def time_of(text: str) -> float:
     return time_s
 
 
-class Explanation(NamedTuple):
+class Explanation(Change, frozen=True, kw_only=True):
     """One figure with which, changed alone, the prediction is what was measured, or nearer to it.
 
     Attributes:
-        said: for people, the figure, its value, and what would explain the measurement. tpot_s: the prediction then.
-        causes: what may have moved it, in the words of a machine's owner.
+        tpot_s: the prediction then. times: of what it is now. causes: what may have moved it, in the words of a
+            machine's owner.
     """
 
-    what: str
-    now: float | str
-    value: float | str
     tpot_s: float
-    said: tuple[str, str, str]
+    times: float | None = None
     causes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its entry in `--json`."""
-        found = self._asdict()
-        del found["said"]
-        return found
 
-    def line(self) -> str:
-        """What may have moved it, and how far it would have to be moved."""
-        figure, now, then = self.said
-        assert not isinstance(self.now, str) and not isinstance(self.value, str)
-        return f"{figure} at {self.value / self.now:.0%} ({then} for {now}): {', '.join(self.causes)}"
+EXPLAINS = (
+    Column("would explain it", lambda one: one.name),
+    Column("in the profile", lambda one: one.now_text),
+    Column("on your machine", lambda one: one.text),
+    Column("predicted then", lambda one: one.tpot_s, "s"),
+)
 
 
-@dataclass
-class Explained:
-    """A measurement beside what the simulator says.
+class Explained(Answer, kw_only=True, eq=False):
+    """A measurement beside what the simulator says. A key `lower_bound.tpot_s` is None where no bound is known."""
 
-    Attributes:
-        bound_s: the least time of any lossless policy; None where none is known.
-    """
-
-    measured_s: float
-    candidate: Candidate
-    result: Result
+    ROWS: ClassVar = "explanations"
+    measured_tpot_s: float
     predicted: Reading
-    bound_s: float | None
-    trace: str
+    inside_the_band: bool
+    bound_tpot_s: float | None = msgspec.field(name="lower_bound.tpot_s")
+    times_predicted: float
+    times_bound: float | None
+    policy: str
+    hw: str
+    run_id: str
+    bottleneck: str | None
+    hit_rate: float | None
     explanations: list[Explanation]
-    replays: Replays
 
-    @property
-    def _inside(self) -> bool:
-        low, high = self.predicted.band or (self.predicted.value, self.predicted.value)
-        return low <= self.measured_s <= high
-
-    def answer(self) -> str:
-        """The first line."""
-        return self._answer() + of_results([self.result])
-
-    def _answer(self) -> str:
-        one, at_s = self.candidate, self.predicted.value
-        band = "" if self.predicted.band is None else " ({} to {})".format(*map(show_seconds, self.predicted.band))
-        times = self.measured_s / at_s
-        how = f"{times:.2f} times" if times > 1 else f"{1 / times:.2f} times faster than"
-        where = "inside" if self._inside else "outside"
-        text = (
-            f"measured {show_seconds(self.measured_s)} per token ({1 / self.measured_s:.3g} tokens/s decoding): {how}"
-        )
-        text += f" the {show_seconds(at_s)}{band} predicted for {one.label} on {one.machine.name}, {where} that band"
-        if self.bound_s is None:
-            return text
-        if self.measured_s < self.bound_s:
-            return f"{text}; faster than any lossless policy can be there ({show_seconds(self.bound_s)})"
-        left = f"{self.measured_s / self.bound_s:.2f} times as fast"
-        return f"{text}; no lossless policy can be faster there than {show_seconds(self.bound_s)}, {left}"
-
-    def lines(self) -> list[str]:
-        """What it rests on, and in one sentence what follows."""
-        resource = self.result.bottleneck.resource
-        found = [f"as predicted it is bound by the {resource}, with {show_frac(self.result.hit_rate)} hits"]
-        if self.bound_s is not None and self.measured_s < self.bound_s:
-            found.append("so model, precision, machine or prompts are others than those that were named")
-        elif self._inside:
-            found.append("so the machine may do what its profile says: the ranges of its figures and the choice of")
-            found[-1] += " requests cover the difference"
-        slowed = [one for one in self.explanations if one.causes]
-        if slowed:
-            found.append("what may slow a machine, by the one input of its profile that it would have to move:")
-            found += [f"- {one.line()}" for one in slowed]
-        return [*found, self.replays.said, *drive_lines([self.candidate]), self.trace]
-
-    def table(self) -> str:
+    def tables(self) -> list[Shown]:
         """What, changed alone, would explain the difference."""
-        from sim.base.tables import prose, render, table
+        sentence = "What would have to be so for the simulation to give the time."
+        return [Shown("explanations", "What the difference could be", sentence, EXPLAINS, self.explanations)]
 
-        if not self.explanations:
-            return ""
-        shown = table("would explain it", "in the profile", "on your machine", "predicted then")
-        prose(shown, 1, 2)
-        for one in self.explanations:
-            shown.add_row(*one.said, show_seconds(one.tpot_s))
-        return render(shown)
 
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return {
-            "schema": SCHEMA,
-            "answer": self.answer(),
-            "measured_tpot_s": self.measured_s,
-            "predicted": self.predicted.to_dict() | {"met": None, "margin_frac": None},
-            "inside_the_band": self._inside,
-            "lower_bound.tpot_s": self.bound_s,
-            "times_predicted": self.measured_s / self.predicted.value,
-            "times_bound": None if self.bound_s is None else self.measured_s / self.bound_s,
-            "policy": self.candidate.label,
-            "hw": self.candidate.machine.id,
-            "run_id": self.result.run_id,
-            "bottleneck": self.result.bottleneck.resource,
-            "hit_rate": self.result.hit_rate,
-            "explanations": [one.to_dict() for one in self.explanations],
-            "trace": self.trace,
-        }
+def _answer(measured_s: float, predicted: Reading, bound_s: float | None, who: str, inside: bool) -> str:
+    """The first line."""
+    times = measured_s / predicted.value
+    band = f" ({predicted.band})" if predicted.band else ""
+    how = f"{times:.2f} times" if times > 1 else f"{1 / times:.2f} times faster than"
+    text = f"measured {show_seconds(measured_s)} per token ({1 / measured_s:.3g} tokens/s decoding): {how} the "
+    text += f"{show_seconds(predicted.value)}{band} predicted for {who}, {'inside' if inside else 'outside'} that band"
+    if bound_s is None:
+        return text
+    if measured_s < bound_s:
+        return f"{text}; faster than any lossless policy can be there ({show_seconds(bound_s)})"
+    left = f"{measured_s / bound_s:.2f} times as fast"
+    return f"{text}; no lossless policy can be faster there than {show_seconds(bound_s)}, {left}"
+
+
+def _lines(result: Result, faster_than_bound: bool, inside: bool, found: Sequence[Explanation]) -> list[str]:
+    """What it rests on, and in one sentence what follows."""
+    lines = [f"as predicted it is bound by the {result.bottleneck.resource}, with {show_frac(result.hit_rate)} hits"]
+    if faster_than_bound:
+        lines.append("so model, precision, machine or prompts are others than those that were named")
+    elif inside:
+        lines.append(
+            "so the machine may do what its profile says: the ranges of its figures and the choice of requests cover "
+            "the difference"
+        )
+    if slowed := [one for one in found if one.causes]:
+        lines.append("what may slow a machine, by the one input of its profile that it would have to move:")
+        lines += [
+            f"- {one.name} at {one.times:.0%} ({one.text} for {one.now_text}): {', '.join(one.causes)}"
+            for one in slowed
+        ]
+    return lines
 
 
 def explain(
@@ -230,81 +176,76 @@ def explain(
     goal = Goal(KEY, "<=", measured_s, text)
     asked = candidates_of(PlanRequest([goal], block, workers=workers, progress=progress, note=note))
     if len(asked.every) != 1:
-        raise BadInput("explain: a measurement is held to one budget; give one")
+        raise BadInput("explain: a measurement is held to one capacity; give one")
     (one,) = asked.every
     asked.rule_out()
-    replays = asked.replays()
-    (result,) = replays.of([one.spec], "prediction")
+    result, predicted, found = asked.replays.one(_explained(one, goal, asked.replays), "what would explain it")
+    bound_s = one.bounds[0].value if one.bounds else None
+    low, high = (end if end is not None else predicted.value for end in (predicted.low, predicted.high))
+    inside = low <= measured_s <= high
+    lines = _lines(result, bound_s is not None and measured_s < bound_s, inside, found)
+    return Explained(
+        first_line=_answer(measured_s, predicted, bound_s, f"{one.policy} on {one.machine}", inside)
+        + of_results([result]),
+        trace=asked.trace,
+        measured_tpot_s=measured_s,
+        predicted=predicted,
+        inside_the_band=inside,
+        bound_tpot_s=bound_s,
+        times_predicted=measured_s / predicted.value,
+        times_bound=None if bound_s is None else measured_s / bound_s,
+        policy=one.policy,
+        hw=one.hw,
+        run_id=result.run_id,
+        bottleneck=result.bottleneck.resource,
+        hit_rate=result.hit_rate,
+        explanations=found,
+        _lines=[*lines, asked.replays.said, *asked.sources],
+    )
+
+
+def _explained(one: Candidate, goal: Goal, replays: Replays) -> Search[tuple[Result, Reading, list[Explanation]]]:
+    """The prediction, and how little, or how much, of what the profile promises gives the time that was measured."""
+    (result,) = yield [one.spec]
     if isinstance(result, str):
         raise BadInput(result)
     (predicted,) = readings([goal], result)
-    bound_s = one.bounds[0].value if one.bounds else None
-    slower, now_s = predicted.met, predicted.value
-    found = list(_levers(one, goal, replays, slower))
-    found += [] if slower else _precision(one, measured_s, replays)
-    found = [told for told in found if _nearer(told.tpot_s, measured_s, now_s)]
-    order = list(CAUSES)
-    found.sort(key=lambda told: order.index(told.what) if told.what in order else len(order))
-    return Explained(measured_s, one, result, predicted, bound_s, asked.trace, found, replays)
-
-
-def _levers(one: Candidate, goal: Goal, replays: Replays, slower: bool) -> Iterator[Explanation]:
-    """How little, or how much, of what the profile promises gives the time that was measured."""
-    from sim.run import prepare
-
-    probe = by_replay([goal], replays)
-    setup = prepare(one.spec)
-    try:
-        axes = axes_of(setup, one.spec, one.asked.cpu)
-        if slower:
-            axes.append(_gpu_axis(setup, one.spec))
-    finally:
-        setup.close()
-    for axis in axes:
+    slower, found, probe = predicted.met, list[Explanation](), probe_of([goal], replays)
+    for axis in axes_of(one.spec, one.asked.cpu):
         low, high = (max(1.0, axis.least), axis.now) if slower else (axis.now, axis.most)
-        if low >= high or (slower and probe(axis, low, False).met):
+        if low >= high or (slower and (yield from probe.tried(axis, low, False)).met):
             continue
-        tried = search(axis, probe, low, high)
-        value, told, result = tried
-        if not told or result is None:
+        value, told, there = tried = yield from probe.first(axis, low, high)
+        if not told or there is None:
             continue
-        said = axis.told(tried) + (f", {show_frac(result.hit_rate)} hits" if axis.key == CACHE else "")
+        text = axis.told(tried) + (f", {show_frac(there.hit_rate)} hits" if axis.key == CACHE else "")
         causes = CAUSES[axis.key] if slower else ()
-        if slower and axis.key == CPU and (half := probe(axis, axis.now / 2, True)).readings:
+        if slower and axis.key == CPU and (half := (yield from probe.tried(axis, axis.now / 2))).readings:
             filled = f" (half of them filled: {axis.show(axis.now / 2)}, {show_seconds(half.readings[0].value)})"
             causes = (causes[0] + filled, *causes[1:])
-        yield Explanation(axis.key, axis.now, value, told[0].value, (axis.name, axis.show(axis.now), said), causes)
+        more = {"tpot_s": told[0].value, "times": value / axis.now, "causes": causes}
+        found.append(axis.change(Explanation, value, text, **more))
+    if not slower:
+        found += yield from _precision(one, goal.bound)
+    near_s = abs(predicted.value - goal.bound) - LITTLE_FRAC * min(predicted.value, goal.bound)
+    order = [*CAUSES]
+    found = [told for told in found if abs(told.tpot_s - goal.bound) < near_s]
+    found.sort(key=lambda told: order.index(told.what) if told.what in order else len(order))
+    return result, predicted, found
 
 
-def _gpu_axis(setup: Setup, spec: RunSpec) -> Axis:
-    """The memory of the GPU, down to what it would read across the link."""
-    now, link = setup.hw.gpu.memory_bandwidth_bytes_per_s.value, setup.hw.h2d.bandwidth_bytes_per_s.value
-    axis = rate_axis("GPU memory bandwidth", spec, GPU, now, now)
-    return axis._replace(least=min(now, max(axis.least, link)))
-
-
-def _precision(one: Candidate, measured_s: float, replays: Replays) -> Iterator[Explanation]:
+def _precision(one: Candidate, measured_s: float) -> Search[list[Explanation]]:
     """That of fewer bits which is predicted nearest to what was measured."""
-    tried: list[tuple[float, str]] = []
-    lower, axis = precision_axis(one.spec)
-    for place, name in enumerate(lower):
-        at_s = _time_s(axis.at(place), replays)
-        if at_s is None:
+    tried: list[tuple[float, int]] = []
+    axis = precision_axis(one.spec)
+    for place in range(int(axis.most) + 1):
+        (answer,) = yield [axis.at(place)]
+        if isinstance(answer, str) or answer.tpot_s.mean is None:
             continue
-        tried.append((at_s, name))
-        if at_s <= measured_s:
+        tried.append((answer.tpot_s.mean, place))
+        if answer.tpot_s.mean <= measured_s:
             break  # fewer bits are faster still
-    if tried:
-        at_s, name = min(tried, key=lambda told: abs(told[0] - measured_s))
-        yield Explanation("precision", one.spec.precision, name, at_s, ("precision", one.spec.precision, name))
-
-
-def _time_s(spec: RunSpec, replays: Replays) -> float | None:
-    """What is predicted; None where it does not run."""
-    (answer,) = replays.of([spec], "what would explain it")
-    return None if isinstance(answer, str) else answer.tpot_s.mean
-
-
-def _nearer(at_s: float, measured_s: float, now_s: float) -> bool:
-    """Whether that is nearer to what was measured than the prediction, by more than a little."""
-    return abs(at_s - measured_s) < abs(now_s - measured_s) - LITTLE_FRAC * min(now_s, measured_s)
+    if not tried:
+        return []
+    at_s, place = min(tried, key=lambda told: abs(told[0] - measured_s))
+    return [axis.change(Explanation, place, axis.show(place), tpot_s=at_s)]

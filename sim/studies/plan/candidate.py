@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
 
 from sim.base.errors import BadInput
 from sim.base.files import read_yaml, to_struct
+from sim.base.kinds import capacity_of
 from sim.base.units import show_bytes, show_ram
 from sim.options import OPTIONS, RunSpec
+from sim.policy.registry import find
 from sim.profiles.drives import DRIVES
 from sim.profiles.hardware import Hardware, load_hardware
 from sim.profiles.precisions import BITS_PER_PARAM
-from sim.studies.plan.goal import Reading
+from sim.results.record import Result
+from sim.studies.answer import hidden, null
+from sim.studies.plan.goal import Limit, Reading, least_margin
 from sim.studies.runner.work import OK, Resolved
-
-if TYPE_CHECKING:
-    from sim.results.record import Result
-    from sim.studies.plan.bounds import Limit
-    from sim.studies.sweep.grid import Point
 
 OPEN, REACHES, MISSES, EXCLUDED, SCREENED, DEARER, NOT_RUN = (
     *("open", "reaches", "misses", "excluded_by_bound"),
@@ -33,13 +32,14 @@ OPEN, REACHES, MISSES, EXCLUDED, SCREENED, DEARER, NOT_RUN = (
 replayed on the first few requests, it is too far from the goal or from the best policy of its setting; not replayed,
 since a cheaper setting reaches the goals; it cannot run, the reason says why."""
 VERDICTS = {EXCLUDED: "ruled out by the bound", NOT_RUN: "does not run"}
+INSIDE = ", inside the band"
+BOUGHT = ("gpus", "replicas", "precision", "vram", "cache", "ram", "drive", "drive_evict")
+"""Options of a run that tell candidates of one policy apart."""
 SOLD_GIB = (
     *(2, 3, 4, 5, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80),
     *(94, 96, 120, 128, 141, 144, 180, 192, 256, 288, 384, 512),
 )
 """Sizes of memory that cards and machines of one memory are sold with."""
-TIER = ("ram", "drive", "drive_evict")
-"""Options that say how a model that does not fit host memory is served."""
 _PRECISIONS = tuple(BITS_PER_PARAM)
 Amount = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 
@@ -59,16 +59,16 @@ class PriceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prices: dict[str, Amount | Price]
 
 
-class Prices(NamedTuple):
+class Prices(msgspec.Struct, frozen=True):
     """What machines cost, by the id of their profile: no price is known here, and none is made up."""
 
-    path: Path
+    file: str
     unit: str
-    by_id: dict[str, float]
+    _by_id: dict[str, float] = {}
 
-    def show(self, price: float) -> str:
-        """`700 EUR`."""
-        return f"{price:,.10g} {self.unit}"
+    def of(self, hw: str) -> float | None:
+        """Of one GPU."""
+        return self._by_id.get(hw)
 
 
 def read_prices(path: Path) -> Prices:
@@ -93,37 +93,7 @@ def read_prices(path: Path) -> Prices:
         if own in by_id:
             raise BadInput(f"{path}: prices.{name}: {own} has a price already; keep one of them")
         by_id[own] = price.price if isinstance(price, Price) else float(price)
-    return Prices(path, found.unit, by_id)
-
-
-class Machine(NamedTuple):
-    """What is bought: cards of one profile, with the figures that it is ordered by where there are no prices."""
-
-    id: str
-    n_gpus: int
-    vram_bytes: float
-    h2d_bytes_per_s: float
-    gpu_bytes_per_s: float
-    cpu: str
-    price: float | None
-    n_replicas: int = 1
-
-    @property
-    def name(self) -> str:
-        """`2 x rtx3090`, `3 replicas of 2 x rtx3090`."""
-        one = self.id if self.n_gpus == 1 else f"{self.n_gpus} x {self.id}"
-        return one if self.n_replicas == 1 else f"{self.n_replicas} replicas of {one}"
-
-    @property
-    def n_cards(self) -> int:
-        """Of all replicas."""
-        return self.n_gpus * self.n_replicas
-
-    @property
-    def cost(self) -> tuple[float, ...]:
-        """By which machines are ordered: price (those without come last), then nominal memory, then bandwidth."""
-        priced = (0.0, self.price) if self.price is not None else (1.0, 0.0)
-        return (*priced, self.n_cards * nominal_gib(self.vram_bytes), self.h2d_bytes_per_s, self.gpu_bytes_per_s)
+    return Prices(str(path), found.unit, by_id)
 
 
 def nominal_gib(vram_bytes: float) -> float:
@@ -138,26 +108,10 @@ def hardware_of(spec: RunSpec) -> Hardware:
     return load_hardware(spec.hw, spec.overrides.hw, spec.pcie, spec.drive)
 
 
-def machine_of(spec: RunSpec, prices: Prices | None) -> Machine:
-    """The machine of a run. Raises BadInput."""
-    hw = hardware_of(spec)
-    price = None if prices is None else prices.by_id.get(hw.id)
-    return Machine(
-        hw.id,
-        spec.gpus,
-        hw.vram_bytes.value,
-        0.0 if hw.one_memory else hw.h2d.bandwidth_bytes_per_s.value,
-        hw.gpu.memory_bandwidth_bytes_per_s.value,
-        hw.cpu.id,
-        None if price is None else price * spec.gpus * spec.replicas,
-        spec.replicas,
-    )
-
-
-def capacity_of(spec: RunSpec) -> tuple[float, ...]:
+def order_of(spec: RunSpec) -> tuple[float, ...]:
     """By which settings of one machine are ordered: the finest precision first; host memory for experts and the drive's
-    bandwidth (that of its own, which is paid for, comes first), the cap, in the unit of the one that there is, and that
-    on the card's memory; infinity where there is none."""
+    bandwidth (that of its own, which is paid for, comes first), the expert cache, in the unit of the one that there is,
+    and the cap on the card's memory; infinity where there is none."""
     cap = float("inf") if spec.capacity is None else float(spec.capacity.amount)
     host, vram = (float("inf") if n is None else float(n) for n in (spec.ram, spec.vram))
     drive = None if spec.drive is None else DRIVES.get(spec.drive)
@@ -165,42 +119,69 @@ def capacity_of(spec: RunSpec) -> tuple[float, ...]:
     return -BITS_PER_PARAM[spec.precision], float(_PRECISIONS.index(spec.precision)), host, by_drive, cap, vram
 
 
-def capacity_text(spec: RunSpec) -> str:
-    """Host memory, drive and cap as people write them; nothing where all that is left may be used."""
-    host = "" if spec.ram is None else f"{show_ram(spec.ram)} of host memory"
-    if spec.drive is not None:
-        host = f"{host or 'host memory'} above {spec.drive}"
-    cap = "" if spec.vram is None else f"{show_bytes(spec.vram)} of VRAM"
-    if spec.capacity is not None:
-        cap = f"room for {spec.capacity.words}"
-    return ", ".join(text for text in (host, cap) if text)
-
-
-@dataclass
-class Candidate:
-    """One of them.
+class Candidate(msgspec.Struct, kw_only=True, eq=False):
+    """One of them: its entry in `--json`, filled in while it is looked at.
 
     Attributes:
-        asked: what its names mean. lossy: it changes what the model computes, so that no bound holds for it.
-        limit: what no lossless policy beats there. few: figures over the first few requests. found: over all of them.
+        policy: as it was called. price: of all its cards. card_vram_bytes, h2d_bytes_per_s, gpu_bytes_per_s: of one
+            card, by which machines are ordered where there are no prices; within one memory there is no link.
+            vram_bytes, cache, ram_bytes, drive: capacities that were asked for; of the least memory, cache: what was
+            found. figures: of goals, over all requests. bottleneck: what takes most of its time. experts_by_the_bound:
+            of the cache, below which the bound misses the goals. asked: what its names mean. limit: what no lossless
+            policy beats there. result: of all requests.
     """
 
-    point: Point
-    asked: Resolved
-    machine: Machine
-    lossy: bool
+    policy: str
+    hw: str
+    gpus: int
+    replicas: int
+    host_cpu: str
+    price: float | None
+    card_vram_bytes: float
+    h2d_bytes_per_s: float | None
+    gpu_bytes_per_s: float
+    precision: str
+    vram_bytes: int | None
+    cache: str | None
+    ram_bytes: int | None = None
+    drive: str | None = None
+    drive_evict: str | None = None
     state: str = OPEN
-    reason: str = ""
-    limit: Limit | None = None
-    bounds: list[Reading] = field(default_factory=list)
-    few: list[Reading] = field(default_factory=list)
-    found: list[Reading] = field(default_factory=list)
-    result: Result | None = None
+    reason: str | None = null()
+    figures: list[Reading] = []
+    figures_of_few_requests: list[Reading] = []
+    bounds: list[Reading] = []
+    run_id: str | None = null()
+    hit_rate: float | None = null()
+    peak_vram_bytes: int | None = null()
+    needed_vram_bytes: int | None = null()
+    bottleneck: str | None = null()
+    caveats: list[str] | None = null()
+    figures_with_one_expert_less: list[Reading] | None = None
+    experts_by_the_bound: int | None = None
+    asked: Resolved = hidden("asked")
+    limit: Limit | None = hidden("limit")
+    result: Result | None = hidden("result")
 
-    @property
-    def label(self) -> str:
-        """The policy as it was called."""
-        return self.point.label
+    @classmethod
+    def of(cls, label: str, asked: Resolved, prices: Prices | None) -> Self:
+        """That of a point, which may be one that cannot be set up. Raises BadInput for its hardware."""
+        spec, hw = asked.spec, hardware_of(asked.spec)
+        price = None if prices is None else prices.of(hw.id)
+        one = cls(
+            policy=label,
+            hw=hw.id,
+            host_cpu=hw.cpu.id,
+            price=None if price is None else price * spec.gpus * spec.replicas,
+            card_vram_bytes=hw.vram_bytes.value,
+            h2d_bytes_per_s=None if hw.one_memory else hw.h2d.bandwidth_bytes_per_s.value,
+            gpu_bytes_per_s=hw.gpu.memory_bandwidth_bytes_per_s.value,
+            **{row.columned: getattr(spec, row.field) for row in map(OPTIONS.by_field.__getitem__, BOUGHT)},
+        )
+        one.asked = asked
+        if asked.status != OK:
+            one.settle(NOT_RUN, asked.reason)
+        return one
 
     @property
     def spec(self) -> RunSpec:
@@ -213,23 +194,57 @@ class Candidate:
         return self.asked.status == OK
 
     @property
+    def lossless(self) -> bool:
+        """Whether a bound holds for it: it leaves what the model computes as it is."""
+        return "lossy" not in find(self.spec.policy).traits
+
+    @property
+    def machine(self) -> str:
+        """`2 x rtx3090`, `3 replicas of 2 x rtx3090`."""
+        one = self.hw if self.gpus == 1 else f"{self.gpus} x {self.hw}"
+        return one if self.replicas == 1 else f"{self.replicas} replicas of {one}"
+
+    @property
+    def all_vram_bytes(self) -> float:
+        """Of all cards."""
+        return self.gpus * self.replicas * self.card_vram_bytes
+
+    @property
+    def cost(self) -> tuple[float, ...]:
+        """By which machines are ordered: price (those without come last), then nominal memory, then bandwidth."""
+        priced, n_cards = (0.0, self.price) if self.price is not None else (1.0, 0.0), self.gpus * self.replicas
+        return (*priced, n_cards * nominal_gib(self.card_vram_bytes), self.h2d_bytes_per_s or 0.0, self.gpu_bytes_per_s)
+
+    @property
+    def capacity(self) -> str:
+        """Host memory, drive and caps as people write them; nothing where all that is left may be used."""
+        host = "" if self.ram_bytes is None else f"{show_ram(self.ram_bytes)} of host memory"
+        if self.drive is not None:
+            host = f"{host or 'host memory'} above {self.drive}"
+        cap = "" if self.vram_bytes is None else f"{show_bytes(self.vram_bytes)} of VRAM"
+        if self.cache is not None:
+            cap = f"a cache of {capacity_of(self.cache).words}"
+        return ", ".join(text for text in (host, cap) if text)
+
+    @property
+    def and_capacity(self) -> str:
+        """`and 16.0 GB of VRAM`."""
+        return f" and {self.capacity}" if self.capacity else ""
+
+    @property
     def known(self) -> list[Reading]:
         """The best figures that there are."""
-        return self.found or self.few
+        return self.figures or self.figures_of_few_requests
 
     @property
-    def bottleneck(self) -> str | None:
-        """What takes most of its time: of prefill where all goals are of the TTFT, else as in its result."""
-        if self.result is None:
-            return None
-        bound = self.result.bottleneck
-        first = bool(self.found) and all(one.goal.key.startswith("ttft_s") for one in self.found)
-        return bound.prefill.largest() if first else bound.resource
-
-    @property
-    def margin_frac(self) -> float:
+    def margin(self) -> float:
         """The least margin over the goals, by which candidates are compared."""
-        return min((one.margin_frac for one in self.known), default=float("-inf"))
+        return least_margin(self.known)
+
+    @property
+    def said(self) -> str:
+        """Its figures, in a sentence."""
+        return ", ".join(one.said for one in self.known)
 
     @property
     def verdict(self) -> str:
@@ -239,89 +254,87 @@ class Candidate:
         if self.state == MISSES and self.reason:
             return "misses: the queue grows"
         if self.state == REACHES:
-            return "reaches" if all(told.sure for told in self.found) else "reaches, inside the band"
-        if not self.found:
+            return "reaches" if all(one.beyond_the_band for one in self.figures) else f"reaches{INSIDE}"
+        if not self.figures:
             return "misses on few requests"
-        return "misses" if any(told.sure and not told.met for told in self.found) else "misses, inside the band"
+        return "misses" if any(one.beyond_the_band and not one.met for one in self.figures) else f"misses{INSIDE}"
 
-    def settle(self, state: str, reason: str = "") -> None:
+    def settle(self, state: str, reason: str | None = None) -> None:
         """It is in that state now."""
         self.state, self.reason = state, reason
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its entry in `--json`."""
-        result, machine, spec = self.result, self.machine, self.spec
-        values = ((OPTIONS.by_field[name].columned, getattr(spec, name)) for name in TIER)
-        return {
-            "policy": self.label,
-            "hw": machine.id,
-            "gpus": machine.n_gpus,
-            **({"replicas": machine.n_replicas} if machine.n_replicas > 1 else {}),
-            "host_cpu": machine.cpu,
-            "price": machine.price,
-            "precision": spec.precision,
-            "vram_bytes": spec.vram,
-            "cache": spec.cache,
-            **{name: value for name, value in values if value is not None},
-            "state": self.state,
-            "reason": self.reason or None,
-            "figures": [one.to_dict() for one in self.found],
-            "figures_of_few_requests": [one.to_dict() for one in self.few],
-            "bounds": [{"key": one.goal.key, "value": one.value, "met": one.met} for one in self.bounds],
-            **{name: getattr(result, name, None) for name in ("run_id", "hit_rate", "peak_vram_bytes")},
-            "bottleneck": self.bottleneck,
-            "caveats": None if result is None else result.caveats,
-        }
+    def bounded(self, limit: Limit, bounds: list[Reading]) -> None:
+        """Its bound is known, which may rule it out."""
+        self.limit, self.bounds = limit, bounds
+        if not all(one.met for one in bounds):
+            self.state = EXCLUDED
+
+    def ran(self, result: Result, prefill: bool) -> None:
+        """It was replayed on all requests. prefill: all goals are of the TTFT, so that what binds prefill binds it."""
+        self.result, bound = result, result.bottleneck
+        self.run_id, self.hit_rate, self.needed_vram_bytes = result.run_id, result.hit_rate, result.memory.needed_bytes
+        self.peak_vram_bytes = result.peak_vram_bytes
+        self.bottleneck, self.caveats = bound.prefill.largest() if prefill else bound.resource, result.caveats
 
 
 def live(some: Iterable[Candidate]) -> list[Candidate]:
     """Those that are not settled, the largest margin first."""
-    return sorted((one for one in some if one.state == OPEN), key=lambda one: (-one.margin_frac, one.label))
+    return best_first(one for one in some if one.state == OPEN)
+
+
+def best_first(some: Iterable[Candidate]) -> list[Candidate]:
+    """The largest margin first."""
+    return sorted(some, key=lambda one: (-one.margin, one.policy))
 
 
 def closest(some: Sequence[Candidate]) -> Candidate | None:
     """The one that is nearest to the goals: by a replay, else by its bound."""
-    replayed = [one for one in some if one.found] or [one for one in some if one.few]
+    replayed = [one for one in some if one.figures] or [one for one in some if one.known]
     if replayed:
-        return max(replayed, key=lambda one: one.margin_frac)
-    bounded = [one for one in some if one.bounds]
-    return max(bounded, key=lambda one: min(told.margin_frac for told in one.bounds), default=None)
+        return max(replayed, key=lambda one: one.margin)
+    return max((one for one in some if one.bounds), key=lambda one: least_margin(one.bounds), default=None)
 
 
 class Setting(NamedTuple):
     """Candidates with one machine and one capacity."""
 
-    machine: Machine
-    capacity: tuple[float, ...]
     candidates: list[Candidate]
+
+    @property
+    def first(self) -> Candidate:
+        """That tells of the machine."""
+        return self.candidates[0]
 
     @property
     def reaching(self) -> list[Candidate]:
         """Those that reach the goals, the largest margin first."""
-        found = [one for one in self.candidates if one.state == REACHES]
-        return sorted(found, key=lambda one: (-one.margin_frac, one.label))
+        return best_first(one for one in self.candidates if one.state == REACHES)
+
+    @property
+    def needed_bytes(self) -> float:
+        """Of VRAM, for the first of these; endlessly much where there is none."""
+        return min((one.needed_vram_bytes or 0 for one in self.reaching), default=math.inf)
 
 
-def settings_of(candidates: Sequence[Candidate]) -> list[Setting]:
+def settings_of(candidates: Iterable[Candidate]) -> list[Setting]:
     """The cheapest machine first, and on it the smallest capacity."""
-    found: dict[tuple[Machine, tuple[float, ...]], Setting] = {}
+    found: dict[Any, Setting] = {}
     for one in candidates:
-        at = one.machine, capacity_of(one.spec)
-        found.setdefault(at, Setting(*at, [])).candidates.append(one)
-    return sorted(found.values(), key=lambda setting: (setting.machine.cost, setting.machine.id, setting.capacity))
+        found.setdefault((one.cost, one.machine, order_of(one.spec)), Setting([])).candidates.append(one)
+    return [found[at] for at in sorted(found)]
 
 
-def by_machine(some: Sequence[Candidate]) -> list[tuple[Machine, list[Candidate]]]:
+def by_machine(some: Iterable[Candidate]) -> dict[str, list[Candidate]]:
     """Candidates by machine, in order."""
-    found: dict[Machine, list[Candidate]] = {}
+    found: dict[str, list[Candidate]] = {}
     for one in some:
         found.setdefault(one.machine, []).append(one)
-    return list(found.items())
+    return found
 
 
 def spokesman(own: Sequence[Candidate]) -> Candidate:
     """The candidate that tells most of a machine: the first setting's best that reaches, else the nearest."""
     if reaching := [one for one in own if one.state == REACHES]:
-        same = [one for one in reaching if capacity_of(one.spec) == capacity_of(reaching[0].spec)]
-        return min(same, key=lambda one: (-one.margin_frac, one.label))
-    return closest(own) or next((one for one in own if one.ready), own[0])
+        first = reaching[0].precision, reaching[0].capacity
+        return best_first(one for one in reaching if (one.precision, one.capacity) == first)[0]
+    return closest(own) or next((one for one in own if one.state != NOT_RUN), own[0])

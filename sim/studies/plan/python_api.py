@@ -20,6 +20,7 @@ from sim.studies.runner.records import PLAN, Records
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from sim.studies.answer import Answer
     from sim.studies.option_types import Axes, Name
 
 
@@ -49,7 +50,7 @@ def plan(
         least_memory: how little each machine needs. Without a goal: streaming, caching and the CPU on one machine.
         out: a folder for records of replays; resume: go on with those there, for this plan or another.
         workers: processes; None: the cores, if it is worth it. cluster: `tcp://HOST:PORT` of a Dask scheduler.
-        axes: the other fields of a run's configuration; budgets may have several values.
+        axes: the other fields of a run's configuration; capacities may have several values.
 
     Returns:
         A row per candidate, the cheapest setting first (docs/plan.md); of the other questions one per machine or way.
@@ -62,8 +63,6 @@ def plan(
         BadInput: whatever has to be changed, in one line.
     """
     need("plan()", "pandas")
-    import pandas as pd
-
     request = PlanRequest(
         goals_of([goal] if isinstance(goal, str) else list(goal), "goal"),
         block_of(policy, hw, axes, "plan"),
@@ -76,10 +75,7 @@ def plan(
         note=_warn,
     )
     request.records.begin(PLAN, resume)
-    found = ask(request, least_memory)
-    frame = pd.DataFrame(found.rows())
-    frame.attrs["answer"], frame.attrs["plan"] = found.answer(), found.to_dict()
-    return frame
+    return _framed(ask(request, least_memory), "plan")
 
 
 def explain(
@@ -104,14 +100,19 @@ def explain(
     Raises:
         BadInput: whatever has to be changed, in one line.
     """
-    need("explain()", "pandas")
-    import pandas as pd
-
     from sim.studies.explain import explain as hold
 
-    told = hold(block_of(policy, hw, axes, "explain"), measured, workers, lambda *_: None, _warn).to_dict()
-    frame = pd.DataFrame(told["explanations"])
-    frame.attrs["answer"], frame.attrs["explanation"] = told["answer"], told
+    need("explain()", "pandas")
+    return _framed(
+        hold(block_of(policy, hw, axes, "explain"), measured, workers, lambda *_: None, _warn), "explanation"
+    )
+
+
+def _framed(found: Answer, name: str) -> DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame(found.rows())
+    frame.attrs["answer"], frame.attrs[name] = found.answer(), found.to_dict()
     return frame
 
 

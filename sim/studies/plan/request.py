@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from sim.base.errors import BadInput
+from sim.base.files import bundled
 from sim.base.units import show_count
 from sim.options import OPTIONS
 from sim.policy.registry import find, policies
+from sim.profiles.hardware import GPUS
 from sim.results.routing_words import labels_of, routing_words
 from sim.studies.hosts import of_specs
-from sim.studies.plan.bounds import rule_out
-from sim.studies.plan.candidate import (
-    NOT_RUN,
-    Candidate,
-    Prices,
-    Setting,
-    hardware_of,
-    machine_of,
-    read_prices,
-    settings_of,
-)
+from sim.studies.plan.candidate import Candidate, Prices, Setting, hardware_of, read_prices, settings_of
 from sim.studies.plan.goal import Goal
-from sim.studies.plan.replays import Replays
 from sim.studies.runner.points import resolved
 from sim.studies.runner.pool import Answers, answers, n_cores
 from sim.studies.runner.records import Records
+from sim.studies.runner.runner import Runner
+from sim.studies.runner.searches import Replays
 from sim.studies.runner.work import OK, REFUSED, Resolved
-from sim.studies.sweep.grid import Block, Point, PolicyAxis, points_of
+from sim.studies.sweep.grid import Block, Point, PolicyAxis, key_of, points_of
 from sim.workload.load import NONE
 
 if TYPE_CHECKING:
@@ -53,9 +47,9 @@ class PlanRequest:
 
     Attributes:
         goals: all of them have to be reached. block: policies, machines, capacities and what else makes a run.
-        prices: a file. every: settle dearer settings than the answer, too.
-        suggest: say of every machine that fails what would have to be true. records: what is known from before.
-        progress: told of (done, in all, what). note: told what was asked for and cannot be had in full.
+        prices: a file. every: settle dearer settings than the answer, too. suggest: say of every machine that fails
+            what would have to be true. records: what is known from before. progress: told of (done, in all, what).
+        note: told what was asked for and cannot be had in full.
     """
 
     goals: list[Goal]
@@ -74,28 +68,16 @@ class PlanRequest:
         """The goals, in a sentence."""
         return " and ".join(goal.said for goal in self.goals)
 
-    @property
-    def n_workers(self) -> int:
-        """Processes, where it pays."""
-        return self.workers or n_cores()
-
 
 @dataclass
 class Candidates:
-    """Everything that may be chosen.
-
-    Attributes:
-        every: set up or not. n_requests: of a run. trace: what figures rest on, in a line. loaded: whether requests
-            come at times of their own. n_bounds: lower bounds that were worked out.
-    """
+    """Everything that may be chosen, set up or not, and the replays of it. trace: what figures rest on, in a line."""
 
     request: PlanRequest
     every: list[Candidate]
     prices: Prices | None
-    n_requests: int = 0
-    trace: str = ""
-    loaded: bool = False
-    n_bounds: int = 0
+    replays: Replays
+    trace: str
 
     @cached_property
     def ready(self) -> list[Candidate]:
@@ -108,9 +90,9 @@ class Candidates:
         return settings_of(self.every)
 
     @cached_property
-    def hosts(self) -> str:
+    def hosts(self) -> str | None:
         """Where machines come with unlike hosts, a line that says so."""
-        return of_specs(one.spec for setting in self.settings for one in setting.candidates if one.ready)
+        return of_specs(one.spec for setting in self.settings for one in setting.candidates if one.ready) or None
 
     @cached_property
     def routing(self) -> str:
@@ -124,24 +106,30 @@ class Candidates:
             words = routing_words(labels_of(trace), load_model(spec.model).id)
         return f"; {words}" if words else ""
 
+    @property
+    def sources(self) -> list[str]:
+        """How drives are read where nobody said it, and why so; and the trace."""
+        return [
+            *(f"drives: {told}" for told in dict.fromkeys(one.asked.drive for one in self.ready) if told),
+            self.trace,
+        ]
+
     def rule_out(self) -> None:
         """By lower bounds, what no lossless policy can reach."""
-        one = self.request
-        self.n_bounds = rule_out(one.goals, self.every, one.n_workers, one.progress, one.pool, one.records)
-
-    def replays(self, by_layer: bool = False) -> Replays:
-        """Replays of them, none counted yet."""
-        one = self.request
-        return Replays(self.n_requests, one.workers, one.progress, one.pool, self.loaded, one.records, by_layer)
-
-
-def drive_lines(some: Sequence[Candidate]) -> list[str]:
-    """How drives are read where nobody said it, and why so."""
-    return [f"drives: {told}" for told in dict.fromkeys(one.asked.drive for one in some if one.asked.drive)]
+        bounded = [one for one in self.ready if one.lossless]
+        limits = zip(bounded, self.replays.limits([one.asked for one in bounded]), strict=True)
+        own = {key_of(one.spec): limit for one, limit in limits}
+        for one in bounded:
+            limit = own[key_of(one.spec)]
+            if limit is None and one.replicas > 1:  # of the same on one machine
+                of_one = own.get(key_of(msgspec.structs.replace(one.spec, replicas=1)))
+                limit = None if of_one is None else of_one.of_any_replicas
+            if limit is not None:
+                one.bounded(limit, limit.readings(self.request.goals))
 
 
-def candidates_of(request: PlanRequest) -> Candidates:
-    """Everything that may be chosen.
+def candidates_of(request: PlanRequest, by_layer: bool = False) -> Candidates:
+    """Everything that may be chosen; `by_layer`: with results that have `by_layer`.
 
     Raises:
         BadInput: several values where a plan has one, a policy that is a bound, a name that is wrong everywhere, or
@@ -151,20 +139,23 @@ def candidates_of(request: PlanRequest) -> Candidates:
     from traces.stats.realism import judge
 
     prices = None if request.prices is None else read_prices(request.prices)
-    found = Candidates(request, _every(request, prices), prices)
-    if not found.ready:
-        reasons = list(dict.fromkeys(one.reason for one in found.every))
-        more = f" (and {show_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
-        raise BadInput(f"{reasons[0]}{more}")
-    for text in dict.fromkeys(text for one in found.ready for text in one.asked.notes):
+    every = _every(request, prices)
+    ready = [one for one in every if one.ready]
+    if not ready:
+        raise BadInput(reasons_in_a_line(one.reason for one in every))
+    for text in dict.fromkeys(text for one in ready for text in one.asked.notes):
         request.note(text)
-    setup = prepare(found.ready[0].spec)
-    try:
-        found.n_requests, found.loaded = len(setup.requests), setup.open_loop
-        found.trace = judge(setup.trace, quick=True).line
-    finally:
-        setup.close()
-    return found
+    runner = Runner(request.records, request.workers, request.progress, request.pool, by_layer)
+    with closing(prepare(ready[0].spec)) as setup:
+        replays = Replays(runner, len(setup.requests), setup.open_loop)
+        return Candidates(request, every, prices, replays, judge(setup.trace, quick=True).line)
+
+
+def reasons_in_a_line(some: Iterable[str | None]) -> str:
+    """The first, and how many others there are."""
+    reasons = [reason for reason in dict.fromkeys(some) if reason]
+    more = f" (and {show_count(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
+    return f"{reasons[0]}{more}"
 
 
 def with_replicas(block: Block) -> Block:
@@ -181,44 +172,32 @@ def default_policies() -> list[PolicyAxis]:
     return [PolicyAxis(name, named=False) for name, kind in kinds if not {"lossy", *NO_SYSTEM} & kind.traits]
 
 
-def default_machines() -> list[Any]:
-    """Every bundled GPU."""
-    from sim.base.files import bundled
-    from sim.profiles.hardware import GPUS
-
-    return sorted(bundled(GPUS, ".yaml"))
-
-
 def _every(request: PlanRequest, prices: Prices | None) -> list[Candidate]:
     block = request.block
-    for name, values in block.axes.items():
-        if name not in SEVERAL and len(values) > 1:
-            raise BadInput(
-                f"{OPTIONS.by_field[name].said}, got {len(values)} values: a plan varies machines, precisions, "
-                "policies, drives and budgets; give one, or take moesim sweep"
-            )
-    for name, values in block.set.items():
-        if len(values) > 1:
-            raise BadInput(f"--set {name}, got {len(values)} values: a plan takes one; or take moesim sweep")
+    given = {OPTIONS.by_field[name].said: some for name, some in block.axes.items() if name not in SEVERAL}
+    for said, some in {**given, **{f"--set {name}": some for name, some in block.set.items()}}.items():
+        if len(some) > 1:
+            varies = "a plan varies machines, precisions, policies, drives and capacities"
+            raise BadInput(f"{said}, got {len(some)} values: {varies}; give one, or take moesim sweep")
     for axis in block.policies:
         if axis.named and (traits := sorted(find(axis.name).traits & NO_SYSTEM)):
             raise BadInput(f"--policy, got {axis.name!r}: a {traits[0]}, no system that can be run; leave it out")
     named = "hw" in block.axes
-    axes = block.axes if named else {**block.axes, "hw": default_machines()}
-    full = Block(block.policies or default_policies(), axes, block.set, block.slo)
+    full = replace(block, policies=block.policies or default_policies())
+    if not named:
+        full.axes = {**block.axes, "hw": [*sorted(bundled(GPUS, ".yaml"))]}
     full.check("plan")
     points, _ = points_of([full], MOST_POINTS)
     tried = points if named else [point._replace(named=False) for point in points]
-    rows = resolved(tried, request.n_workers, request.progress, request.pool)
+    rows = resolved(tried, request.workers or n_cores(), request.progress, request.pool)
     _refuse_policies(points, rows)
+    joules = any(goal.key.startswith("energy.") for goal in request.goals)
     found: dict[str, Candidate] = {}
     for point, row in zip(points, rows, strict=True):
-        one = Candidate(point, row, machine_of(row.spec, prices), "lossy" in find(row.spec.policy).traits)
-        if row.status == OK and any(goal.of_energy for goal in request.goals) and (why := _without_watts(row.spec)):
-            one.asked = msgspec.structs.replace(row, status=REFUSED, reason=why)
-        if not one.ready:
-            one.settle(NOT_RUN, one.asked.reason)
-        found.setdefault(row.id, one)
+        if joules and row.status == OK and (why := _without_watts(row.spec)):
+            row = msgspec.structs.replace(row, status=REFUSED, reason=why)
+        if row.id not in found:
+            found[row.id] = Candidate.of(point.label, row, prices)
     return list(found.values())
 
 
@@ -233,8 +212,7 @@ def _without_watts(spec: RunSpec) -> str:
 
 def _refuse_policies(points: Sequence[Point], rows: Sequence[Resolved]) -> None:
     """Raises BadInput where a policy that was named is refused on every machine."""
-    labels = dict.fromkeys(point.label for point in points if point.named)
-    for label in labels:
+    for label in dict.fromkeys(point.label for point in points if point.named):
         own = [row for point, row in zip(points, rows, strict=True) if point.label == label]
         if all(row.status == REFUSED for row in own):
             raise BadInput(own[0].reason)

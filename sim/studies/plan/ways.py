@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import msgspec
+from msgspec.structs import replace
 
 from sim.base.errors import BadInput
-from sim.base.units import show_bytes, show_frac, show_seconds
-from sim.figures import SCHEMA
+from sim.base.units import show_seconds
+from sim.figures import Ends
+from sim.results.record import Result
 from sim.results.routing_words import of_results
-from sim.studies.plan.axes import Axis, axes_of, few_of, narrowed
-from sim.studies.plan.candidate import Candidate, capacity_of
-from sim.studies.plan.request import Candidates, PlanRequest, candidates_of, drive_lines
+from sim.results.sampling import Sample
+from sim.studies.answer import Answer, Column, Shown
+from sim.studies.plan.axes import GPU, Axis, Change, axes_of, probe_of
+from sim.studies.plan.candidate import Candidate, order_of
+from sim.studies.plan.request import PlanRequest, candidates_of, reasons_in_a_line
+from sim.studies.runner.searches import Search, narrowed
 from sim.workload.iterations import DECODE, MIXED
-
-if TYPE_CHECKING:
-    from sim.results.record import Result
-    from sim.results.sampling import Sample
-    from sim.studies.plan.replays import Replays
 
 STREAM, CACHE, CPU, BOTH = "stream", "cache", "cpu", "both"
 WAYS = {
@@ -40,153 +41,78 @@ BEST = 2
 """Policies of each way that are replayed on all requests."""
 
 
-class Way(NamedTuple):
-    """The best policy of one way, and what it took each request."""
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """The best policy of one way. significant: whether it is slower than the fastest beyond what requests leave open;
+    None of that one."""
 
     way: str
-    candidate: Candidate
-    result: Result
-    sample: Sample
+    policy: str
+    tpot_s: float
+    significant: bool | None
+    band_s: Ends
+    n_requests: int
+    hit_rate: float | None
+    cpu_rate: float | None
+    peak_vram_bytes: int
+    bottleneck: str | None
+    run_id: str
+    name: str
 
-    @property
-    def label(self) -> str:
-        """Its policy."""
-        return self.candidate.label
-
-    @property
-    def tpot_s(self) -> float:
-        """Its mean time per token."""
-        return self.result.tpot_s.mean or 0.0
-
-    @property
-    def name(self) -> str:
-        """What it does, in words; where it holds every expert on the GPU, that."""
-        copies = ("demand_copies_bytes", "prefetch_issued_bytes")
-        nothing = self.result.hit_rate == 1.0 and not any(row[key] for row in self.result.by_layer for key in copies)
-        return "every expert on the GPU" if self.way == CACHE and nothing else NAMES[self.way]
+    def beside(self, first: Way) -> str:
+        """`caching 2.48 times (lfu)`."""
+        tied = first.n_requests > 1 and not self.significant
+        return (
+            f"{self.name} {self.tpot_s / first.tpot_s:.2f} times ({self.policy}{', not significant' if tied else ''})"
+        )
 
 
-class Crossover(NamedTuple):
-    """Where two policies change places as one figure changes; `value` None: they do not at `ends`, the values that were
-    tried: on either side the farthest at which both run, and some between.
-    """
+class Crossover(Change, frozen=True, kw_only=True):
+    """Where two policies change places; without a value they do not at those that were tried: on either side the
+    farthest at which both run, and some between."""
 
-    axis: Axis
-    first: str
-    second: str
-    value: float | None
-    ends: tuple[float, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its entry in `--json`."""
-        return {
-            "figure": self.axis.key,
-            "now": self.axis.now,
-            "faster_now": self.first,
-            "against": self.second,
-            "equal_at": self.value,
-            "looked_at": sorted(self.ends),
-        }
-
-    def cells(self) -> tuple[str, ...]:
-        """Its row."""
-        return self.axis.name, self.axis.show(self.axis.now), self.at, self.first, self.second
-
-    @property
-    def at(self) -> str:
-        """Where the order changes, in words."""
-        show = self.axis.show
-        if self.value is not None:
-            return show(self.value)
-        if len(self.ends) < 2:
-            return f"not at {show(self.ends[0])}"
-        return f"at none of {len(self.ends)} values from {show(min(self.ends))} to {show(max(self.ends))}"
+    faster_now: str
+    against: str
+    looked_at: list[float | str | None]
 
 
-@dataclass
-class ComparedWays:
+TOLD = (
+    Column("way", lambda way: WAYS.get(way.way, way.way)),
+    Column("policy", lambda way: way.policy),
+    Column("TPOT", lambda way: way.tpot_s, "s"),
+    Column("band", lambda way: _band(way), "x"),
+    Column("hit", lambda way: way.hit_rate, "frac"),
+    Column("CPU", lambda way: way.cpu_rate, "frac"),
+    Column("peak VRAM", lambda way: way.peak_vram_bytes, "bytes"),
+    Column("bound by", lambda way: way.bottleneck),
+)
+CROSSED = (
+    Column("changed alone", lambda one: one.name),
+    Column("is", lambda one: one.now_text, "x"),
+    Column("order changes at", lambda one: one.text),
+    Column("what is faster now", lambda one: one.faster_now),
+    Column("against", lambda one: one.against),
+)
+
+
+def _band(way: Way) -> str | None:
+    return " to ".join(map(show_seconds, way.band_s)) if way.band_s and way.n_requests >= FEWEST_TOLD else None
+
+
+class ComparedWays(Answer, kw_only=True, eq=False):
     """The ways of one machine, fastest first."""
 
-    asked: Candidates
-    replays: Replays
+    ROWS: ClassVar = "ways"
     ways: list[Way]
     crossovers: list[Crossover]
-    reached: bool = True
 
-    def answer(self) -> str:
-        """The first line."""
-        first, *others = self.ways
-        machine = first.candidate.machine
-        text = f"{first.name} on {machine.name} with its {machine.cpu}: {first.label}"
-        text += f" takes {show_seconds(first.tpot_s)} per token"
-        if others:
-            text += f"; others take longer: {', '.join(self._beside_first(way) for way in others)}"
-            if first.sample.n < 2:
-                text += "; of n = 1 no sampling error can be given, so this is no ranking"
-        return text + of_results([first.result])
-
-    def _beside_first(self, way: Way) -> str:
-        first = self.ways[0]
-        tied = first.sample.n > 1 and not first.sample.significant(way.sample)
-        label = way.label + (", not told apart" if tied else "")
-        return f"{way.name} {way.tpot_s / first.tpot_s:.2f} times ({label})"
-
-    def lines(self) -> list[str]:
-        """How it was found."""
-        drives = drive_lines([way.candidate for way in self.ways])
-        text = f"each way by its fastest policy over the first few requests: {self.replays.said}"
-        return [text, *drives, self.asked.trace]
-
-    def table(self) -> str:
+    def tables(self) -> list[Shown]:
         """The ways, and where the order changes."""
-        from sim.base.tables import tabled
-
-        rows = []
-        for way in self.ways:
-            result, ends = way.result, way.result.uncertainty.tpot_s
-            rows.append(
-                [
-                    WAYS[way.way],
-                    way.label,
-                    show_seconds(way.tpot_s),
-                    "-" if ends is None or way.sample.n < FEWEST_TOLD else " to ".join(map(show_seconds, ends)),
-                    show_frac(result.hit_rate),
-                    show_frac(result.cpu_rate),
-                    show_bytes(result.peak_vram_bytes),
-                    result.bottleneck.resource or "-",
-                ]
-            )
-        text = tabled(("way", "policy", "TPOT", "band", "hit", "CPU", "peak VRAM", "bound by"), rows, (1, 7))
-        if not self.crossovers:
-            return text
-        titles = ("changed alone", "is", "order changes at", "what is faster now", "against")
-        return f"{text}\n{tabled(titles, (one.cells() for one in self.crossovers), (2, 3, 4))}"
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One per way, for a frame."""
-        first = self.ways[0]
+        can = "What one machine can do with experts that are not there, fastest first."
+        cross = "At which figure of the machine one way overtakes the other."
         return [
-            {
-                "way": way.way,
-                "policy": way.label,
-                "tpot_s": way.tpot_s,
-                "significant": None if way is first else first.sample.significant(way.sample),
-                "band_s": way.result.uncertainty.tpot_s,
-                **{name: getattr(way.result, name) for name in ("hit_rate", "cpu_rate", "peak_vram_bytes", "run_id")},
-            }
-            for way in self.ways
+            Shown("ways", "Ways", can, TOLD, self.ways),
+            Shown("crossovers", "Where they cross", cross, CROSSED, self.crossovers),
         ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        crossovers = [one.to_dict() for one in self.crossovers]
-        return {
-            "schema": SCHEMA,
-            "answer": self.answer(),
-            "ways": self.rows(),
-            "crossovers": crossovers,
-            "trace": self.asked.trace,
-        }
 
 
 def way_of(result: Result) -> str:
@@ -202,109 +128,140 @@ def way_of(result: Result) -> str:
     return STREAM if copied >= (1 - NOTHING_FRAC) * used else CACHE
 
 
+def _name(way: str, result: Result) -> str:
+    """What it does, in words; where it holds every expert on the GPU, that."""
+    copies = ("demand_copies_bytes", "prefetch_issued_bytes")
+    nothing = result.hit_rate == 1.0 and not any(row[key] for row in result.by_layer for key in copies)
+    return "every expert on the GPU" if way == CACHE and nothing else NAMES[way]
+
+
 def compare_ways(request: PlanRequest) -> ComparedWays:
     """Compare them.
 
     Raises:
         BadInput: whatever has to be changed, in one line; also another number than one of machines.
     """
-    asked = candidates_of(request)
-    if len({(one.machine, capacity_of(one.spec)) for one in asked.ready}) > 1:
+    asked = candidates_of(request, by_layer=True)
+    if len({(one.machine, order_of(one.spec)) for one in asked.ready}) > 1:
         raise BadInput(
             "plan without --goal: it compares ways on one machine, precision and capacity; give one of each, or a goal"
         )
-    replays = asked.replays(by_layer=True)
-    few = few_of([], replays)
-    by_way: dict[str, list[tuple[float, Candidate]]] = {}
-    reasons: list[str] = []
-    for one, answer in _replayed(asked.ready, replays, "few requests", few, reasons):
-        if answer.tpot_s.mean is None:
-            raise BadInput(
-                "plan without --goal, got requests of one output token: ways are compared by the time of further ones; "
-                "give a trace that decodes, or --goal 'ttft_s.mean <= 1s'"
-            )
-        by_way.setdefault(way_of(answer), []).append((answer.tpot_s.mean, one))
-    best = [one for some in by_way.values() for _, one in sorted(some, key=lambda told: told[0])[:BEST]]
-    ways: dict[str, Way] = {}
-    for one, answer in _replayed(best, replays, "all requests", None, reasons):
-        way = Way(way_of(answer), one, answer, replays.sample(one.spec))
-        if way.way not in ways or way.tpot_s < ways[way.way].tpot_s:
-            ways[way.way] = way
-    found = sorted(ways.values(), key=lambda way: way.tpot_s)
-    if not found:
-        more = len(set(reasons)) - 1
-        raise BadInput(reasons[0] + (f" (and {more} reasons more)" if more else ""))
-    return ComparedWays(asked, replays, found, list(_crossovers(found, replays, few)))
+    replays, few = asked.replays, probe_of([], asked.replays).few
+    best = replays.one(_best(asked.ready, few), "ways of a machine")
+    found = sorted(best.items(), key=lambda one: one[1][1].tpot_s.mean or 0.0)
+    samples = [replays.sample(one.spec) for _, (one, _) in found]
+    ways = [_told(way, *one, sample, samples[0]) for (way, one), sample in zip(found, samples, strict=True)]
+    crossovers = replays.together(list(_crossovers({way: one for way, (one, _) in found}, few)), "crossovers")
+    best_one, (first, *others) = found[0][1][0], ways
+    text = f"{first.name} on {best_one.machine} with its {best_one.host_cpu}: {first.policy}"
+    text += f" takes {show_seconds(first.tpot_s)} per token"
+    if others:
+        text += f"; others take longer: {', '.join(way.beside(first) for way in others)}"
+        text += "; of n = 1 no sampling error can be given, so this is no ranking" if first.n_requests < 2 else ""
+    return ComparedWays(
+        first_line=text + of_results([found[0][1][1]]),
+        trace=asked.trace,
+        ways=ways,
+        crossovers=crossovers,
+        _lines=[f"each way by its fastest policy over the first few requests: {replays.said}", *asked.sources],
+    )
 
 
-def _replayed(
-    some: list[Candidate], replays: Replays, title: str, n: int | None, reasons: list[str]
-) -> Iterator[tuple[Candidate, Result]]:
-    """Those that can be carried out, with their results; of others the reasons are added."""
-    for one, answer in zip(some, replays.of([one.spec for one in some], title, n), strict=True):
-        if isinstance(answer, str):
-            reasons.append(answer)
-        else:
-            yield one, answer
+def _told(way: str, one: Candidate, result: Result, sample: Sample, first: Sample) -> Way:
+    return Way(
+        way=way,
+        policy=one.policy,
+        tpot_s=result.tpot_s.mean or 0.0,
+        significant=None if sample is first else first.significant(sample),
+        band_s=result.uncertainty.tpot_s,
+        n_requests=sample.n,
+        hit_rate=result.hit_rate,
+        cpu_rate=result.cpu_rate,
+        peak_vram_bytes=result.peak_vram_bytes,
+        bottleneck=result.bottleneck.resource,
+        run_id=result.run_id,
+        name=_name(way, result),
+    )
 
 
-def _crossovers(ways: list[Way], replays: Replays, n: int | None) -> Iterator[Crossover]:
-    """Between the best way with the CPU and the best one without."""
-    from sim.run import prepare
+def _best(ready: Sequence[Candidate], n: int | None) -> Search[dict[str, tuple[Candidate, Result]]]:
+    """The fastest of each way, over all requests, of those that are the fastest over the first n."""
+    told = yield [one.spec if n is None else replace(one.spec, requests=n) for one in ready]
+    ran = [(one, answer) for one, answer in zip(ready, told, strict=True) if isinstance(answer, Result)]
+    if any(answer.tpot_s.mean is None for _, answer in ran):
+        raise BadInput(
+            "plan without --goal, got requests of one output token: ways are compared by the time of further ones; "
+            "give a trace that decodes, or --goal 'ttft_s.mean <= 1s'"
+        )
+    by_way: dict[str, list[Candidate]] = {}
+    for one, answer in sorted(ran, key=lambda each: each[1].tpot_s.mean or 0.0):
+        by_way.setdefault(way_of(answer), []).append(one)
+    best = [one for some in by_way.values() for one in some[:BEST]]
+    again = yield [one.spec for one in best]
+    ran = [(one, answer) for one, answer in zip(best, again, strict=True) if isinstance(answer, Result)]
+    if not ran:
+        raise BadInput(reasons_in_a_line(answer for answer in (*told, *again) if isinstance(answer, str)))
+    ran.sort(key=lambda each: -(each[1].tpot_s.mean or 0.0))  # the last of a way, which stays, is its fastest
+    return {way_of(answer): (one, answer) for one, answer in ran}
 
-    with_cpu = next((way for way in ways if way.way in (CPU, BOTH)), None)
-    without = next((way for way in ways if way.way in (STREAM, CACHE)), None)
+
+def _crossovers(ways: dict[str, Candidate], n: int | None) -> Iterable[Search[Crossover]]:
+    """Between the best way with the CPU and the best one without, axis by axis."""
+    with_cpu = next((one for way, one in ways.items() if way in (CPU, BOTH)), None)
+    without = next((one for way, one in ways.items() if way in (STREAM, CACHE)), None)
     if with_cpu is None or without is None:
         return
-    first, second = sorted((with_cpu, without), key=lambda way: way.tpot_s)
-    axes: list[list[Axis]] = []
-    for way in (first, second):
-        setup = prepare(way.candidate.spec)
-        try:
-            axes.append(axes_of(setup, way.candidate.spec, True))
-        finally:
-            setup.close()
-    for one, two in zip(*axes, strict=True):
-        ends = [end for end in (one.most, max(1.0, one.least)) if end != one.now]
-        yield _between(first, second, (one, two), ends, replays, n)
+    pair = [one for one in ways.values() if one in (with_cpu, without)]  # the faster one first
+    for axes in zip(*(axes_of(one.spec, True) for one in pair), strict=True):
+        if axes[0].key != GPU:
+            yield between((pair[0].policy, pair[1].policy), axes, n)
 
 
-def _between(
-    first: Way, second: Way, axes: tuple[Axis, Axis], ends: list[float], replays: Replays, n: int | None
-) -> Crossover:
-    one, two = axes
+def between(who: tuple[str, str], axes: Sequence[Axis], n: int | None) -> Search[Crossover]:
+    """Where two policies change places along the axes of their runs; looked for by the first n requests."""
+    one = axes[0]
     looked: list[float] = []
 
-    def swapped(value: float) -> bool | None:
+    def swapped(value: float) -> Search[bool | None]:
         """Whether the one that is faster now is the slower one there; None where one of them does not run."""
-        told = replays.of([one.at(value), two.at(value)], "crossover", n)
+        specs = [axis.at(value) for axis in axes]
+        told = yield specs if n is None else [replace(spec, requests=n) for spec in specs]
         times = [None if isinstance(result, str) else result.tpot_s.mean for result in told]
-        return None if times[0] is None or times[1] is None else times[0] > times[1]
+        if times[0] is None or times[1] is None:
+            return None
+        return bool(times[0] > times[1])
 
-    def looked_at(values: Iterable[float]) -> Iterator[tuple[float, bool]]:
-        """Those at which both run."""
-        for value in values:
-            if (there := swapped(value)) is not None:
-                looked.append(value)
-                yield value, there
+    def look(value: float) -> Search[bool | None]:
+        if (there := (yield from swapped(value))) is not None:
+            looked.append(value)
+        return there
 
     def on_the_way(end: float, shares: Iterable[float]) -> list[float]:
         """Values at these shares of the way from what there is now to an end, by equal factors."""
         values = (one.now * (end / one.now) ** share for share in shares)
         return [float(round(value)) if one.whole else value for value in values]
 
-    value = None
-    for end in ends:
-        back = on_the_way(end, (1 - step / STEPS_BACK for step in range(1, STEPS_BACK)))
-        far, there = next(looked_at((end, *back)), (one.now, False))  # as far as both run
-        near, between = one.now, dict.fromkeys(on_the_way(far, (step / BETWEEN for step in range(1, BETWEEN))))
-        if not there:  # there and back again, perhaps
-            for tried, there in looked_at(tried for tried in between if tried not in (one.now, far)):
-                if there:
-                    far = tried
-                    break
-                near = tried
+    equal_at = None
+    for end in (end for end in (one.most, max(1.0, one.least)) if end != one.now):
+        far, there = one.now, None
+        for value in (end, *on_the_way(end, (1 - step / STEPS_BACK for step in range(1, STEPS_BACK)))):
+            far, there = value, (yield from look(value))  # as far as both run
+            if there is not None:
+                break
+        near = one.now
+        if not there and there is not None:  # there and back again, perhaps
+            for value in dict.fromkeys(on_the_way(far, (step / BETWEEN for step in range(1, BETWEEN)))):
+                if value not in (one.now, far) and (back := (yield from look(value))) is not None:
+                    if back:
+                        far, there = value, True
+                        break
+                    near = value
         if there:
-            value = narrowed(swapped, near, far, one.whole)[1]
+            _, equal_at = yield from narrowed(swapped, near, far, one.whole)
             break
-    return Crossover(one, first.candidate.label, second.candidate.label, value, tuple(looked) or (one.now,))
+    tried = sorted(looked or [one.now])
+    at = f"at none of {len(tried)} values from {one.show(tried[0])} to {one.show(tried[-1])}"
+    at = f"not at {one.show(tried[0])}" if len(tried) < 2 else at
+    text = at if equal_at is None else one.show(equal_at)
+    at_all = [one.form(value) for value in tried]
+    return one.change(Crossover, equal_at, text, faster_now=who[0], against=who[1], looked_at=at_all)

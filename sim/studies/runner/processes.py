@@ -16,13 +16,52 @@ from types import ModuleType
 from typing import Any
 
 from sim.base.errors import CheckFailed
+from sim.base.interrupts import held
 from sim.studies.runner.pool import After, Call, finished
+
+
+class Standing:
+    """Processes that stay from one list of calls to the next, for a study that asks again and again."""
+
+    def __init__(self) -> None:
+        self._before = set(multiprocessing.active_children())
+        self._pools: dict[int, ProcessPoolExecutor] = {}
+
+    def of(self, workers: int) -> ProcessPoolExecutor:
+        """So many of them."""
+        if workers not in self._pools:
+            self._pools[workers] = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
+        return self._pools[workers]
+
+    def end(self, at_once: bool) -> None:
+        """Leave none behind; `at_once`: whatever they are doing."""
+        for child in set(multiprocessing.active_children()) - self._before if at_once else ():
+            child.terminate()
+        for pool in self._pools.values():
+            pool.shutdown(cancel_futures=True)
+        self._pools.clear()
+
+
+_STANDING: list[Standing] = []
+
+
+@contextmanager
+def standing() -> Iterator[None]:
+    """Within it, processes that were started for some calls stay for the next ones."""
+    _STANDING.append(Standing())
+    at_once = True
+    try:
+        yield
+        at_once = False
+    finally:
+        with held():
+            _STANDING.pop().end(at_once)
 
 
 def pooled(calls: Sequence[Call], workers: int, after: After | None) -> Generator[tuple[int, Any], None, None]:
     """`sim.studies.runner.pool.answers` by so many of them. Raises CheckFailed where one ended without an answer."""
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _settle)
+    processes = _STANDING[-1] if _STANDING else Standing()
+    pool = processes.of(workers)
 
     def submit(call: Call) -> Future[Any]:
         with _interrupts_held(), _main_hidden():
@@ -35,11 +74,11 @@ def pooled(calls: Sequence[Call], workers: int, after: After | None) -> Generato
             f"a worker process ended without an answer (out of memory?); repeat it with fewer than --workers {workers}"
         ) from None
     except BaseException:
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
+        processes.end(at_once=True)
         raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        if not _STANDING:
+            processes.end(at_once=False)
 
 
 def _settle() -> None:

@@ -17,8 +17,8 @@ from sim.studies.answer_file import ANSWER
 
 TABLE = "sweep.parquet"
 POINTS, BOUNDS = "points", "bounds"
-LAYERED, LIMITS, SUGGESTIONS = "layered", "limits", "suggestions"
-"""Of plans: points with their layers, and what else takes long."""
+LAYERED, LIMITS = "layered", "limits"
+"""Of plans: points with their layers, and lower bounds of every request."""
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 _VERSION_CHARACTERS = 40
 _SEAL = ', "sha256": "'
@@ -48,7 +48,8 @@ class Layout(NamedTuple):
 
 
 SWEEP = Layout("sweep", "sweep.json", (POINTS, BOUNDS), TABLE)
-PLAN = Layout("plan", "plan.json", (POINTS, LAYERED, LIMITS, SUGGESTIONS), ANSWER)
+PLAN = Layout("plan", "plan.json", (POINTS, LAYERED, LIMITS), ANSWER)
+RATES = Layout("search for rates", "saturate.json", (POINTS,), ANSWER)
 
 
 class Records:

@@ -1,1 +1,0 @@
-"""How many requests per second a machine takes, and up to which rate it keeps what it promised."""
