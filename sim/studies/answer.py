@@ -60,8 +60,8 @@ class Answer(msgspec.Struct, kw_only=True, eq=False):
     """What a study answers.
 
     Attributes:
-        first_line: in JSON `answer`. trace: what figures rest on. hosts: where machines come with unlike hosts, a line that
-            says so. ROWS: the list that a frame shows.
+        first_line: in JSON `answer`. trace: what figures rest on. hosts: where machines come with unlike hosts, a line
+            that says so. ROWS: the list that a frame shows.
     """
 
     ROWS: ClassVar[str]

@@ -183,9 +183,10 @@ def explain(
     bound_s = one.bounds[0].value if one.bounds else None
     low, high = (end if end is not None else predicted.value for end in (predicted.low, predicted.high))
     inside = low <= measured_s <= high
+    who = f"{one.policy} on {one.machine}"
     lines = _lines(result, bound_s is not None and measured_s < bound_s, inside, found)
     return Explained(
-        first_line=_answer(measured_s, predicted, bound_s, f"{one.policy} on {one.machine}", inside)
+        first_line=_answer(measured_s, predicted, bound_s, who, inside)
         + of_results([result]),
         trace=asked.trace,
         measured_tpot_s=measured_s,
