@@ -186,8 +186,7 @@ def explain(
     who = f"{one.policy} on {one.machine}"
     lines = _lines(result, bound_s is not None and measured_s < bound_s, inside, found)
     return Explained(
-        first_line=_answer(measured_s, predicted, bound_s, who, inside)
-        + of_results([result]),
+        first_line=_answer(measured_s, predicted, bound_s, who, inside) + of_results([result]),
         trace=asked.trace,
         measured_tpot_s=measured_s,
         predicted=predicted,
