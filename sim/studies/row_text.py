@@ -61,14 +61,15 @@ class Table:
 
     Args:
         rows: in their order. ranks: of those that have one. common: the bound of all. base: the run that the others
-            are held against. most: rows, and caveats below them, that text shows.
+            are held against. most: rows that text shows, and then no caveats of
+            single ones below them.
     """
 
     rows: Sequence[Row]
     ranks: dict[Row, Rank]
     common: Common | None = None
     base: Row | None = None
-    most: tuple[int, int] | tuple[None, None] = (None, None)
+    most: int | None = None
 
     def columns(self, names: str) -> list[Column]:
         """Those of these, with blanks between, that some run has a value for; `rank` always. Names are keys of figures,
@@ -116,7 +117,7 @@ class Table:
             more, further: titles and cells behind the columns, a word and numbers.
         """
         found = self.columns(names)
-        rows = [[*cells(row), *(one.text(row) for one in found), *further(row)] for row in self.rows[: self.most[0]]]
+        rows = [[*cells(row), *(one.text(row) for one in found), *further(row)] for row in self.rows[: self.most]]
         rows += [[label, *["-"] * (len(found) - 1), "does not run"] for label in last]
         words = [at for at, one in enumerate(found, len(first)) if not one.unit]
         words += [*range(1, len(first)), *range(len(first) + len(found), len(first) + len(found) + len(more[:1]))]
@@ -144,9 +145,10 @@ class Table:
         lines = [f"vs {self.base.label}: times as fast"] if self.base else []
         lines += [f"energy {why}" for why in dict.fromkeys(unknown(row.ran) for row in self.rows) if why]
         told = [(title(row), note) for row in self.rows for note in self.caveats(row) if len(note) > MOST_IN_A_CELL]
-        lines += [f"{who}: {note}" for who, note in told[: self.most[1]]]
-        left = 0 if self.most[1] is None else len(told) - self.most[1]
-        lines += [f"and {show_count(left, 'caveat')} more: --json"] if left > 0 else []
+        if self.most is None:
+            lines += [f"{who}: {note}" for who, note in told]
+        elif told:
+            lines.append(f"{show_count(len(told), 'caveat')} of single points: --json")
         lines += [f"all of them: {', '.join(self.shared)}"] if self.shared else []
         lines += [bound_line(self.common, where) + beside] if self.common else []
         return fold("".join(f"{line}\n" for line in ("", *lines))) if lines else ""

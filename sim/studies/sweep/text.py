@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sim.studies.rows import Row
     from sim.studies.runner.runner import Work
 
-MOST = 40, 3
-"""Rows of a table on a terminal, and caveats below it; the Parquet file and `--json` have all."""
+MOST = 40
+"""Rows of a table on a terminal; the Parquet file and `--json` have all."""
 MOST_REASONS = 5
 MOST_CHANGES = 4
 _UNITS = (("_bytes_per_s", "GB/s", 1e9), ("_bytes", "GB", 1e9))
@@ -261,7 +261,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def _more(n: int, what: str) -> str:
-    return f"and {n - MOST[0]:,} {what} more: --json, or the table of --out\n" if n > MOST[0] else ""
+    return f"and {n - MOST:,} {what} more: --json, or the table of --out\n" if n > MOST else ""
 
 
 def list_of(rows: Sequence[Row], names: Sequence[str], n_twice: int) -> str:
