@@ -29,11 +29,10 @@ from traces.stats import observe
 from traces.stats.public import public_traces
 from traces.stats.summary import Summary
 from traces.synth import calibrate, drawn, fitted
-from traces.synth.compare import Comparison
+from traces.synth.compare import Comparison, drawn_from, over_fits
 from traces.synth.draw import Drawer, selections
 from traces.synth.fields import Fields
 from traces.synth.fit import fit
-from traces.synth.over_fits import drawn_from, over_fits
 from traces.synth.profile import Lengths, Vocabulary
 from traces.synth.scale import scaled
 from traces.synth.text import Text, hashed
@@ -373,7 +372,7 @@ def test_every_fit_is_drawn_in_a_shape_beside_the_one_that_was_taken(tmp_path, m
     found = dict(over_fits((16, 64, 8)))
     assert set(found) == set(kept)
     assert abs(found["olmoe-1b-7b"]["lru_25"] - found["deepseek-v2-lite"]["lru_25"]) > 0.05
-    monkeypatch.setattr("traces.synth.over_fits._LAYERS", 16)
+    monkeypatch.setattr("traces.synth.compare._LAYERS", 16)
     every = dict(over_fits((16, 64, 8)))
     assert found["deepseek-v2-lite"] == pytest.approx(every["deepseek-v2-lite"], abs=0.025)
     with pytest.raises(SystemExit):

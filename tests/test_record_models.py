@@ -21,11 +21,10 @@ from traces.format.layout import DISTANCES  # noqa: E402
 from traces.format.reader import Trace  # noqa: E402
 from traces.record.families import FAMILIES, family_of, gate_of, moe_layers  # noqa: E402
 from traces.record.generate import Sampling, run_batch  # noqa: E402
-from traces.record.load import Source  # noqa: E402
+from traces.record.load import Settings, Source  # noqa: E402
 from traces.record.probe import RoutingProbe  # noqa: E402
 from traces.record.prompts import Prompt  # noqa: E402
 from traces.record.recorder import record  # noqa: E402
-from traces.record.settings import Settings  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 CLASSES = list(SMALL)

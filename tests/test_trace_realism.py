@@ -19,10 +19,9 @@ from traces.format.requests import Request
 from traces.format.writer import write_trace
 from traces.stats import observe, realism
 from traces.stats.curves import CURVES, belady_curve
-from traces.stats.cuts import cut_figures, of_one_request, union_by_chance, unions, windows
+from traces.stats.cuts import cut_figures, definitions, gate_mass, of_one_request, union_by_chance, unions, windows
 from traces.stats.public import Printed, public, public_traces
 from traces.stats.realism import beside_printed, judge, nearest
-from traces.stats.reuse import definitions, gate_mass
 
 
 def fewest_misses(rows, n_experts, size):

@@ -19,9 +19,8 @@ from tools.train.pack import Cost, Gates, coded, pack  # noqa: E402
 from traces.format.check import check_trace  # noqa: E402
 from traces.format.layout import U4_SQUARE  # noqa: E402
 from traces.format.reader import Trace  # noqa: E402
-from traces.record.load import Source  # noqa: E402
+from traces.record.load import Settings, Source  # noqa: E402
 from traces.record.recorder import record  # noqa: E402
-from traces.record.settings import Settings  # noqa: E402
 from traces.synth.chat_lengths import load_lengths  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

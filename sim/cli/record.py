@@ -79,9 +79,8 @@ def command(model: str, resume: bool, overwrite: bool, embedding_width: str, **o
         raise BadInput("--resume and --overwrite, got both: continue what was begun, or begin anew")
     width = _width(embedding_width)
     trust = {key: options.pop(key) for key in ("revision", "trust_remote_code", "offline")}
-    from traces.record.load import Source, named
+    from traces.record.load import Settings, Source, named
     from traces.record.recorder import record
-    from traces.record.settings import Settings
 
     settings = Settings(source=Source(named(model), **trust), embedding_width=width, **options)
     try:

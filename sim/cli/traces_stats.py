@@ -152,7 +152,7 @@ class Fits(NamedTuple):
 
 def _over_fits(trace: Trace) -> Fits | None:
     from traces.stats.cuts import of_one_request
-    from traces.synth.over_fits import PLAIN, ROWS, drawn_from, over_fits
+    from traces.synth.compare import PLAIN, ROWS, drawn_from, over_fits
 
     taken = drawn_from(trace)
     if taken is None:

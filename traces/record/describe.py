@@ -12,9 +12,9 @@ from traces.format.header import GateRule, Header
 from traces.format.layout import DISTANCES, U8_SQUARE, U16_LINEAR
 from traces.format.writer import Layout
 from traces.record.families import MoeLayer
+from traces.record.load import Settings
 from traces.record.prompts import RANDOM_LABEL, Prompt
 from traces.record.session import Session
-from traces.record.settings import Settings
 
 PREDICTIONS = (*(f"next_scores_{d}" for d in DISTANCES), "shared_scores")
 _LAYERS_NEEDED = {"next_scores_1": 1, "next_scores_2": 3, "next_scores_3": 4, "shared_scores": 2}

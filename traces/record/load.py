@@ -35,6 +35,32 @@ class Source:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to record. Defaults are those of the command line, which explains them."""
+
+    source: Source
+    out: Path
+    prompts: Path | None = None
+    prompt_tokens: str | None = None
+    output_tokens: str | None = None
+    n_requests: int | None = None
+    max_new_tokens: int = 128
+    max_prompt_tokens: int | None = None
+    chat: bool = False
+    batch: int = 1
+    device: str | None = None
+    dtype: str = "auto"
+    temperature: float = 1.0
+    seed: int = 0
+    store_frac: float = 0.7
+    hidden: bool = False
+    compact: bool = False
+    embedding_width: int | None = None  # None: as wide as the model; 0: not recorded
+    name: str = ""
+    text_licence: str = ""
+
+
 def named(name: str) -> str:
     """The folder of a checkpoint that comes with this installation, or the name as it is."""
     bundled = Path(str(resources.files("traces"))) / "models" / name

@@ -15,10 +15,9 @@ from sim.base.errors import BadInput
 from traces.format.layout import Array
 from traces.format.requests import Request
 from traces.record.describe import header_of, layout_of, name_of, plan_of
-from traces.record.load import load_config, load_model, load_tokenizer, memory_errors, usable_device
+from traces.record.load import Settings, load_config, load_model, load_tokenizer, memory_errors, usable_device
 from traces.record.prompts import Lengths, Prompt, random_prompts, read_prompts, splits, with_output_lengths
 from traces.record.session import BatchWriter, Session
-from traces.record.settings import Settings
 
 if TYPE_CHECKING:
     from traces.record.probe import Rows

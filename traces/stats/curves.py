@@ -106,8 +106,7 @@ def random_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: A
             stays = np.arange(most) >= over[..., None]
             np.put_along_axis(held, least, np.take_along_axis(held, least, -1) & stays, -1)
             count -= over
-    rates: Floats = hits / (n_rows * top_k)
-    return rates
+    return np.asarray(hits / (n_rows * top_k))
 
 
 def belady_curve(experts: Array, n_experts: int, sizes: Sequence[int], starts: Array | None = None) -> Floats:
@@ -178,8 +177,7 @@ def _counted(
                 stacks[layer].visit(ids, layer * top_k, top_k, 0, 0, *keys)
             after(row, wanted)
         hits += [stack.hits(0)[: hits.shape[1]] for stack in stacks]
-    rates: Floats = hits.T[list(sizes)] / (n_rows * top_k)
-    return rates
+    return np.asarray(hits.T[list(sizes)] / (n_rows * top_k))
 
 
 CURVES: dict[str, Callable[[Array, int, Sequence[int], Ints | None], Floats]] = {

@@ -48,8 +48,7 @@ def normalised_entropy(counts: Ints) -> Floats:
     total = counts.sum(axis=-1, keepdims=True)
     share = np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
     logs = np.log(share, out=np.zeros_like(share), where=~(share <= 0))
-    entropy: Floats = -(share * logs).sum(axis=-1) / math.log(n_experts)
-    return entropy
+    return np.asarray(-(share * logs).sum(axis=-1) / math.log(n_experts))
 
 
 def dead_experts(counts: Ints) -> list[tuple[int, int]]:
@@ -128,8 +127,7 @@ def top_k_of(scores: Floats, k: int) -> Array:
     """Mask of the k highest along the last axis, ties to the lowest id; scores are integers below 2**40."""
     n = scores.shape[-1]
     keys = scores.astype(np.int64) * n + np.arange(n)[::-1]  # distinct, so exactly k reach the k-th highest
-    mask: Array = keys >= np.partition(keys, n - k, axis=-1)[..., n - k, None]
-    return mask
+    return np.asarray(keys >= np.partition(keys, n - k, axis=-1)[..., n - k, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +183,10 @@ def _level_chunks(trace: Trace, level: str, values_per_row: int, requests: Reque
 
 def _in_split(trace: Trace, rows: Ints, split: str) -> Array:
     owner = np.searchsorted(trace.requests.offsets, rows, side="right") - 1
-    mask: Array = trace.requests.split[owner] == SPLITS.index(split)
-    return mask
+    return np.asarray(trace.requests.split[owner] == SPLITS.index(split))
 
 
 def _has_next(trace: Trace, rows: Ints) -> Array:
     """Whether the row after belongs to the same request."""
     owner = np.searchsorted(trace.requests.offsets, rows, side="right") - 1
-    mask: Array = rows + 1 < trace.requests.offsets[owner + 1]
-    return mask
+    return np.asarray(rows + 1 < trace.requests.offsets[owner + 1])

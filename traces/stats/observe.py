@@ -33,8 +33,7 @@ def choose(scores: Array, k: int) -> Ints:
         return np.argsort(-scores, axis=-1, kind="stable")[..., :k]
     part.sort(axis=-1)  # so that the stable sort below leaves equal scores in order of position
     order = np.argsort(-np.take_along_axis(scores, part, -1), axis=-1, kind="stable")
-    found: Ints = np.take_along_axis(part, order, -1)
-    return found
+    return np.asarray(np.take_along_axis(part, order, -1))
 
 
 def among(scores: Array, k: int, asked: Ints) -> NDArray[np.bool_]:
@@ -121,8 +120,7 @@ def too_few(trace: Trace) -> BadInput:
 
 def popularity(rows: Sample) -> Floats:
     """(L, E) share of tokens that choose each expert; a layer sums to K."""
-    shares: Floats = _counts(rows.experts, rows.trace.n_experts) / len(rows.experts)
-    return shares
+    return np.asarray(_counts(rows.experts, rows.trace.n_experts) / len(rows.experts))
 
 
 def _counts(experts: Ints, n_experts: int) -> Ints:
@@ -140,8 +138,7 @@ def overlap(rows: Sample, one: Ints, two: Ints) -> Floats:
     for at in range(0, len(one), 4096):
         a, b = rows.experts[one[at : at + 4096]], rows.experts[two[at : at + 4096]]
         same += (a[..., :, None] == b[..., None, :]).sum(axis=(0, 2, 3))
-    found: Floats = same / (len(one) * rows.experts.shape[2])
-    return found
+    return np.asarray(same / (len(one) * rows.experts.shape[2]))
 
 
 def lag_pairs(rows: Sample, lag: int) -> tuple[Ints, Ints]:
@@ -181,8 +178,7 @@ def overlap_between(rows: Sample) -> tuple[Floats, Floats]:
 
 
 def _squares(counts: Ints) -> Ints:
-    found: Ints = (counts * counts).sum(axis=-1)
-    return found
+    return np.asarray((counts * counts).sum(axis=-1))
 
 
 def id_pairs(rows: Sample, times: int, rng: np.random.Generator) -> tuple[Ints, Ints]:

@@ -18,8 +18,7 @@ from msgspec import Meta
 from sim.base.files import read_yaml, to_struct
 from traces.format.reader import Trace
 from traces.stats import observe
-from traces.stats.cuts import CUTS, cut_figures, of_one_request, unions
-from traces.stats.reuse import definitions, gate_mass
+from traces.stats.cuts import CUTS, cut_figures, definitions, gate_mass, of_one_request, unions
 from traces.stats.summary import Summary, summarise
 
 Figure = Annotated[float, Meta(ge=0, le=1)]
@@ -31,8 +30,8 @@ class PublicTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cuts: rows of a stretch -> its figures (`cuts.cut_figures`). cuts_of_one: the same of stretches of one request each,
     left out of a trace of a single request, where all are. unions: batch -> experts asked for together. reuse:
-    how much tokens in a row share, by definition (`reuse.definitions`). gate_mass: share of a token's weight that its
-    first, second, ... expert has (`reuse.gate_mass`); empty without weights.
+    how much tokens in a row share, by definition (`cuts.definitions`). gate_mass: share of a token's weight that its
+    first, second, ... expert has (`cuts.gate_mass`); empty without weights.
     """
 
     name: str

@@ -18,10 +18,9 @@ from traces.format.reader import Trace
 from traces.format.shapes import apart
 from traces.stats import observe
 from traces.stats.curves import hit_rates
-from traces.stats.cuts import CUTS, PLAIN, cut_figures, of_one_request, unions
+from traces.stats.cuts import CUTS, PLAIN, cut_figures, definitions, gate_mass, of_one_request, unions
 from traces.stats.observe import Sample
 from traces.stats.public import Printed, PublicTrace, public
-from traces.stats.reuse import definitions, gate_mass
 
 QUICK = ("lru", "lfu", "lcp")  # whose order the verdict is about
 ORDER_MARGIN = 0.01  # two published hit rates that differ by less have no order

@@ -13,7 +13,7 @@ import numpy as np
 
 from traces.format.layout import Array, Floats, Ints
 from traces.stats.curves import CURVES, capacities
-from traces.stats.observe import Sample
+from traces.stats.observe import Sample, spread
 from traces.synth.profile import FADES, GRAMS, Profile
 
 PASSING = ("request", *(f"fade{n}" for n in FADES), "carry")
@@ -30,7 +30,7 @@ def calibrated(profile: Profile, rows: Sample, draw: Draw) -> Profile:
 
     draw(profile, seed, n): (n, L, K) selections of a profile.
     """
-    keep = np.unique(np.linspace(0, profile.n_layers - 1, _LAYERS).round().astype(int))
+    keep = spread(profile.n_layers, _LAYERS)
     order = tasks_in_turn(profile)
     seen = rows.experts[np.concatenate([np.flatnonzero(rows.request == i) for i in order])][:_ROWS, keep]
     thin, n = some_layers(profile, keep), len(seen)
@@ -89,5 +89,4 @@ def some_layers(profile: Profile, keep: Ints) -> Profile:
 
 
 def _rates(experts: Array, n_experts: int, sizes: list[int]) -> Floats:
-    found: Floats = np.array([CURVES[name](experts, n_experts, sizes, None).mean(axis=1) for name in POLICIES])
-    return found
+    return np.asarray(np.array([CURVES[name](experts, n_experts, sizes, None).mean(axis=1) for name in POLICIES]))

@@ -59,8 +59,7 @@ class Fields:
     def _weights(self, name: str, width: int) -> Array:
         """(width, L * E) from vectors of ids, or of what stands before them, to a field."""
         drawn = self.projected(stream(self.seed, name).standard_normal((width, *self.shape)) / np.sqrt(width))
-        found: Array = np.rint(drawn.astype(np.float64) * _WEIGHT_GRAIN).reshape(width, -1) / _WEIGHT_GRAIN
-        return found
+        return np.asarray(np.rint(drawn.astype(np.float64) * _WEIGHT_GRAIN).reshape(width, -1) / _WEIGHT_GRAIN)
 
     def _settle(self) -> None:
         """Correct the biases for the tasks and token ids drawn, so that popularity is what the profile says.
@@ -118,8 +117,7 @@ class Fields:
 def odds(scores: Array, top_k: int) -> Floats:
     """(E,) log odds that a token chooses an expert, from the scores (n, E) of n tokens."""
     share = (chosen_mask(scores, top_k).sum(axis=0) + 0.5) / (len(scores) + 1)
-    found: Floats = np.log(share / np.maximum(1 - share, 1e-6))
-    return found
+    return np.asarray(np.log(share / np.maximum(1 - share, 1e-6)))
 
 
 class FieldRows:

@@ -52,25 +52,20 @@ def popularity_bias(share: Floats, k: int, rng: np.random.Generator) -> Floats:
         got = np.clip(chosen_mask(noise + bias, k).mean(axis=0), 1e-5, 1 - 1e-5)
         bias += 0.4 * (odds - np.log(got / (1 - got)))
         bias -= bias.mean()
-    found: Floats = bias
-    return found
+    return np.asarray(bias)
 
 
-def overlap_table(
-    bias: Floats, k: int, rng: np.random.Generator, other: Floats | None = None, drawn: Array | None = None
-) -> Floats:
+def overlap_table(bias: Floats, k: int, rng: np.random.Generator, drawn: Array | None = None) -> Floats:
     """(len(GRID),) expected share of one token's experts that are also another's, whose g correlates with r of GRID.
 
-    other: the second token's biases, when they differ (none means the same). drawn: (n, E) tokens' g, where it is no
-    independent normal numbers; the other token's is r of it and noise.
+    drawn: (n, E) tokens' g, where it is no independent normal numbers; the other token's is r of it and noise.
     """
     n_experts = len(bias)
     n = max(64, _DRAWS // n_experts) if drawn is None else len(drawn)
     one, fresh = rng.standard_normal((2, n, n_experts))
     one = one if drawn is None else drawn
     first = chosen_mask(one + bias, k)
-    second = bias if other is None else other
-    shares = [(first & chosen_mask(r * one + np.sqrt(1 - r * r) * fresh + second, k)).sum() / (n * k) for r in GRID]
+    shares = [(first & chosen_mask(r * one + np.sqrt(1 - r * r) * fresh + bias, k)).sum() / (n * k) for r in GRID]
     return np.maximum.accumulate(np.array(shares))  # noise must not make the map fold back
 
 
@@ -85,8 +80,6 @@ def to_correlation(overlap: float, table: Floats) -> float:
 def gate_scores(logits: Array, score: str) -> Array:
     """Gate scores of router logits (..., E): softmax over the experts, or the sigmoid of each."""
     if score == "sigmoid":
-        found: Array = 1.0 / (1.0 + np.exp(-logits))
-        return found
+        return np.asarray(1.0 / (1.0 + np.exp(-logits)))
     raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares: Array = raised / raised.sum(axis=-1, keepdims=True)
-    return shares
+    return np.asarray(raised / raised.sum(axis=-1, keepdims=True))

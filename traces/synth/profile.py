@@ -51,8 +51,7 @@ class Vocabulary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """(V,) probabilities by rank, interpolated between the ranks kept."""
         ranks = np.arange(1, self.rank[-1] + 1)
         p = np.exp(np.interp(np.log(ranks), np.log(self.rank), self.log_p))
-        found: Floats = p / p.sum()
-        return found
+        return np.asarray(p / p.sum())
 
 
 class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

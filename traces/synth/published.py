@@ -128,7 +128,7 @@ def _fit_curves(
     need(f"a fit to the figures {figures.id}", "scipy")
     from scipy.optimize import minimize
 
-    keep = np.unique(np.linspace(0, profile.n_layers - 1, _LAYERS).round().astype(int))
+    keep = observe.spread(profile.n_layers, _LAYERS)
     thin = some_layers(profile, keep)
     tried, total = 0, _TRIES + math.prod(len(steps) for steps in _COARSE)
 
@@ -157,8 +157,7 @@ def _warm(kind: str, experts: Array, n_experts: int, sizes: list[int]) -> Floats
     """Mean hit rates over layers, without the first rows, in which caches fill."""
     n, skip = len(experts), min(_WARM_ROWS, len(experts) // 5)
     whole, cold = (CURVES[kind](rows, n_experts, sizes, None).mean(axis=1) for rows in (experts, experts[:skip]))
-    found: Floats = (whole * n - cold * skip) / (n - skip)
-    return found
+    return np.asarray((whole * n - cold * skip) / (n - skip))
 
 
 def fit_accuracy(profile: Profile, distance: int, accuracy: list[float | None]) -> Profile:

@@ -50,7 +50,7 @@ def unpacked(text: str, n_rows: int, where: str) -> Array:
 class Routes:
     """What all requests share: weights, vectors of tasks and ids. seed: decides everything."""
 
-    def __init__(self, profile: Profile, seed: int, settled: bool = True) -> None:
+    def __init__(self, profile: Profile, seed: int) -> None:
         assert profile.routes is not None and profile.vocabulary is not None
         self.profile, self.seed, self.plan = profile, seed, profile.routes
         self.bias = np.array(profile.bias, np.float32)
@@ -73,8 +73,7 @@ class Routes:
         heed = np.exp(self.plan.spread * stream(seed, "weights").standard_normal(len(self.table)))
         self.heed = (heed / np.sqrt(self.frequencies @ heed**2)).astype(np.float32)[:, None]
         self.text = Text(profile.vocabulary, seed, self.plan.repeat)
-        if settled:
-            self._settle()
+        self._settle()
 
     def _of_ids(self, rng: np.random.Generator) -> Floats:
         """(V, n) vectors of the ids, of one length, and of mean 0 as far as frequent ids decide it."""
@@ -86,8 +85,7 @@ class Routes:
         drawn -= self.frequencies @ drawn
         counts = self.counts["token"]
         drawn *= np.sqrt(counts.sum() / np.maximum(drawn**2 @ counts, 1e-9))[:, None]
-        found: Floats = drawn - self.frequencies @ drawn
-        return found
+        return np.asarray(drawn - self.frequencies @ drawn)
 
     @property
     def embedding_table(self) -> Array | None:
@@ -111,8 +109,7 @@ class Routes:
 
     def of(self, part: str, numbers: Array) -> Array:
         """(n, L * E) scores of one part's numbers (n, m)."""
-        found: Array = _on_grain(numbers) @ self.weights[part].T
-        return found
+        return np.asarray(_on_grain(numbers) @ self.weights[part].T)
 
     def _settle(self) -> None:
         """Correct the biases until the requests that the source has are drawn with the popularity that it has.
@@ -162,8 +159,7 @@ class RouteRows:
         total = shared.of("token", shared.table[ids]) + shared.heed[ids] * around
         total += shared.carry * shared.of("token", np.where(before[:, None] < 0, 0.0, shared.table[before]))
         self._at += n
-        found: Array = total.reshape(n, shared.profile.n_layers, shared.profile.n_experts)
-        return found
+        return np.asarray(total.reshape(n, shared.profile.n_layers, shared.profile.n_experts))
 
     def _lasting(self, n: int) -> Array:
         """(n, m) what lasts in the request, and what fades."""
@@ -176,5 +172,4 @@ class RouteRows:
 
 
 def _on_grain(numbers: Array) -> Array:
-    found: Array = (np.rint(numbers * _GRAIN) / _GRAIN).astype(np.float32)
-    return found
+    return np.asarray((np.rint(numbers * _GRAIN) / _GRAIN).astype(np.float32))

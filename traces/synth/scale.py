@@ -84,8 +84,7 @@ def _popularity(bias: Floats, at: _Depths, n_experts: int) -> Floats:
     deep = np.array([np.interp(at.target, at.source, column) for column in wide.T]).T
     deep -= deep.mean(axis=1, keepdims=True)
     rng = np.random.default_rng(n_experts)
-    found: Floats = np.array([layer[rng.permutation(n_experts)] for layer in deep]).round(5)
-    return found
+    return np.asarray(np.array([layer[rng.permutation(n_experts)] for layer in deep]).round(5))
 
 
 def _with_gap(known: list[float | None], distance: int, at: _Depths) -> list[float | None]:

@@ -66,5 +66,4 @@ def hashed(one: Ints, two: Ints, salt: int) -> Ints:
     x += np.uint64((salt * 0x165667B19E3779F9) % 2**64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    found: Ints = ((x ^ (x >> np.uint64(31))) >> np.uint64(2)).astype(np.int64)
-    return found
+    return np.asarray(((x ^ (x >> np.uint64(31))) >> np.uint64(2)).astype(np.int64))
