@@ -24,8 +24,8 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", "build", "runs")
-LIMIT_S = 1800
-"""A mutant that makes tests take longer than this is found: they hang."""
+LIMIT_S, LIMIT_BYTES = 900, 3 * 10**9
+"""A mutant that makes tests take longer, or more memory, is found: they would not end."""
 
 
 def mutants() -> dict[int, dict[str, Any]]:
@@ -42,8 +42,13 @@ def apply(mutant: dict[str, Any], tree: Path) -> None:
             raise ValueError(f"mutant {mutant['n']}, got its text {n} times in {edit['file']}: write it anew")
         text = text.replace(edit["before"], edit["after"])
         compile(text, edit["file"], "exec")  # a mistake in the text is no mutant
-        path.unlink()  # it is a link to the original
         path.write_text(text, encoding="utf-8")
+
+
+def limit_memory() -> None:
+    import resource  # not on Windows
+
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
 
 
 def finder(tree: Path, tests: list[str]) -> str:
@@ -51,10 +56,18 @@ def finder(tree: Path, tests: list[str]) -> str:
     command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     try:
-        ran = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        ran = subprocess.run(
+            command,
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            preexec_fn=None if os.name == "nt" else limit_memory,
+        )
     except subprocess.TimeoutExpired:
         return f"takes longer than {LIMIT_S} s"
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", ran.stdout, re.MULTILINE)
     if ran.returncode == 1 and found:
         return found[1]
     if ran.returncode:
@@ -62,10 +75,18 @@ def finder(tree: Path, tests: list[str]) -> str:
     return ""
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """Traces are linked, which no test writes to."""
+    if os.path.getsize(source) > 10**6:  # noqa: PTH202 - `copytree` gives text
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
 def try_one(mutant: dict[str, Any], full: bool) -> str:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, copy_function=os.link, symlinks=True, ignore=LEFT_OUT)
+        shutil.copytree(ROOT, tree, copy_function=link_or_copy, symlinks=True, ignore=LEFT_OUT)
         apply(mutant, tree)
         found = finder(tree, mutant["tests"])
         if not found and full:
