@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from cli_help import mixtral_shaped, moesim, simulated
+from easy_numbers import figure, hardware, model, stack
 
 from sim.base.errors import BadInput
 from sim.base.files import bundled
-from sim.profiles.hardware import GPUS, load_hardware
+from sim.machine.cost import Cost
+from sim.profiles.hardware import GPUS, Link, load_hardware
 from sim.profiles.pcie import LINKS, SOURCES, bandwidth, bus_of
 
 
@@ -42,13 +45,13 @@ def test_theory_by_hand() -> None:
 @pytest.mark.parametrize("up", [True, False])
 def test_figures_are_below_theory_in_order_and_in_their_range(up: bool) -> None:
     of = {word: bandwidth(bus_of(word), up) for word in LINKS}
-    for word, figure in of.items():
-        assert figure.source == "assumed"  # on any other card than those that were measured
-        assert figure.note.split()[0] in ("derived:", f"gen{word[3]}")
-        assert figure.low is not None
-        assert figure.high is not None
-        assert figure.low < figure.value < figure.high < bus_of(word).theoretical_bytes_per_s
-        assert set(figure.refs) <= set(SOURCES)
+    for word, found in of.items():
+        assert found.source == "assumed"  # on any other card than those that were measured
+        assert found.note.split()[0] in ("derived:", f"gen{word[3]}")
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < found.value < found.high < bus_of(word).theoretical_bytes_per_s
+        assert set(found.refs) <= set(SOURCES)
     for generation in "3456":
         assert [of[f"gen{generation}x{lanes}"].value for lanes in (4, 8, 16)] == sorted(
             of[f"gen{generation}x{lanes}"].value for lanes in (4, 8, 16)
@@ -136,3 +139,13 @@ def test_the_list_of_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gen3x4 to gen6x16" in simulated(capsys, "--help").out
     assert "give it alone" in moesim(capsys, "hw", "rtx3090", "--links").error
     assert "without a profile" in moesim(capsys, "hw", "--pcie", "gen5x16").error
+
+
+def test_a_copy_takes_the_latency_of_its_link_and_then_its_bytes() -> None:
+    """16 bytes a second and 3 s before the first: an expert of 160 bytes takes 13 s, half of it 8 s, on either way."""
+    link = Link(latency_s=figure(3.0), bandwidth_bytes_per_s=figure(16.0))
+    hw = msgspec.structs.replace(hardware(), h2d=link, d2h=link)
+    copies = Cost(hw, model(1, 2, 1), stack(), "bf16").copies
+    assert (copies.expert_s(160), copies.expert_s(80, 0.5)) == (13.0, 8.0)
+    assert (copies.expert_back_s(160), copies.expert_back_s(80, 0.5)) == (13.0, 8.0)
+    assert (copies.h2d_s(16), copies.d2h_s(16)) == (4.0, 4.0)
