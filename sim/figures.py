@@ -4,13 +4,17 @@ A row is a field of one of the records below. `Result` (`sim.results.record`), i
 labels of text and pages, `--expect`, `check`, goals and the reference (docs/figures.md) are read from here.
 """
 
+from __future__ import annotations  # a row is worked out when it is asked for: a plain run asks for five
+
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from inspect import get_annotations
-from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import msgspec
+from msgspec import UNSET
 
 from sim.base.errors import BadInput
 from sim.base.lanes import CHARGED
@@ -53,6 +57,12 @@ class Figure(NamedTuple):
     line: bool = False
 
 
+def values_of(record: msgspec.Struct) -> dict[str, Any]:
+    """Name -> value of each field that a record of this run has."""
+    values = ((name, getattr(record, name)) for name in record.__struct_fields__)
+    return {name: value for name, value in values if value is not UNSET}
+
+
 class Errors(msgspec.Struct, frozen=True):
     """Where a figure of requests under load lies, [low, high] at 95 %, from blocks of consecutive requests
     ([slo.md](slo.md)); null where too few blocks say too little."""
@@ -76,10 +86,8 @@ class Statistic(msgspec.Struct, frozen=True):
     n: Annotated[int, Figure("requests behind it", unit="none", label="requests")]
     p90: Annotated[
         float | msgspec.UnsetType | None, Figure("90th percentile, of requests under load; from 10", -1, label="p90")
-    ] = msgspec.UNSET
-    sampling: Annotated[Errors | msgspec.UnsetType | None, Figure("where these lie, of requests under load")] = (
-        msgspec.UNSET
-    )
+    ] = UNSET
+    sampling: Annotated[Errors | msgspec.UnsetType | None, Figure("where these lie, of requests under load")] = UNSET
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -187,10 +195,6 @@ class Contention(msgspec.Struct, frozen=True):
     d2h: Annotated[Slowed | None, Figure("copies back")]
     gpu: Annotated[Slowed | None, Figure("kernels")]
     nvme: Annotated[Slowed | None, Figure("reads of a drive; there only where they were slowed")] = None
-
-    def by_activity(self) -> dict[str, Slowed]:
-        """What was slowed -> by how much."""
-        return {name: one for name, one in msgspec.structs.asdict(self).items() if one is not None}
 
 
 class SizesByLayer(msgspec.Struct, frozen=True):
@@ -315,15 +319,6 @@ class HitRates(msgspec.Struct, frozen=True):
     substituted: Annotated[Share, Figure("its tokens went to another expert", -1)]
     dropped: Annotated[Share, Figure("nothing was computed in its place", -1)]
 
-    @classmethod
-    def of(cls, result: object) -> Self:
-        """Those that a result has as keys of its own: of decode, under its `hit_definition`."""
-        return cls(**{name: getattr(result, f"{name}_rate") for name in cls.__struct_fields__})
-
-    def by_class(self) -> dict[str, Share]:
-        """Class -> share."""
-        return msgspec.structs.asdict(self)
-
 
 class ServedRates(msgspec.Struct, frozen=True):
     """How gates found the experts that served, however they were computed; shares sum to 1."""
@@ -361,10 +356,6 @@ class Prefetches(msgspec.Struct, frozen=True):
     issued: Annotated[Copies, Figure("handed to the copy engine", label="issued")]
     cancelled: Annotated[Copies, Figure("withdrawn before it moved a byte", label="cancelled")]
     refused: Annotated[Copies, Figure("not made: the policy named nothing to evict", label="refused")]
-
-    def by_fate(self) -> dict[str, Copies]:
-        """What became of them -> how many."""
-        return msgspec.structs.asdict(self)
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -433,17 +424,13 @@ class Composition(msgspec.Struct, frozen=True):
     host: Annotated[Share, Figure("the host's launches and reads")]
     cpu: Annotated[Share, Figure("experts on the CPU")]
     predictor: Annotated[Share, Figure("predictions")]
-    drive: Annotated[Share | msgspec.UnsetType, Figure("reads of a drive; there only with one")] = msgspec.UNSET
-    back: Annotated[Share | msgspec.UnsetType, Figure("copies back; there only with any")] = msgspec.UNSET
-    peer: Annotated[Share | msgspec.UnsetType, Figure("transfers between GPUs; there only with any")] = msgspec.UNSET
-
-    def by_part(self) -> dict[str, Share]:
-        """What the time went to -> share."""
-        return {part: share for part, share in msgspec.structs.asdict(self).items() if share is not msgspec.UNSET}
+    drive: Annotated[Share | msgspec.UnsetType, Figure("reads of a drive; there only with one")] = UNSET
+    back: Annotated[Share | msgspec.UnsetType, Figure("copies back; there only with any")] = UNSET
+    peer: Annotated[Share | msgspec.UnsetType, Figure("transfers between GPUs; there only with any")] = UNSET
 
     def largest(self) -> str | None:
         """The resource behind the largest share, or those that share it; None where no time went by."""
-        known = {part: share for part, share in self.by_part().items() if share is not None}
+        known = {part: share for part, share in values_of(self).items() if share is not None}
         most = max(known.values(), default=0.0)
         return " and ".join(CHARGED[part][1].resource for part, share in known.items() if share >= most - TIED) or None
 
@@ -773,16 +760,17 @@ class Row(NamedTuple):
     def read(self, result: Any) -> Any:
         """Its value in a record; None where there is none."""
         for name in self.path:
-            if result is None or result is msgspec.UNSET:
+            if result is None or result is UNSET:
                 return None
             result = getattr(result, name)
-        return None if result is msgspec.UNSET else result
+        return None if result is UNSET else result
 
 
 _SIMPLE: dict[object, Kind] = {int: "int", float: "float", str: "text", bool: "bool"}
 _ENDINGS: tuple[tuple[str, Unit], ...] = (
     *(("_per_s", "per_s"), ("_s", "s"), ("_bytes", "bytes"), ("_frac", "frac"), ("_j", "j"), ("_w", "w")),
 )
+_LACKING = (type(None), msgspec.UnsetType)
 
 
 _ABOVE = Row("", (), "open", Figure(""), "", 0, "", "tables", False)
@@ -794,72 +782,78 @@ def rows_of(kind: type[msgspec.Struct]) -> dict[str, Row]:
     return {row.key: row for row in _walk(kind, _ABOVE)}
 
 
-@cache
-def _row_at(kind: type[msgspec.Struct], key: str) -> Row | None:
-    """One of them, without a look at records that it does not lie in: most runs need the labels of a few."""
-    return next((row for row in _walk(kind, _ABOVE, key.split(".")) if row.key == key), None)
-
-
-def with_lines() -> list[Row]:
+def with_lines() -> Iterator[Row]:
     """Rows of a result's own that have a line in the text of a run."""
-    named = [name for name, (_, figure) in fields_of(RECORD).items() if figure.line]
-    return [row for name in named if (row := _row_at(RECORD, name)) is not None]
+    for base in RECORD.__mro__:
+        for name, hint in get_annotations(base).items():
+            if "line=True" in str(hint):  # as it is written: working all of them out takes as long as the text
+                yield from _walk(RECORD, _ABOVE, [name])
 
 
 @cache
-def fields_of(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, Figure]]:
-    """Type and figure of each field of a record, by its key."""
-    hints: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        hints |= get_annotations(base, eval_str=True)
-    names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
-    return {key: get_args(hints[name]) for name, key in names if not name.startswith("_")}
+def names_of(kind: type[msgspec.Struct]) -> list[tuple[str, str, Any]]:
+    """Key, attribute and default (`...`: it has none) of each field of a record that it tells of."""
+    names = kind.__struct_fields__
+    defaults = (*[...] * (len(names) - len(kind.__struct_defaults__)), *kind.__struct_defaults__)
+    every = zip(kind.__struct_encode_fields__, names, defaults, strict=True)
+    return [one for one in every if not one[0].startswith("_")]
+
+
+@cache
+def field_of(kind: type[msgspec.Struct], name: str) -> tuple[Any, Figure]:
+    """Type and figure of a field of a record."""
+    base = next(base for base in kind.__mro__ if name in get_annotations(base))
+    hint = get_annotations(base)[name]
+    if isinstance(hint, str):
+        hint = eval(hint, vars(sys.modules[base.__module__]))  # noqa: S307 - an annotation of ours
+    of, figure = get_args(hint)
+    return of, figure
 
 
 def _walk(kind: type[msgspec.Struct], above: Row, wanted: Sequence[str] | None = None) -> Iterator[Row]:
-    fields = fields_of(kind)
-    for field in msgspec.structs.fields(kind):
-        name = field.encode_name
-        if name not in fields or (wanted is not None and wanted[:1] != [name]):
+    """Rows of a record's fields, and of what they hold; of one key alone, without a look at the others, where it is
+    `wanted`, its names in a row."""
+    for key, name, default in names_of(kind):
+        if wanted is not None and wanted[:1] != [key]:
             continue
-        hint, figure = fields[name]
-        options = [one for one in _options(hint) if one not in (type(None), msgspec.UnsetType)]
-        unit = figure.unit or next((unit for end, unit in _ENDINGS if f"_{name}".endswith(end)), above.unit)
-        first = figure.shown == "first" or name in above.figure.first
+        hint, figure = field_of(kind, name)
         row = Row(
-            f"{above.key}.{name}".lstrip("."),
-            (*above.path, field.name),
+            f"{above.key}.{key}".lstrip("."),
+            (*above.path, name),
             "open",
             figure,
-            unit,
+            figure.unit or next((unit for end, unit in _ENDINGS if f"_{key}".endswith(end)), above.unit),
             figure.better or above.better,
             ", ".join(filter(None, (above.label, figure.label))),
-            "json" if "json" in (figure.shown, above.shown) else "first" if first else "tables",
-            above.part or field.default in (None, msgspec.UNSET),
+            "json"
+            if "json" in (figure.shown, above.shown)
+            else "first"
+            if figure.shown == "first" or key in above.figure.first
+            else "tables",
+            above.part or default is None or default is UNSET,
         )
-        yield from _of_type(options, row, type(None) in _options(hint), None if wanted is None else wanted[1:])
+        yield from _of_type(hint, row, False, None if wanted is None else wanted[1:])
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _of_type(options: list[Any], row: Row, may_lack: bool, wanted: Sequence[str] | None = None) -> Iterator[Row]:
+def _of_type(hint: Any, row: Row, may_lack: bool, wanted: Sequence[str] | None = None) -> Iterator[Row]:
     """A row, or those of the record or object that it holds."""
-    of, origin = options[0], get_origin(options[0])
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    of, *more = [one for one in options if one not in _LACKING]
     if isinstance(of, type) and issubclass(of, msgspec.Struct):
-        yield from _walk(of, row._replace(part=row.part or may_lack), wanted)
-    elif origin is dict:
+        part = row.part or may_lack or type(None) in options
+        yield from _walk(of, row._replace(part=part), wanted)
+    elif (origin := get_origin(of)) is dict:
         yield row
         inside = row._replace(key=f"{row.key}.*", path=(*row.path, "*"), shown="json")
-        yield from _of_type([one for one in _options(get_args(of)[1]) if one is not type(None)], inside, True)
+        yield from _of_type(get_args(of)[1], inside, True)
     elif origin in (list, tuple):
-        simple = [_SIMPLE[one] for one in _options(get_args(of)[0]) if one in _SIMPLE]
-        yield row._replace(kind="list", of=simple[0] if simple else "")
+        item = get_args(of)[0]
+        items = get_args(item) if get_origin(item) in (Union, types.UnionType) else (item,)
+        yield row._replace(kind="list", of=next((_SIMPLE[one] for one in items if one in _SIMPLE), ""))
     elif of is Any:
         yield row
     else:
-        kinds = [_SIMPLE[one] for one in options if one in _SIMPLE]
+        kinds = [_SIMPLE[one] for one in (of, *more) if one in _SIMPLE]
         unit: Unit = "" if row.unit == "none" else row.unit
         yield row._replace(kind="float" if "float" in kinds else kinds[0], unit=unit)
 
@@ -875,10 +869,16 @@ def figures() -> dict[str, Row]:
 
 def row_of(key: str) -> Row | None:
     """The row of a figure, also of one whose names the run gives itself; None where no result has such a key."""
-    if (row := _row_at(RECORD, key)) is not None:
-        return row
+    return _row_of(RECORD, key)
+
+
+@cache
+def _row_of(kind: type[msgspec.Struct], key: str) -> Row | None:
     parts = key.split(".")
-    for row in figures().values():
+    for row in _walk(kind, _ABOVE, parts):
+        if row.key == key:
+            return row
+    for row in rows_of(kind).values():
         own = row.key.split(".")
         if "*" in own and len(own) <= len(parts):
             at = own.index("*")
@@ -886,6 +886,12 @@ def row_of(key: str) -> Row | None:
             if parts[:at] == own[:at] and (not tail or parts[-len(tail) :] == tail):
                 return row
     return None
+
+
+def label_of(key: str) -> str:
+    """What text and pages call a figure; its key where the table has no label for it."""
+    row = row_of(key)
+    return (row.label if row is not None else "") or key
 
 
 def numbers(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:

@@ -22,7 +22,7 @@ from sim.machine.cost import Cost
 from sim.machine.price import Price
 from sim.options import RunSpec
 from sim.policy.decisions import Predict
-from sim.results.by_layer_text import lines
+from sim.results.text import by_layer
 from sim.run import Outcome, execute, prepare, record, timed
 from sim.studies.plan.ways import CACHE, way_of
 from sim.workload.batching import Batching
@@ -218,7 +218,7 @@ def test_times_of_a_queue_in_parts_by_hand(tmp_path: Path) -> None:
     assert {row["phase"]: row["asked_n"] for row in result.by_layer} == {"prefill": 2, "mixed": 2}
     assert result.bottleneck.mixed.gpu == 1.0
     assert result.bottleneck.resource == "gpu"
-    assert lines(result) == []  # nothing was missed, nothing waited for
+    assert list(by_layer(result)) == []  # nothing was missed, nothing waited for
     assert way_of(result) == CACHE  # where nothing decodes by itself, by what ran beside prompts
     told = result.to_dict()
     assert told["prefill_chunk"] == 4

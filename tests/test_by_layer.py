@@ -17,9 +17,10 @@ from easy_numbers import EXPERT_BYTES, run
 
 from moesim import Policy
 from policies.lru import Lru
+from sim.figures import values_of
 from sim.policy.decisions import Prefetch, RunCpu
 from sim.results.by_layer import COUNTS, FOUND, MISSES, WAITS_S, expert_table
-from sim.results.by_layer_text import lines
+from sim.results.text import by_layer
 from sim.run import execute
 from traces.format.reader import Trace
 
@@ -250,7 +251,7 @@ def holds_together(outcome: Any, log: list[tuple[str, str, int, int]]) -> None:
     assert total("evict_n") == tally.n_evicted
     copies = result.demand_copies
     assert (total("demand_copies_n"), total("demand_copies_bytes")) == (copies.n, copies.bytes)
-    for fate, copies in result.prefetch.by_fate().items():
+    for fate, copies in values_of(result.prefetch).items():
         assert total(f"prefetch_{fate}_n") == copies.n
         assert fate == "refused" or total(f"prefetch_{fate}_bytes") == copies.bytes
     decided = Counter((phase, layer, DECISIONS[kind]) for phase, kind, layer, _ in log if kind in DECISIONS)
@@ -314,14 +315,14 @@ def test_the_machine_on_events_counts_the_same(tmp_path: Path) -> None:
 
 def test_misses_are_told_in_a_line(tmp_path: Path) -> None:
     seen = run(Lru(scope="global"), tmp_path, [[[0, 1], [0, 1]], [[0, 2], [0, 1]]], room=3, n_experts=3)
-    told = dict(lines(seen.outcome.result))
-    assert told["misses"] == "3 in decode: cold 33.3 %, capacity 33.3 %, evicted in the same pass 33.3 %"
-    assert "waits" not in told  # two layers: no telling which waits most
+    said = dict(by_layer(seen.outcome.result))
+    assert said["misses"] == "3 in decode: cold 33.3 %, capacity 33.3 %, evicted in the same pass 33.3 %"
+    assert "waits" not in said  # two layers: no telling which waits most
 
 
 def test_the_layers_that_wait_most_are_told(tmp_path: Path) -> None:
     # Five layers, all of whose experts have room; the second token asks layer 3 alone for another.
     rows = [[[0]] * 5, [[0], [0], [0], [1], [0]]]
     seen = run(Lru(scope="global"), tmp_path, rows, room=6, n_experts=2, kernel_s=0.0)
-    told = dict(lines(seen.outcome.result))
-    assert told["waits"].startswith("10.0 s of decode, most in layers 3 (100.0 %), 0 (0.0 %), 1 (0.0 %); an even share")
+    said = dict(by_layer(seen.outcome.result))
+    assert said["waits"].startswith("10.0 s of decode, most in layers 3 (100.0 %), 0 (0.0 %), 1 (0.0 %); an even share")

@@ -15,6 +15,7 @@ from grids import few_each_time
 import moesim as face
 from sim.base.errors import BadInput
 from sim.base.units import show_seconds
+from sim.figures import values_of
 from sim.options import RunSpec
 from sim.profiles.hardware import load_hardware
 from sim.studies.explain import time_of
@@ -493,7 +494,7 @@ def test_a_goal_of_prefill_names_what_binds_prefill(trace: Path) -> None:
     }
     bottleneck = face.simulate(policy="llama_cpp", hw="rtx3090", **options).bottleneck
     for phase, key, resource in (("prefill", "ttft_s", "cpu"), ("decode", "tpot_s", "gpu")):
-        shares = bottleneck.of(phase).by_part()
+        shares = values_of(bottleneck.of(phase))
         assert shares[resource] == max(shares.values())
         planned = face.plan(f"{key}.mean <= 10h", ("llama_cpp",), "rtx3090", no_suggestions=True, workers=1, **options)
         assert planned["bottleneck"][0] == resource

@@ -39,8 +39,9 @@ def uses(kind: type[msgspec.Struct]) -> Counter[type[msgspec.Struct]]:
     found: Counter[type[msgspec.Struct]] = Counter()
     todo, seen = [kind], {kind}
     while todo:
-        for hint, _ in figures.fields_of(todo.pop()).values():
-            part, _ = record_of(hint)
+        kind = todo.pop()
+        for _, name, _ in figures.names_of(kind):
+            part, _ = record_of(figures.field_of(kind, name)[0])
             if part is not None:
                 found[part] += 1
                 if part not in seen:
@@ -64,7 +65,8 @@ def page() -> str:
 def _rows(kind: type[msgspec.Struct], above: str, shared: list[type[msgspec.Struct]]) -> Iterator[str]:
     every = figures.rows_of(figures.RECORD) if kind not in shared else {}
     own = figures.rows_of(kind)
-    for name, (hint, figure) in figures.fields_of(kind).items():
+    for name, attribute, _ in figures.names_of(kind):
+        hint, figure = figures.field_of(kind, attribute)
         key = f"{above}{name}"
         part, how = record_of(hint)
         if part is None:

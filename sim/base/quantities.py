@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from sim.base.errors import BadInput
-from sim.base.units import parse_bytes, parse_size
+from sim.base.units import parse_bytes, parse_size, show_bytes, show_flops, show_rate, show_seconds
 
 USER_REF = "set by the user"
 
@@ -22,6 +22,46 @@ _BARE_NUMBER = re.compile(
 Source = Literal["measured", "datasheet", "assumed"]
 # Of seconds that a policy asks for; the last two are the stack's, for a layer that the CPU shares.
 Basis = Source | Literal["stack", "overlap"]
+
+
+class Unit(NamedTuple):
+    """How figures are shown and written whose names end alike, and what is plausible.
+
+    Attributes:
+        written: what a refusal adds to "give one". rule: in words, from `least` to `most`.
+    """
+
+    show: Callable[[float], str]
+    written: str
+    least: float
+    most: float
+    rule: str
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}"
+
+
+_SHARE = "above 0 and at most 1; it is a share, not a percentage"
+_SLOWER = "from 0 to 10; it is the share of extra time, 0.05 for 5 % slower"
+_FLOPS = "from 1e6 to 1e18; did you write TFLOPS? the unit is floating-point operations per second"
+_UNITS = {
+    "_flops_per_s": Unit(show_flops, "", 1e6, 1e18, _FLOPS),
+    "_bytes_per_s": Unit(
+        *(show_rate, " in bytes per second, or e.g. 25GB/s", 1e6, 1e14),
+        rule="from 1e6 to 1e14; did you write GB/s? the unit is bytes per second",
+    ),
+    "_bytes": Unit(
+        show_bytes, " in bytes, or e.g. 8GB", 1e6, 1e15, "from 1e6 to 1e15; did you write GB? the unit is bytes"
+    ),
+    "_w": Unit(lambda value: f"{value:g} W", " in watts", 0, 1e4, "from 0 to 10,000; the unit is watts"),
+    "_s": Unit(
+        show_seconds, " in seconds, e.g. 1e-5", 0, 1, "from 0 to 1; did you write ms or us? the unit is seconds"
+    ),
+    "_frac": Unit(_plain, " from 0 to 1", 5e-324, 1, _SHARE),
+    "slowdown": Unit(_plain, "", 0, 10, _SLOWER),
+}
+"""Ending of a field's name -> its unit; a slowdown has it anywhere."""
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,14 +172,7 @@ def _number(value: Any, name: str, what: str) -> float | int:
 
 def _in_unit(name: str) -> str:
     """How a figure of this name is written, by its ending."""
-    units = {
-        "_bytes_per_s": " in bytes per second, or e.g. 25GB/s",
-        "_s": " in seconds, e.g. 1e-5",
-        "_bytes": " in bytes, or e.g. 8GB",
-        "_frac": " from 0 to 1",
-        "_w": " in watts",
-    }
-    return next((text for ending, text in units.items() if name.endswith(ending)), "")
+    return next((row.written for end, row in _UNITS.items() if name.endswith(end)), "")
 
 
 def _bound(value: float | None) -> str:
@@ -148,25 +181,18 @@ def _bound(value: float | None) -> str:
 
 def _implausible(path: str, value: float) -> str:
     """The rule a value breaks, judged by the unit at the end of its field name; empty when it is plausible."""
-    name = path.rsplit(".", 1)[-1]
-    if "flops_per_s" in path:
-        if not 1e6 <= value <= 1e18:
-            return "from 1e6 to 1e18; did you write TFLOPS? the unit is floating-point operations per second"
-    elif name.endswith("_bytes_per_s"):
-        if not 1e6 <= value <= 1e14:
-            return "from 1e6 to 1e14; did you write GB/s? the unit is bytes per second"
-    elif name.endswith("_bytes"):
-        if not 1e6 <= value <= 1e15:
-            return "from 1e6 to 1e15; did you write GB? the unit is bytes"
-    elif name.endswith("_w"):
-        if not 0 <= value <= 1e4:
-            return "from 0 to 10,000; the unit is watts"
-    elif name.endswith("_s"):
-        if not 0 <= value <= 1:
-            return "from 0 to 1; did you write ms or us? the unit is seconds"
-    elif name.endswith("_frac"):
-        if not 0 < value <= 1:
-            return "above 0 and at most 1; it is a share, not a percentage"
-    elif "slowdown" in name and not 0 <= value <= 10:
-        return "from 0 to 10; it is the share of extra time, 0.05 for 5 % slower"
-    return ""
+    row = _unit_of(path)
+    if row is None or row.least <= value <= row.most:
+        return ""
+    return row.rule
+
+
+def show_figure(path: str, value: float) -> str:
+    """A figure in the unit people use, chosen by the end of its name."""
+    row = _unit_of(path)
+    return f"{value:g}" if row is None else row.show(value)
+
+
+def _unit_of(path: str) -> Unit | None:
+    name = "_flops_per_s" if "flops_per_s" in path else path.rsplit(".", 1)[-1]
+    return next((row for part, row in _UNITS.items() if name.endswith(part) or part == "slowdown" in name), None)

@@ -89,33 +89,22 @@ def parse_seconds(text: str, what: str = "time") -> float:
 
 def show_bytes(n_bytes: float) -> str:
     """Decimal prefixes, three significant digits: `352 MB`, `22.5 GB`."""
-    value, sign = abs(float(n_bytes)), "-" if n_bytes < 0 else ""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale * 0.9995:
-            return f"{sign}{_three_digits(value / scale)} {unit}"
-    return f"{sign}{value:.0f} B"
+    return _scaled(n_bytes, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))) or f"{n_bytes or 0.0:.0f} B"
 
 
 def show_ram(n_bytes: float) -> str:
     """An amount of RAM, three significant digits: `58.0 GiB`, `128 GiB`."""
-    return f"{_three_digits(n_bytes / GIB)} GiB"
+    return f"{three_digits(n_bytes / GIB)} GiB"
 
 
 def show_seconds(duration_s: float) -> str:
     """`98.2 ms`, `14.4 us`, `3.21 s`."""
-    value, sign = abs(duration_s), "-" if duration_s < 0 else ""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= scale * 0.9995:
-            return f"{sign}{_three_digits(value / scale)} {unit}"
-    return f"{sign}{value * 1e9:.0f} ns"
+    return _scaled(duration_s, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))) or f"{(duration_s or 0.0) * 1e9:.0f} ns"
 
 
 def show_joules(energy_j: float) -> str:
     """`104 J`, `2.59 J`, `1.20 kJ`, `85.0 mJ`."""
-    for unit, scale in (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0)):
-        if energy_j >= scale * 0.9995:
-            return f"{_three_digits(energy_j / scale)} {unit}"
-    return f"{_three_digits(energy_j * 1e3)} mJ"
+    return _scaled(energy_j, (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0))) or f"{three_digits(energy_j * 1e3)} mJ"
 
 
 def show_count(n: int, what: str) -> str:
@@ -172,9 +161,14 @@ def _bare(value: float) -> str:
 _IN = {"s": show_seconds, "bytes": show_bytes, "frac": show_frac, "share": show_frac, "j": show_joules}
 
 
-def _three_digits(value: float) -> str:
-    if value >= 99.95:
-        return f"{value:.0f}"
-    if value >= 9.995:
-        return f"{value:.1f}"
-    return f"{value:.2f}"
+def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    """In the largest unit that leaves a whole number before the point; empty below all of them."""
+    for unit, scale in units:
+        if abs(value) >= scale * 0.9995:
+            return f"{'-' if value < 0 else ''}{three_digits(abs(value) / scale)} {unit}"
+    return ""
+
+
+def three_digits(value: float) -> str:
+    """`123`, `12.3`, `1.23`."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

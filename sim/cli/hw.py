@@ -9,7 +9,7 @@ import click
 
 from sim.base.errors import BadInput
 from sim.base.files import bundled
-from sim.base.quantities import quantities
+from sim.base.quantities import quantities, show_figure
 from sim.base.tables import fold, prose, render, table
 from sim.base.units import RAM, show_bytes, show_count, show_ram, show_rate
 from sim.cli.say import say
@@ -17,7 +17,6 @@ from sim.cli.unique_options import UniqueOptions
 from sim.profiles import find as profiles
 from sim.profiles.hardware import CPUS, GPUS, Bus, Hardware, Quantity, load_cpu, load_hardware
 from sim.profiles.overrides import grouped, parse_set
-from sim.results.grounds import show_figure
 
 
 @click.command(cls=UniqueOptions)

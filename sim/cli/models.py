@@ -140,7 +140,7 @@ def _page(model: Model) -> str:
         said = ("-", "-") if theirs is None or gap is None else (f"{theirs / 1e9:g}B", f"{100 * gap:+.2f} %")
         checks.add_row(label, f"{ours:,}", *said)
     notes = [("source", model.source), ("published", published.source), ("", published.note), ("note", model.note)]
-    tables = [facts, *(part for part in sizes if part.row_count), parts, checks]
+    tables = [facts, *(part for part in sizes if part.rows), parts, checks]
     if published.files:
         tables.append(_files(model))
     told = "".join(f"{label or 'why'}: {note}\n" for label, note in notes if note)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.base.quantities import show_figure
 from sim.base.units import show_bytes, show_count, show_frac, show_joules, show_seconds
 from sim.engine.counts import CLASSES
+from sim.figures import values_of
 from sim.pages.curves import BACK_TO_BACK, miss_ratio
 from sim.pages.inputs import whose
 from sim.pages.lanes import Window, lanes
@@ -14,7 +16,6 @@ from sim.pages.memory import memory
 from sim.pages.page import Cell, Column, Facts, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, bars, distribution, said
 from sim.pages.trace_kind import realism_of
-from sim.results.grounds import show_figure
 from sim.results.text import decoding_per_s, show_lengths, verdict
 from sim.setup.naming import show as show_value
 
@@ -172,7 +173,7 @@ def where_the_time_goes(runs: list[Run]) -> Section:
     """What the GPU did or waited for, by phase."""
     who = whose(runs)
     rows = [
-        (run.label if len(runs) > 1 else phase, phase, parts.by_part())
+        (run.label if len(runs) > 1 else phase, phase, values_of(parts))
         for run in runs
         for phase, parts in run.result.bottleneck.by_phase().items()
         if parts.gpu is not None
@@ -221,7 +222,7 @@ def where_the_time_goes(runs: list[Run]) -> Section:
 def hits(runs: list[Run]) -> Section:
     """How the gate found experts, and what became of prefetches."""
     rates = [
-        (run.label if len(runs) > 1 else phase, found.by_class())
+        (run.label if len(runs) > 1 else phase, values_of(found))
         for run in runs
         for phase, found in run.result.hit_rates_by_phase.items()
         if len(runs) == 1 or phase == "decode"
@@ -254,8 +255,8 @@ def hits(runs: list[Run]) -> Section:
 
 
 def _copies(result: Result) -> list[Cell]:
-    fates = result.prefetch.by_fate()
-    return [result.demand_copies.n, *(fates[fate].n for fate in FATES), fates["harmful"].n]
+    fates = values_of(result.prefetch)
+    return [result.demand_copies.n, *(fates[fate].n for fate in (*FATES, "harmful"))]
 
 
 def latencies(runs: list[Run]) -> Section:
@@ -312,7 +313,9 @@ def grounds(result: Result) -> Section:
     blocks.append(Table("How far the means may be off, were every figure at the end of its range.", heads, rows))
     if result.contention is not None:
         added: list[list[Any]] = [
-            [name, one.added_s, one.of_busy_frac, one.by] for name, one in result.contention.by_activity().items()
+            [name, one.added_s, one.of_busy_frac, one.by]
+            for name, one in values_of(result.contention).items()
+            if one is not None
         ]
         heads = [Column("lane"), Column("added", "s"), Column("of its busy time", "frac"), Column("by")]
         blocks.append(Table("What memory that is shared by what runs at once added.", heads, added))

@@ -12,6 +12,7 @@ import msgspec
 from sim.base.device_faults import DeviceFault
 from sim.base.kinds import EXPERTS, SHARE, amount_in
 from sim.base.lanes import ON_DEVICE
+from sim.figures import values_of
 from sim.machine.forwarding import ForwardingMachine
 from sim.machine.lanes import HOST
 from sim.policy.api import overrides as implements
@@ -212,8 +213,8 @@ def compared(case: Case) -> Comparison:
         "plus_minus_frac": sim.result.uncertainty.plus_minus_frac,
         "decode_iqr_frac": _iqr_frac([s for r in reals for s in r.iterations_s.get("decode", [])]),
         "classes": {
-            f"{name}_rate": _pair(share, _mean([r.result.hit_rates.by_class()[name] for r in reals]))
-            for name, share in sim.result.hit_rates.by_class().items()
+            f"{name}_rate": _pair(share, _mean([getattr(r.result.hit_rates, name) for r in reals]))
+            for name, share in values_of(sim.result.hit_rates).items()
         },
         "bytes": {
             "h2d_bytes": _pair(sim.result.h2d_bytes, real.result.h2d_bytes),

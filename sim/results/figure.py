@@ -6,6 +6,7 @@ import math
 
 from sim.base.errors import BadInput
 from sim.base.units import parse_bytes, parse_seconds, show_value
+from sim.figures import label_of as label_of
 from sim.figures import row_of
 
 ALIASES = {"slo_attainment": "slo.attained_frac", "goodput": "slo.goodput_requests_per_s"}
@@ -27,12 +28,6 @@ def better(key: str) -> int:
     """1 where more is better, -1 where less is, 0 where a change is neither."""
     row = row_of(key)
     return 0 if row is None else row.better
-
-
-def label_of(key: str) -> str:
-    """What text and pages call it; its key where the table has no label for it."""
-    row = row_of(key)
-    return (row.label if row is not None else "") or key
 
 
 def parse_figure(key: str, text: str, what: str) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
+from msgspec import UNSET
 
 from sim.base.json import finite, to_json
-from sim.figures import Bound, Figures, HitRates, Phased, Statistic, Timed
+from sim.figures import Bound, Figures, HitRates, Phased, Statistic, Timed, names_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,22 +18,15 @@ def plain(value: Any) -> Any:
     """Records as dictionaries, in the order of their fields; everything else as it is. A key that has None where
     nobody says otherwise is one that only some runs have, and is left out of others."""
     if isinstance(value, msgspec.Struct):
-        pairs = ((key, getattr(value, name), optional) for key, name, optional in _fields(type(value)))
+        pairs = ((key, getattr(value, name), default) for key, name, default in names_of(type(value)))
         return {
             key: plain(child)
-            for key, child, optional in pairs
-            if child is not msgspec.UNSET and (child is not None or not optional)
+            for key, child, default in pairs
+            if child is not UNSET and (child, default) != (None, None)
         }
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
     return [plain(child) for child in value] if isinstance(value, list | tuple) else value
-
-
-@cache
-def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, bool]]:
-    """(key, attribute, whether only some runs have it) of everything that a kind of record tells."""
-    fields = msgspec.structs.fields(kind)
-    return [(one.encode_name, one.name, one.default is None) for one in fields if not one.encode_name.startswith("_")]
 
 
 def of_bound(caveat: str) -> bool:
@@ -95,7 +88,7 @@ class Result(Figures, kw_only=True, eq=False):
     @property
     def hit_rates(self) -> HitRates:
         """Of decode, under `hit_definition`."""
-        return HitRates.of(self)
+        return HitRates(**{name: getattr(self, f"{name}_rate") for name in HitRates.__struct_fields__})
 
     @property
     def n_outputs(self) -> int:

@@ -7,11 +7,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import one_line
+from sim.base.quantities import show_figure as show_hardware
 from sim.base.tables import fold, lines, tabled
 from sim.base.units import show_change, show_count, show_frac, show_value
 from sim.engine.counts import CLASSES
+from sim.figures import values_of
 from sim.results.figure import label_of, unit_of
-from sim.results.grounds import show_figure as show_hardware
 from sim.setup.naming import show
 from sim.studies.diff.answer import DOING, missed
 from sim.studies.diff.times import BY_PHASE
@@ -154,7 +155,7 @@ def _figures(found: Diff) -> str:
     a, b = found.a, found.b
     n_a, n_b = max(1, a.result.n_outputs), max(1, b.result.n_outputs)
     alike = n_a == n_b
-    prefetches = (f"prefetch.{fate}.n" for fate in a.result.prefetch.by_fate())
+    prefetches = (f"prefetch.{fate}.n" for fate in values_of(a.result.prefetch))
     rows = [
         (label_of(key), *_beside(a.facts[key], b.facts[key], "frac"))
         for key in (f"{name}_rate" for name in CLASSES)

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from sim.base.errors import BadInput
 from sim.base.lanes import WAITED_FOR
+from sim.figures import values_of
 from sim.results.blocks import block_length
 from sim.results.by_layer import MISSES, WAITS
 from sim.results.sampling import NO_DIFFERENCE, Interval, Sample
@@ -133,7 +134,7 @@ def _cut(
 
 def _shares_of(side: Side, phase: Phased) -> dict[str, float]:
     """What a phase of a recorded run went to; its copies told apart where its layers are recorded."""
-    shares = {part: share or 0.0 for part, share in side.result.bottleneck.of(phase).by_part().items()}
+    shares = {part: share or 0.0 for part, share in values_of(side.result.bottleneck.of(phase)).items()}
     waits = [_seconds(row) for (where, _), row in _layers(side).items() if where == phase]
     demand_s, late_s = (math.fsum(one.get(kind, 0.0) for one in waits) for kind in (DEMAND, PREFETCH))
     if demand_s + late_s <= 0 and shares[COPY] > 0:
