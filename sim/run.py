@@ -35,7 +35,7 @@ from sim.policy.watchdog import watched as watched_hooks
 from sim.results.fold import fold as fold
 from sim.results.outcome import Outcome as Outcome
 from sim.results.outcome import Progress as Progress
-from sim.results.replicas import Watched
+from sim.results.outcome import Watched
 from sim.setup.prepare import prepare as prepare
 from sim.setup.replicas import setups_of
 from sim.setup.setup import Setup as Setup

@@ -18,8 +18,7 @@ from sim.machine.cost import Cost
 from sim.options import RunSpec
 from sim.profiles.curves import Curve, Curves
 from sim.profiles.hardware import Ranges, load_hardware
-from sim.results.provenance import Attribution
-from sim.results.uncertainty import plus_minus
+from sim.results.provenance import Attribution, plus_minus
 from sim.run import execute, prepare
 
 

@@ -23,7 +23,7 @@ import moesim
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput, DoesNotFit
 from sim.options import RunSpec
-from sim.results.attainment import parts
+from sim.results.load import parts
 from sim.run import Outcome, execute, prepare
 from sim.studies.runner.work import bound_terms
 from sim.workload import schedulers

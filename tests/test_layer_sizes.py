@@ -17,7 +17,7 @@ from sim.machine.cost import Cost
 from sim.machine.events.groups import Groups
 from sim.machine.events.machine import EventMachine
 from sim.profiles.models import load_model
-from sim.results.layer_sizes import sizes_by_layer
+from sim.results.some_runs import sizes_by_layer
 from sim.results.text import render
 
 MACHINE: dict[str, Any] = {"hw": "rtx4090-5955wx", "engine": "llama_cpp", "model": "qwen1.5-moe-a2.7b", "requests": 1}

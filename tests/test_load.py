@@ -25,9 +25,8 @@ from sim.base.lanes import H2D
 from sim.conformance.scheduling import Foretold
 from sim.engine.run_loop import RequestTimes, Spent
 from sim.options import RunSpec
-from sim.results.attainment import interval, parts
-from sim.results.load import Moments, taken_while_some_wait
-from sim.results.uncertainty import ttfts_s
+from sim.results.load import Moments, interval, parts, taken_while_some_wait
+from sim.results.provenance import ttfts_s
 from sim.run import Outcome, execute, prepare
 from sim.setup.setup import Setup
 from sim.workload import schedulers
@@ -338,7 +337,7 @@ def test_a_ttft_under_load_has_the_band_of_its_waits(tmp_path: Path) -> None:
 
 def test_what_a_request_waited_for_sums_to_its_time() -> None:
     """Of a run with copies, batches and arrivals."""
-    from sim.results.attainment import parts
+    from sim.results.load import parts
 
     setup = prepare(RunSpec(policy="lru", hw="rtx3090", cache="20%", arrivals="poisson:0.02", requests=6, batch=2))
     with setup.trace:

@@ -34,7 +34,7 @@ from sim.engine.run_loop import Clockwork, Loop, RequestTimes
 from sim.options import RunSpec
 from sim.real.requirements import check
 from sim.results.load import load, unstable
-from sim.results.replicas import Watched
+from sim.results.outcome import Watched
 from sim.run import Outcome, assemble, execute, prepare
 from sim.serving.service import Service
 from sim.setup.replicas import SEED_STEP, setups_of

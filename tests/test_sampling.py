@@ -105,7 +105,7 @@ def test_a_time_in_a_result_is_never_negative(monkeypatch: pytest.MonkeyPatch, t
     trace = mixtral_shaped(tmp_path, n_requests=2, outputs=3)
     far = sample([0.5, 1.5])
     assert (far.interval() or (0, 0))[0] < -5
-    monkeypatch.setattr("sim.results.uncertainty.samples", lambda *_: {"ttft_s": far, "tpot_s": far})
+    monkeypatch.setattr("sim.results.provenance.samples", lambda *_: {"ttft_s": far, "tpot_s": far})
     setup = prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(trace), cache="40experts"))
     band = execute(setup, bounds=False).result.uncertainty
     setup.close()

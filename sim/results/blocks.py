@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.figures import Ends, Errors
-from sim.results.sampling import FEWEST, LEAST_RESAMPLES, MOST_AT_ONCE, SEED, Sample, expanded
+from sim.results.sampling import FEWEST, LEAST_RESAMPLES, MOST_AT_ONCE, SEED, SHARES, Sample, expanded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sim.results.sampling import Interval
-
-SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
 def block_length(values: Sequence[float]) -> int:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import structs
-
 from sim.base.lanes import ALWAYS, CHARGED
+from sim.base.quantities import USER_REF
 from sim.engine.counts import CLASSES, HIT, LATE, MISS, PARTIAL
 from sim.figures import (
     Bottleneck,
     Composition,
+    Contention,
     Copies,
     DistinctExperts,
     HitRates,
@@ -23,37 +23,40 @@ from sim.figures import (
     Phases,
     Prefetches,
     ServedRates,
-    Share,
+    Slowed,
     Statistic,
 )
+from sim.machine.memory_law import BY_LAW, SLOWS
+from sim.results.sampling import SHARES
 from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
-    from sim.engine.counts import Loss, Tally
+    from sim.engine.counts import Tally
     from sim.engine.report import Lanes, PhaseReport, Report
-    from sim.engine.run_loop import RequestTimes
+    from sim.profiles.hardware import Hardware
+
+LAW, SET = "law", "set"
+LEAST_FRAC = 1e-9
+"""Of a lane's time: less is rounding of ends that were worked out twice."""
 
 
-def statistic(values: Iterable[float]) -> Statistic:
-    """Mean and percentiles; a percentile without 1 / (1 - p) observations behind it is None."""
-    ordered = sorted(values)
-    n = len(ordered)
-    mean = math.fsum(ordered) / n if n else None
-    return Statistic(mean, _percentile(ordered, 0.50), _percentile(ordered, 0.95), _percentile(ordered, 0.99), n)
+def statistic(values: Iterable[float], under_load: bool = False) -> Statistic:
+    """Mean and percentiles; a percentile p without 1 / (1 - p) observations behind it is None.
 
-
-def _percentile(ordered: list[float], p: float) -> float | None:
-    return quantile(ordered, p) if len(ordered) >= round(1 / (1 - p)) else None
-
-
-def under_load(values: Iterable[float]) -> Statistic:
-    """The same with the 90th percentile and with sampling errors, of requests in order of arrival."""
-    from sim.results.blocks import SHARES, errors
-
+    Args:
+        under_load: of requests in order of arrival, which wait as their neighbours do: with the 90th percentile, and
+            with sampling errors.
+    """
     every = list(values)
-    found = structs.replace(statistic(every), p90=_percentile(sorted(every), 0.90))
-    given = [name for name in SHARES if getattr(found, name) is not None]
-    return structs.replace(found, sampling=errors(every, given) if len(every) > 1 else None)
+    ordered, n = sorted(every), len(every)
+    found = {name: quantile(ordered, p) if n >= round(1 / (1 - p)) else None for name, p in SHARES.items()}
+    mean, given = math.fsum(ordered) / n if n else None, [name for name, value in found.items() if value is not None]
+    p90 = found.pop("p90")
+    if not under_load:
+        return Statistic(mean, **found, n=n)
+    from sim.results.blocks import errors
+
+    return Statistic(mean, **found, n=n, p90=p90, sampling=errors(every, given) if n > 1 else None)
 
 
 def quantile(ordered: list[float], p: float) -> float:
@@ -84,64 +87,33 @@ def times(report: Report, arrivals: bool = False) -> Times:
     done = report.requests
     if arrivals:
         done = sorted(done, key=lambda t: (t.start_s, t.request.index))
+    rows = [(t.ttft_s, t.tpot_s, t.e2e_s, t.queue_s, t.service_s) for t in done]
+    columns = zip(*rows, strict=True) if rows else [()] * 5
     outputs = sum(t.request.outputs for t in done)
-    first_s = min((t.start_s for t in done), default=0.0)
-    last_s = max((t.last_token_s for t in done), default=0.0)
-    span_s = last_s - first_s
-    of = under_load if arrivals else statistic
-    return Times(
-        of(t.ttft_s for t in done),
-        of(t.tpot_s for t in done if t.tpot_s is not None),
-        of(t.e2e_s for t in done),
-        of(t.queue_s for t in done),
-        of(t.service_s for t in done),
-        outputs / span_s if span_s > 0 else None,
-    )
-
-
-def request_row(times: RequestTimes) -> tuple[Any, ...]:
-    """One request in the table `requests`."""
-    request = times.request
-    return (
-        request.index,
-        request.task,
-        request.prompt_len,
-        request.outputs,
-        request.arrival_s,
-        times.start_s,
-        times.begun_s,
-        times.first_token_s,
-        times.last_token_s,
-        times.queue_s,
-        times.ttft_s,
-        times.tpot_s,
-        times.n_preemptions,
-    )
+    span_s = max((t.last_token_s for t in done), default=0.0) - min((t.start_s for t in done), default=0.0)
+    each = (statistic((value for value in column if value is not None), arrivals) for column in columns)
+    return Times(*each, throughput_tokens_per_s=outputs / span_s if span_s > 0 else None)
 
 
 def lengths(report: Report) -> Lengths:
     """Prompt and output tokens of the requests that were served, and the longest context among them."""
-    done = [t.request for t in report.requests]
-
-    def length(ns: list[int]) -> Length:
-        return Length(sum(ns) / len(ns) if ns else None, min(ns, default=None), max(ns, default=None))
-
-    longest = max((r.prompt_len + r.outputs for r in done), default=None)
-    return Lengths(length([r.prompt_len for r in done]), length([r.outputs for r in done]), longest)
+    prompts = [t.request.prompt_len for t in report.requests]
+    outputs = [t.request.outputs for t in report.requests]
+    if not prompts:
+        return Lengths(Length(None, None, None), Length(None, None, None), None)
+    told = (Length(sum(ns) / len(ns), min(ns), max(ns)) for ns in (prompts, outputs))
+    return Lengths(*told, longest_context_tokens=max(map(sum, zip(prompts, outputs, strict=True))))
 
 
 def phases(report: Report) -> Phases:
     """Iterations, tokens and time of prefill and decode, and of iterations with both."""
-
-    def phase(name: str) -> Phase:
-        found = report.phases[name]
-        return Phase(found.n_iterations, found.n_tokens, found.time_s)
-
-    mixed, beside = report.phases[MIXED], report.n_decoded - report.phases[DECODE].n_tokens
+    prefill, decode, mixed = (report.phases[name] for name in (PREFILL, DECODE, MIXED))
+    beside = report.n_decoded - decode.n_tokens
     if report.drafted is not None:  # the phase has rows of drafts that were rejected, too
         beside = report.drafted.n_beside
     both = MixedPhase(mixed.n_iterations, mixed.n_tokens, beside, mixed.time_s) if mixed.n_iterations else None
-    return Phases(phase(PREFILL), phase(DECODE), both)
+    each = (Phase(one.n_iterations, one.n_tokens, one.time_s) for one in (prefill, decode))
+    return Phases(*each, mixed=both)
 
 
 def hit_rates(tally: Tally, definition: str) -> HitRates:
@@ -156,69 +128,102 @@ def hit_rates(tally: Tally, definition: str) -> HitRates:
     return HitRates(**{name: n / total if total else None for name, n in zip(CLASSES, counts, strict=True)})
 
 
-def cache_ratio(served: ServedRates) -> Share:
-    """Share of the experts that served which were there, or on their way."""
-    return None if served.hit is None else served.hit + (served.late_hit or 0.0)
+def found(tally: Tally, definition: str, n_layers: int, slots: float) -> dict[str, Any]:
+    """How experts were found, what a lossy policy changed, and what was copied for them: keys of a result.
 
+    Different experts of a layer are those that serve, rerouted ones among them. A batch's hit rates say little without
+    them: where the union comes near the slots, every policy keeps the same.
 
-def changed_frac(loss: Loss) -> float:
-    """Share of activations whose expert the policy changed or dropped."""
-    return (loss.changed + loss.dropped) / loss.activations if loss.activations else 0.0
-
-
-def distinct_experts(tally: Tally, n_layers: int, slots: float) -> DistinctExperts:
-    """Different experts that one layer of a decode iteration executes, a layer's share of all room, and their ratio.
-
-    What a lossy policy reroutes counts as the experts that serve. A batch's hit rates say little without them: where
-    the union comes near the slots, every policy keeps the same.
+    Args:
+        slots: whole experts that a layer's share of all room holds.
     """
+    decode, loss, prefetch = tally.hits[DECODE], tally.loss, tally.prefetch
+    served = ServedRates(**decode.served())
     n_steps = tally.n_iterations[DECODE] * n_layers
-    counts = tally.hits[DECODE]
-    n_served = sum(counts.experts[kind] + counts.aside[kind] for kind in (HIT, PARTIAL, LATE, MISS))
-    experts = n_served / n_steps if n_steps else None
-    over = None if experts is None or not slots else experts / slots
-    return DistinctExperts(experts, slots, over)
-
-
-def prefetching(tally: Tally) -> Prefetches:
-    """Useful, late, wasted, harmful, with counts and bytes; and what was issued, cancelled, dropped."""
-    p = tally.prefetch
-    return Prefetches(
-        **{fate: Copies(p.n[fate], p.n_bytes[fate]) for fate in p.n},
-        issued=Copies(p.n_issued, p.issued_bytes),
-        cancelled=Copies(p.n_cancelled, p.cancelled_bytes),
-        refused=Copies(p.n_dropped, 0),
-    )
-
-
-def composition(phases: Mapping[str, PhaseReport], phase: str, drive: bool) -> Composition:
-    """Shares of the critical path of a phase's time; they sum to 1.
-
-    Where a path goes back beyond the phase's beginning (a copy that was under way then, say), what it has more there
-    than the path of that beginning had, this had less: that is counted as nothing.
-    """
-    path_s = phases[phase].path_s
-    spent_s = {share: max(0.0, path_s[resource]) for share, (resource, _) in CHARGED.items()}
-    total = math.fsum(spent_s.values())
-    told = {share for share in ("back", "peer") if any(one.path_s[CHARGED[share][0]] for one in phases.values())}
-    told |= {*ALWAYS, *(("drive",) if drive else ())}
-    return Composition(**{share: s / total if total else None for share, s in spent_s.items() if share in told})
+    n_served = sum(decode.experts[kind] + decode.aside[kind] for kind in (HIT, PARTIAL, LATE, MISS))
+    per_layer = n_served / n_steps if n_steps else None
+    mixed = tally.hits[MIXED] if tally.n_iterations[MIXED] else None
+    rates = hit_rates(tally, definition)
+    return {
+        **{f"{name}_rate": getattr(rates, name) for name in CLASSES},
+        "prefill_hit_rates": HitRates(**tally.hits[PREFILL].rates()),
+        "mixed_hit_rates": None if mixed is None else HitRates(**mixed.rates()),
+        "token_hit_rates": HitRates(**decode.rates(tokens=True)),
+        "served_hit_rates": served,
+        "cache_ratio": None if served.hit is None else served.hit + (served.late_hit or 0.0),
+        "gate_mass_kept": loss.gate_mass_kept(),
+        "activations_changed_frac": (loss.changed + loss.dropped) / loss.activations if loss.activations else 0.0,
+        "activations_lowered_frac": loss.lowered / tally.n_executed if tally.n_executed else 0.0,
+        "distinct_experts": DistinctExperts(
+            per_layer, slots, None if per_layer is None or not slots else per_layer / slots
+        ),
+        "prefetch": Prefetches(
+            **{fate: Copies(n, prefetch.n_bytes[fate]) for fate, n in prefetch.n.items()},
+            issued=Copies(prefetch.n_issued, prefetch.issued_bytes),
+            cancelled=Copies(prefetch.n_cancelled, prefetch.cancelled_bytes),
+            refused=Copies(prefetch.n_dropped, 0),
+        ),
+        "demand_copies": Copies(tally.n_demand, tally.demand_bytes),
+    }
 
 
 def bottleneck(phases: Mapping[str, PhaseReport], drive: bool = False) -> Bottleneck:
-    """What bounds decode (other iterations, when nothing decodes by itself), and how each phase's time is composed.
+    """What bounds decode (other iterations, when nothing decodes by itself), and how each phase's time is composed: the
+    shares of its critical path, which sum to 1.
+
+    Where a path goes back beyond the phase's beginning (a copy that was under way then, say), what it has more there
+    than the path of that beginning had, this had less: that is counted as nothing.
 
     Args:
         drive: it had one below host memory.
     """
-    prefill, decode, mixed = (composition(phases, phase, drive) for phase in (PREFILL, DECODE, MIXED))
-    both = mixed if phases[MIXED].n_iterations else None
-    main = decode if phases[DECODE].n_iterations else both or prefill
-    return Bottleneck(main.largest(), prefill, decode, both)
+    of = {share: resource for share, (resource, _) in CHARGED.items()}
+    told = {share for share in ("back", "peer") if any(one.path_s[of[share]] for one in phases.values())}
+    told |= {*ALWAYS, *(("drive",) if drive else ())}
+    parts = {}
+    for phase in (PREFILL, DECODE, MIXED):
+        spent_s = {share: max(0.0, phases[phase].path_s[resource]) for share, resource in of.items()}
+        total = math.fsum(spent_s.values())
+        parts[phase] = Composition(**{key: s / total if total else None for key, s in spent_s.items() if key in told})
+    both = parts[MIXED] if phases[MIXED].n_iterations else None
+    main = parts[DECODE] if phases[DECODE].n_iterations else both or parts[PREFILL]
+    return Bottleneck(main.largest(), parts[PREFILL], parts[DECODE], both)
 
 
 def lane_utilisation(lanes: Lanes, makespan_s: float) -> dict[str, float | None]:
     """Busy share of every lane over the makespan; over the lane's own time where it goes on after the last token."""
-    spans_s = {name: max(makespan_s, lanes.ends_s.get(name, 0.0)) for name in lanes.busy_s}
-    busy = sorted(lanes.busy_s.items())
-    return {name: (busy_s / spans_s[name] if spans_s[name] else None) for name, busy_s in busy}
+    busy = (
+        (name, busy_s, max(makespan_s, lanes.ends_s.get(name, 0.0))) for name, busy_s in sorted(lanes.busy_s.items())
+    )
+    return {name: busy_s / span_s if span_s else None for name, busy_s, span_s in busy}
+
+
+def contention(report: Report, hw: Hardware) -> Contention | None:
+    """What shared memory added to the time of a run's lanes; None where nothing was slowed. By what: the law, or where
+    a term's figure is from; a term of 0 slows nothing."""
+    figures, busy_s = report.lanes.figures, report.lanes.busy_s
+    if figures is None or not figures.cost.sharing.on:
+        return None
+    added_s = {
+        "cpu": figures.cpu_s[figures.cost.sharing.q_cpu],
+        "h2d": figures.copies_slowed_s,
+        "d2h": figures.write_backs_slowed_s,
+        "gpu": figures.gpu_s[figures.cost.sharing.q_gpu],
+        "nvme": figures.reads_slowed_s,
+    }
+    slowed: dict[str, Slowed | None] = dict.fromkeys(("cpu", "h2d", "d2h", "gpu"))
+    for activity, seconds in added_s.items():
+        lanes = [spent_s for lane, spent_s in busy_s.items() if lane.rstrip("0123456789") == activity]
+        whole_s = report.n_machines * math.fsum(lanes)
+        if seconds <= LEAST_FRAC * whole_s:
+            continue
+        by: dict[str, None] = {}
+        for term in SLOWS[activity]:
+            figure = hw.contention.stated.get(term)
+            if figure is None and term in BY_LAW:
+                by[LAW] = None
+            elif figure is not None and figure.value > 0.0:
+                by[SET if figure.ref == USER_REF else figure.source] = None
+        # What is copied back, or read, shares host memory by law.
+        slowed[activity] = Slowed(seconds, seconds / whole_s, ", ".join(by or [LAW]))
+    return Contention(**slowed) if any(slowed.values()) else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 if TYPE_CHECKING:
+    from sim.engine.engine import Engine
     from sim.engine.report import Report
+    from sim.engine.run_loop import Step
     from sim.results.record import Result
     from sim.setup.setup import Setup
 
@@ -22,3 +24,12 @@ class Outcome(msgspec.Struct, frozen=True):
     result: Result
     report: Report
     setup: Setup
+
+
+class Watched(NamedTuple):
+    """Who is told what of one replica; the arguments of `execute`."""
+
+    spans: Any = None
+    log: Any = None
+    on_step: Callable[[Step], None] | None = None
+    begun: Callable[[Engine], None] | None = None

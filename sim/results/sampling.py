@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from sim.engine.report import Report
 
+SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+"""Percentiles, by their keys in a result."""
 LEVEL = 0.95
 FEWEST = 8  # requests (batches of them) from which they are resampled
 RESAMPLES = 9_999

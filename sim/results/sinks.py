@@ -16,7 +16,7 @@ from sim.base.errors import BadInput
 from sim.base.extras import need
 from sim.base.files import replacing
 from sim.results.by_layer import expert_table, layer_table
-from sim.results.replicas import Watched, request_rows
+from sim.results.outcome import Watched
 from sim.results.run_folder import CONFIG, FILES, RESULT, TABLES, check_apart, check_place, new_folder
 from sim.results.timeline.document import Document
 from sim.results.timeline.requests import Present
@@ -82,7 +82,7 @@ class Keeper:
 
     def finish(self, outcome: Outcome) -> None:
         """Write what is known only at the end, and close the tables."""
-        from sim.results.tables import run_row
+        from sim.results.tables import request_rows, run_row
 
         self._tables["requests"].extend(request_rows(outcome.report))
         self._tables["runs"].add(*run_row(outcome.result)[1:])

@@ -6,7 +6,7 @@ and a test holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,75 +21,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pandas import DataFrame
 
+    from sim.engine.report import Report
     from sim.results.record import Result
 
 ROWS_PER_GROUP = 65_536
 
-_COLUMNS: dict[str, dict[str, str]] = {
-    "requests": {
-        "run_id": "text",
-        "request": "int",
-        "task": "text",
-        "prompt_tokens": "int",
-        "output_tokens": "int",
-        "arrival_s": "float",
-        "start_s": "float",
-        "begun_s": "float",
-        "first_token_s": "float",
-        "last_token_s": "float",
-        "queue_s": "float",
-        "ttft_s": "float",
-        "tpot_s": "float",
-        "preemptions_n": "int",
-    },
-    "iterations": {
-        "run_id": "text",
-        "iteration": "int",
-        "phase": "text",
-        "n_requests": "int",
-        "n_tokens": "int",
-        "start_s": "float",
-        "end_s": "float",
-    },
-    "decisions": {
-        "run_id": "text",
-        "decision": "int",
-        "iteration": "int",
-        "layer": "int32",
-        "expert": "int32",
-        "kind": "text",
-    },
-    "spans": {
-        "run_id": "text",
-        "lane": "text",
-        "op": "text",
-        "layer": "int32",
-        "expert": "int32",
-        "n_tokens": "int32",
-        "n_bytes": "int",
-        "start_s": "float",
-        "end_s": "float",
-    },
-    "layers": {
-        "run_id": "text",
-        "phase": "text",
-        "layer": "int32",
-        "iterations_n": "int",
-        **dict.fromkeys(COUNTS, "int"),
-        **dict.fromkeys(WAITS_S, "float"),
-        "fetch_n": "int",
-        "prefetch_n": "int",
-        "fetched_frac": "float",
-    },
-    "experts": {
-        "run_id": "text",
-        "phase": "text",
-        "layer": "int32",
-        "expert": "int32",
-        **dict.fromkeys(COUNTS, "int"),
-    },
+_COUNTED = " ".join(COUNTS)
+_COLUMNS = {
+    "requests": "run_id request task prompt_tokens output_tokens arrival_s start_s begun_s first_token_s last_token_s "
+    "queue_s ttft_s tpot_s preemptions_n",
+    "iterations": "run_id iteration phase n_requests n_tokens start_s end_s",
+    "decisions": "run_id decision iteration layer:int32 expert:int32 kind",
+    "spans": "run_id lane op layer:int32 expert:int32 n_tokens:int32 n_bytes start_s end_s",
+    "layers": f"run_id phase layer:int32 iterations_n {_COUNTED} {' '.join(WAITS_S)} fetch_n prefetch_n fetched_frac",
+    "experts": f"run_id phase layer:int32 expert:int32 {_COUNTED}",
 }
-"""Table -> column -> type."""
+"""Table -> its columns, whose types their names say: `_s` and `_frac` are numbers, words are `_WORDS`, others count."""
+_WORDS = ("run_id", "task", "phase", "kind", "lane", "op")
 
 BY_REPLICA = ("requests", "iterations", "decisions", "spans")
 """Tables that say of which replica a row is, in one more column, where there are several (docs/replicas.md)."""
@@ -102,9 +50,14 @@ def run_figures() -> list[Row]:
 
 def columns_of(name: str) -> dict[str, str]:
     """Column -> type of a table."""
-    if name != "runs":
-        return _COLUMNS[name]
-    return {row.key: type_of(row) for row in run_figures()}
+    if name == "runs":
+        return {row.key: type_of(row) for row in run_figures()}
+    found = {}
+    for one in _COLUMNS[name].split():
+        column, _, kind = one.partition(":")
+        usual = "text" if column in _WORDS else "float" if column.endswith(("_s", "_frac")) else "int"
+        found[column] = kind or usual
+    return found
 
 
 def type_of(row: Row) -> str:
@@ -121,6 +74,16 @@ def cell(row: Row, result: Result) -> Any:
 def run_row(result: Result) -> tuple[Any, ...]:
     """The one row of `runs`."""
     return tuple(cell(row, result) for row in run_figures())
+
+
+def request_rows(report: Report) -> Iterator[tuple[Any, ...]]:
+    """Of the table `requests`; where there are several replicas, each with its own."""
+    for times in report.requests:
+        request = times.request
+        what = request.index, request.task, request.prompt_len, request.outputs, request.arrival_s
+        when = times.start_s, times.begun_s, times.first_token_s, times.last_token_s
+        row = *what, *when, times.queue_s, times.ttft_s, times.tpot_s, times.n_preemptions
+        yield (*row, report.replica_of[request.index]) if report.replicas else row
 
 
 def arrow_type(kind: str) -> pa.DataType:

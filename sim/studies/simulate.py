@@ -15,7 +15,6 @@ from sim.options import OPTIONS, RunSpec
 from sim.policy.registry import name_of
 from sim.results.by_layer import expert_table, layer_table
 from sim.results.record import Result
-from sim.results.replicas import request_rows
 from sim.run import execute
 from sim.setup.naming import called
 from sim.setup.prepare import prepare
@@ -79,7 +78,7 @@ class Replay:
         return self._frames[name].copy()
 
     def _make(self, name: str) -> None:
-        from sim.results.tables import frame
+        from sim.results.tables import frame, request_rows
 
         if name == "requests":
             requests = request_rows(self._report)
