@@ -12,7 +12,6 @@ from sim.pages.page import Column, Page, Plot, Section
 from sim.pages.page import Table as Figures
 from sim.pages.plots import against_memory, axis, bars
 from sim.pages.run import hits, latencies, where_the_time_goes
-from sim.pages.trace_kind import realism_of
 from sim.results.figure import label_of
 from sim.results.sampling import Sample, samples
 from sim.results.text import show_lengths
@@ -120,7 +119,7 @@ def _common(runs: Sequence[Run]) -> list[str]:
         return []
     requests = show_count(first.n_requests, "request")
     said = f"Trace {first.trace}, split {first.split}: {requests}; {show_lengths(first.lengths)}."
-    return [said, *realism_of(runs[0])]
+    return [said, *runs[0].realism()]
 
 
 def _served(result: Result) -> tuple[str, str, int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sim.base.errors import BadInput
+from sim.base.errors import BadInput, MoesimError
 from sim.base.extras import need
 from sim.base.files import read_object
 from sim.figures import check_schema
@@ -63,6 +63,25 @@ class Run(Row):
         """The configuration it can be run again from."""
         path = None if self.folder is None else self.folder / CONFIG
         return path if path is not None and path.is_file() else None
+
+    def realism(self) -> list[str]:
+        """What its trace is, recorded, drawn or of a small model, in a line; none where the trace is not at hand, or is
+        another by now."""
+        from sim.setup.spec import read_spec
+        from traces.format.catalogue import open_trace
+        from traces.stats.realism import judge
+
+        try:
+            name = None if self.config is None else read_spec(self.config)[0].get("trace")
+            if not isinstance(name, str):
+                return []
+            trace = open_trace(name)
+            try:
+                return [judge(trace, quick=True).line] if trace.sha256 == self.result.trace_sha256 else []
+            finally:
+                trace.close()
+        except MoesimError:
+            return []
 
 
 @dataclass

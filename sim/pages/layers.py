@@ -106,12 +106,8 @@ def _found(rows: Sequence[Row]) -> Section:
         counts = {**layout, "yaxis": axis(f"misses, {phase}")}
         says = f"Misses of each layer by their reason, {phase}."
         blocks.append(Plot("reasons", says, _stacked(shown, MISSES), counts, 340))
-    names = ("asked_n", *classes, *MISSES, *COPIES)
-    present = [name for name in names if any(row[name] for row in rows)]
-    columns = [Column("layer", "n"), Column("phase")]
-    columns += [Column(name.removesuffix("_n").replace("_", " "), "n") for name in present]
-    cells = [[row["layer"], str(row.get("phase")), *(row[name] for name in present)] for row in rows]
-    blocks.append(Table("Every layer, in figures.", columns, cells, folded=True))
+    names = {one: one.removesuffix("_n").replace("_", " ") for one in ("asked_n", *classes, *MISSES, *COPIES)}
+    blocks.append(_in_figures(rows, names, "n"))
     sentence = "Layer by layer; a miss has one reason, the first of these that holds when its gate asks."
     return Section("layers", "Hits by layer", sentence, blocks)
 
@@ -136,9 +132,12 @@ def _experts(run: Run) -> Section:
     layout = {"xaxis": axis("expert"), "yaxis": axis("MoE layer", autorange="reversed")}
     height = max(300, min(900, 120 + 11 * n_layers))
     blocks: list[Block] = []
-    for own, values, words, bar, form in (
-        ("asked", asked, "asked for", {"title": {"text": "times"}}, ",d"),
-        ("found", hit, "found on the GPU", {"title": {"text": "share"}, "tickformat": ".0%"}, ".1%"),
+    for own, says, values, words, bar, form in (
+        ("asked", "How often each expert was asked for", asked, "asked for", {"title": {"text": "times"}}, ",d"),
+        (
+            *("found", "How often each was there", hit, "found on the GPU"),
+            *({"title": {"text": "share"}, "tickformat": ".0%"}, ".1%"),
+        ),
     ):
         trace = {
             "type": "heatmap",
@@ -147,11 +146,7 @@ def _experts(run: Run) -> Section:
             "colorbar": {**bar, "thickness": 12},
             "hovertemplate": f"layer %{{y}}, expert %{{x}}: {words} %{{z:{form}}}<extra></extra>",
         }
-        says = {
-            "asked": f"How often each expert was asked for, {phase}.",
-            "found": f"How often each was there, {phase}.",
-        }
-        blocks.append(Plot(f"experts-{own}", says[own], [trace], layout, height))
+        blocks.append(Plot(f"experts-{own}", f"{says}, {phase}.", [trace], layout, height))
     hottest = sorted(table.to_dict("records"), key=lambda row: (-row["miss_n"], row["layer"], row["expert"]))[:12]
     cells = [[row["layer"], row["expert"], row["asked_n"], row["hit_n"], row["miss_n"]] for row in hottest]
     columns = [Column(one, "n") for one in ("layer", "expert", "asked for", "hits", "misses")]
@@ -170,11 +165,16 @@ def _waits(run: Run, rows: Sequence[Row]) -> Section:
         return Section(name, title, "Nothing was waited for.", [Note([f"Phase: {phase}."])])
     layout = {"barmode": "stack", "bargap": 0.08, "xaxis": axis("MoE layer"), "yaxis": axis(f"waiting, {phase}", "s")}
     plot = Plot("waits", f"What {whose([run])} waited for in each layer, {phase}.", traces, layout, 340)
-    used = [key for key in WAITS if any(row[key] for row in rows)]
-    columns = [Column("layer", "n"), Column("phase"), *(Column(WAITS[key], "s") for key in used)]
-    cells = [[row["layer"], str(row.get("phase")), *(row[key] for key in used)] for row in rows]
     sentence = "A wait counts for the layer of the operation that waited; the highest layers are where to look first."
-    return Section(name, title, sentence, [plot, Table("Every layer, in figures.", columns, cells, folded=True)])
+    return Section(name, title, sentence, [plot, _in_figures(rows, WAITS, "s")])
+
+
+def _in_figures(rows: Sequence[Row], titles: dict[str, str], unit: str) -> Table:
+    """What is not 0 in all of them."""
+    shown = [name for name in titles if any(row[name] for row in rows)]
+    columns = [Column("layer", "n"), Column("phase"), *(Column(titles[name], unit) for name in shown)]
+    cells = [[row["layer"], str(row.get("phase")), *(row[name] for name in shown)] for row in rows]
+    return Table("Every layer, in figures.", columns, cells, folded=True)
 
 
 def _compared(found: Sequence[tuple[Run, list[Row]]]) -> Section:

@@ -13,13 +13,14 @@ from sim.pages.inputs import whose
 from sim.pages.lanes import Window, lanes
 from sim.pages.layers import by_layer
 from sim.pages.memory import memory
-from sim.pages.page import Cell, Column, Facts, Note, Page, Plot, Section, Table
+from sim.pages.page import Block, Cell, Column, Facts, Note, Page, Plot, Section, Table
 from sim.pages.plots import axis, bars, distribution, said
-from sim.pages.trace_kind import realism_of
 from sim.results.text import decoding_per_s, show_lengths, verdict
 from sim.setup.naming import show as show_value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sim.pages.inputs import Run
     from sim.results.record import Result
     from sim.studies.curve import Curve
@@ -36,7 +37,7 @@ PARTS = {
 }
 UNDER_LOAD = (("queue_s", "TTFT: before the prompt begins"), ("service_s", "TTFT: from there"))
 RATES = ("hit_rate", "late_hit_rate", "miss_rate")
-FATES = ("useful", "late", "wasted", "cancelled")
+FATES = ("useful", "late", "wasted", "cancelled", "harmful")
 TIMES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "end to end"))
 
 
@@ -48,7 +49,7 @@ def run_page(run: Run, window: Window, curves: list[Curve] | str) -> Page:
     """
     result = run.result
     sections = [
-        Section("figures", "In short", "", [_facts(result)]),
+        Section("figures", "In short", "", [Facts([*_facts(result)])]),
         *_predicted(result),
         where_the_time_goes([run]),
         hits([run]),
@@ -59,7 +60,7 @@ def run_page(run: Run, window: Window, curves: list[Curve] | str) -> Page:
         miss_ratio(run, curves),
         grounds(result),
     ]
-    return Page("run", f"{result.policy} on {result.hw}", verdict(result), [*lines(result), *realism_of(run)], sections)
+    return Page("run", f"{result.policy} on {result.hw}", verdict(result), [*lines(result), *run.realism()], sections)
 
 
 def lines(result: Result) -> list[str]:
@@ -69,85 +70,38 @@ def lines(result: Result) -> list[str]:
     return [*said, *([f"Labels: {'; '.join(result.caveats)}."] if result.caveats else [])]
 
 
-def _facts(result: Result) -> Facts:
-    tpot, ttft, band = result.tpot_s, result.ttft_s, result.uncertainty
-    n_outputs, memory = result.n_outputs, result.memory
-
-    def ends(of: tuple[float, float] | None) -> str:
-        return (
-            "" if of is None else f"{show_seconds(of[0])} to {show_seconds(of[1])}: figures and requests at their ends"
-        )
-
-    return Facts(
-        [
-            ("TPOT, mean", tpot.mean, "s", ends(band.tpot_s)),
-            ("TTFT, mean", ttft.mean, "s", ends(band.ttft_s)),
-            *_decoding(result),
-            ("throughput, tokens/s", result.throughput_tokens_per_s, "x", _throughput(result)),
-            ("hits in decode", result.hit_rate, "frac", f"definition: {result.hit_definition}"),
-            (
-                "copied per token",
-                result.h2d_bytes / n_outputs if n_outputs else None,
-                "bytes",
-                f"{show_bytes(result.h2d_bytes)} in all",
-            ),
-            ("peak VRAM", result.peak_vram_bytes, "bytes", f"of {show_bytes(memory.vram_bytes)}"),
-            *_drafts(result),
-            *_bound(result),
-            *_slo(result),
-            *_energy(result),
-        ]
-    )
-
-
-def _decoding(result: Result) -> list[tuple[str, Any, str, str]]:
-    """The rate of the first line, where that has one of decoding alone."""
-    rate_per_s = decoding_per_s(result)
-    return [] if rate_per_s is None else [("decoding, tokens/s", rate_per_s, "x", "1 / mean TPOT")]
-
-
-def _throughput(result: Result) -> str:
+def _facts(result: Result) -> Iterator[tuple[str, Cell, str, str]]:
+    """Title, value, unit, and what it is."""
+    outputs, n_outputs, band = show_count(result.n_outputs, "output token"), result.n_outputs, result.uncertainty
+    for title, stat, ends in (("TPOT, mean", result.tpot_s, band.tpot_s), ("TTFT, mean", result.ttft_s, band.ttft_s)):
+        low, high = (show_seconds(end) for end in ends or (0.0, 0.0))
+        yield title, stat.mean, "s", f"{low} to {high}: figures and requests at their ends" if ends else ""
+    if (rate_per_s := decoding_per_s(result)) is not None:  # of the first line
+        yield "decoding, tokens/s", rate_per_s, "x", "1 / mean TPOT"
     waits = " and waiting for arrivals" if result.load is not None else ""
-    outputs = show_count(result.n_outputs, "output token")
-    return f"{outputs} over the time of the whole run, prefill{waits} included"
-
-
-def _drafts(result: Result) -> list[tuple[str, Any, str, str]]:
-    draft = result.draft
-    if draft is None or draft.tokens_per_step is None:
-        return []
-    taken = f"k={draft.k}; {draft.accepted:,} of {show_count(draft.drafted, 'draft')} taken"
-    return [("tokens a step, with drafts", draft.tokens_per_step, "x", taken)]
-
-
-def _bound(result: Result) -> list[tuple[str, Any, str, str]]:
-    bound = result.lower_bound
-    if bound is None or bound.above_frac is None or bound.tpot_s is None:
-        return []
-    note = f"{show_seconds(bound.tpot_s)}: no lossless policy is faster with these lanes and this room"
-    return [("above the lower bound", bound.above_frac, "frac", note)]
-
-
-def _slo(result: Result) -> list[tuple[str, Any, str, str]]:
-    slo = result.slo
-    if slo is None:
-        return []
-    kept = f"by {slo.met:,} of {show_count(slo.requests, 'request')} that had one"
-    return [
-        ("SLO kept", slo.attained_frac, "frac", kept),
-        ("goodput, requests per second", slo.goodput_requests_per_s, "x", "of requests that kept theirs"),
-    ]
-
-
-def _energy(result: Result) -> list[tuple[str, Any, str, str]]:
-    energy = result.energy
-    if energy is None:
-        return []
-    low, high = energy.range_joules_per_token or (None, None)
-    band = "" if low is None or high is None else f"{show_joules(low)} to {show_joules(high)}; "
-    lacks = f"the profile has no {' and no '.join(energy.missing)}" if energy.missing else ""
-    note = f"of the {energy.counted}; {band}{lacks or 'watts x seconds, derived'}"
-    return [("joules per output token", energy.joules_per_token, "x", note)]
+    whole = f"{outputs} over the time of the whole run, prefill{waits} included"
+    yield "throughput, tokens/s", result.throughput_tokens_per_s, "x", whole
+    yield "hits in decode", result.hit_rate, "frac", f"definition: {result.hit_definition}"
+    each_bytes = result.h2d_bytes / n_outputs if n_outputs else None
+    yield "copied per token", each_bytes, "bytes", f"{show_bytes(result.h2d_bytes)} in all"
+    yield "peak VRAM", result.peak_vram_bytes, "bytes", f"of {show_bytes(result.memory.vram_bytes)}"
+    if (draft := result.draft) is not None and draft.tokens_per_step is not None:
+        taken = f"k={draft.k}; {draft.accepted:,} of {show_count(draft.drafted, 'draft')} taken"
+        yield "tokens a step, with drafts", draft.tokens_per_step, "x", taken
+    if (bound := result.lower_bound) is not None and bound.above_frac is not None and bound.tpot_s is not None:
+        note = f"{show_seconds(bound.tpot_s)}: no lossless policy is faster with these lanes and this room"
+        yield "above the lower bound", bound.above_frac, "frac", note
+    if (slo := result.slo) is not None:
+        kept = f"by {slo.met:,} of {show_count(slo.requests, 'request')} that had one"
+        yield "SLO kept", slo.attained_frac, "frac", kept
+        good = "of requests that kept theirs"
+        yield "goodput, requests per second", slo.goodput_requests_per_s, "x", good
+    if (energy := result.energy) is not None:
+        ends = energy.range_joules_per_token
+        low, high = (show_joules(end) for end in ends or (0.0, 0.0))
+        lacks = f"the profile has no {' and no '.join(energy.missing)}" if energy.missing else ""
+        note = f"of the {energy.counted}; {f'{low} to {high}; ' if ends else ''}{lacks or 'watts x seconds, derived'}"
+        yield "joules per output token", energy.joules_per_token, "x", note
 
 
 def _predicted(result: Result) -> list[Section]:
@@ -171,92 +125,77 @@ def _predicted(result: Result) -> list[Section]:
 
 def where_the_time_goes(runs: list[Run]) -> Section:
     """What the GPU did or waited for, by phase."""
-    who = whose(runs)
+    who, several = whose(runs), len(runs) > 1
+    head = "run" if several else "phase"
     rows = [
-        (run.label if len(runs) > 1 else phase, phase, values_of(parts))
+        (run.label if several else phase, phase, values_of(parts))
         for run in runs
         for phase, parts in run.result.bottleneck.by_phase().items()
         if parts.gpu is not None
     ]
-    if len(runs) > 1:
+    if several:
         rows = [row for row in rows if row[1] == "decode"] or rows
-    names = [name for name, _, _ in rows]
-    parts = [part for part in PARTS if any(shares.get(part) for _, _, shares in rows)]
-    traces = [
-        bars(
-            PARTS[part],
-            names,
-            [shares.get(part, 0.0) for _, _, shares in rows],
-            at,
-            across=True,
-            **said("", "", "frac"),
-        )
-        for at, part in enumerate(PARTS)
-        if part in parts
-    ]
-    layout = {
-        "barmode": "stack",
-        "xaxis": axis(f"share of the time of {who}", "frac", range=[0, 1]),
-        "yaxis": {"autorange": "reversed", "type": "category", "fixedrange": True},
-    }
-    plot = Plot(
-        "time", f"Shares of the time of {who}, by what was done or waited for.", traces, layout, 150 + 34 * len(rows)
-    )
-    shares = Table(
-        f"Shares of the time of {who}.",
-        [Column("run" if len(runs) > 1 else "phase"), *(Column(PARTS[part], "frac") for part in parts)],
-        [[name, *(shares.get(part, 0.0) for part in parts)] for name, _, shares in rows],
-        folded=True,
-    )
-    blocks: list[Plot | Table] = [plot, shares]
-    if len(runs) == 1:
+    shares = [(name, parts) for name, _, parts in rows]
+    says = f"Shares of the time of {who}, by what was done or waited for."
+    blocks: list[Block] = [*_stacked("time", says, f"time of {who}", head, shares, PARTS, **said("", "", "frac"))]
+    sentence = f"The time of {who} in decode, run by run, cut into what was computed and waited for."
+    if not several:
         busy = runs[0].result.lane_utilisation
         caption = "How busy each lane was, as a share of the simulated time."
         blocks.append(Table(caption, [Column("lane"), Column("busy", "frac")], [list(one) for one in busy.items()]))
         sentence = f"The time of {who}, cut into what was computed and waited for; the longest part binds the run."
-    else:
-        sentence = f"The time of {who} in decode, run by run, cut into what was computed and waited for."
-    return Section("time", "Where the time goes", sentence, [*blocks])
+    return Section("time", "Where the time goes", sentence, blocks)
 
 
 def hits(runs: list[Run]) -> Section:
     """How the gate found experts, and what became of prefetches."""
+    several = len(runs) > 1
+    head = "run" if several else "phase"
     rates = [
-        (run.label if len(runs) > 1 else phase, values_of(found))
+        (run.label if several else phase, values_of(found))
         for run in runs
         for phase, found in run.result.hit_rates_by_phase.items()
-        if len(runs) == 1 or phase == "decode"
+        if not several or phase == "decode"
     ]
-    shown = [name for name in CLASSES if any(shares[name] for _, shares in rates)]
-    names = [name for name, _ in rates]
-    traces = [
-        bars(name.replace("_", " "), names, [shares[name] for _, shares in rates], CLASSES.index(name), across=True)
-        for name in shown
+    names = {name: name.replace("_", " ") for name in CLASSES}
+    says = "How a gate found the experts it asked for."
+    blocks: list[Block] = [*_stacked("hits", says, "experts asked for", head, rates, names)]
+    copies = [
+        [run.label, run.result.demand_copies.n, *(getattr(run.result.prefetch, fate).n for fate in FATES)]
+        for run in runs
+        if run.result.prefetch.issued.n or several
     ]
+    if copies:
+        columns = [Column("run"), Column("on demand", "n"), *(Column(fate, "n") for fate in FATES)]
+        caption = "Copies to the GPU: on demand, and what became of those ahead of time."
+        blocks.append(Table(caption, columns, copies))
+    sentence = "A hit is there when its gate has spoken; a late hit is still being copied; a miss has to be copied now."
+    return Section("hits", "What was found", sentence, blocks)
+
+
+def _stacked(
+    name: str,
+    says: str,
+    caption: str,
+    head: str,
+    rows: list[tuple[str, dict[str, Any]]],
+    titles: dict[str, str],
+    **hover: str,
+) -> tuple[Plot, Table]:
+    """Shares of a whole, a bar for each run or phase, and the same in figures. caption: what they are shares of."""
+    names, shown = [row for row, _ in rows], [key for key in titles if any(shares.get(key) for _, shares in rows)]
+    hues = {key: at for at, key in enumerate(titles)}
+    values = {key: [shares.get(key, 0.0) for _, shares in rows] for key in shown}
+    traces = [bars(titles[key], names, values[key], hues[key], across=True, **hover) for key in shown]
     layout = {
         "barmode": "stack",
-        "xaxis": axis("share of the experts asked for", "frac", range=[0, 1]),
+        "xaxis": axis(f"share of the {caption}", "frac", range=[0, 1]),
         "yaxis": {"autorange": "reversed", "type": "category", "fixedrange": True},
     }
-    says = "How a gate found the experts it asked for."
-    columns = [Column("run" if len(runs) > 1 else "phase"), *(Column(n.replace("_", " "), "frac") for n in shown)]
-    table = Table("Shares of the experts asked for.", columns, [[n, *(s[c] for c in shown)] for n, s in rates], True)
-    copies: list[list[Any]] = [
-        [run.label, *_copies(run.result)] for run in runs if run.result.prefetch.issued.n or len(runs) > 1
-    ]
-    fates = Table(
-        "Copies to the GPU: on demand, and what became of those ahead of time.",
-        [Column("run"), Column("on demand", "n"), *(Column(fate, "n") for fate in FATES), Column("harmful", "n")],
-        copies,
-    )
-    plot = Plot("hits", says, traces, layout, 150 + 34 * len(rates))
-    sentence = "A hit is there when its gate has spoken; a late hit is still being copied; a miss has to be copied now."
-    return Section("hits", "What was found", sentence, [plot, table, *([fates] if copies else [])])
-
-
-def _copies(result: Result) -> list[Cell]:
-    fates = values_of(result.prefetch)
-    return [result.demand_copies.n, *(fates[fate].n for fate in (*FATES, "harmful"))]
+    columns = [Column(head), *(Column(titles[key], "frac") for key in shown)]
+    cells = [[row, *(shares.get(key, 0.0) for key in shown)] for row, shares in rows]
+    plot = Plot(name, says, traces, layout, 150 + 34 * len(rows))
+    return plot, Table(f"Shares of the {caption}.", columns, cells, folded=True)
 
 
 def latencies(runs: list[Run]) -> Section:
