@@ -13,7 +13,6 @@ from sim.cli.say import say
 from sim.cli.unique_options import UniqueOptions
 
 if TYPE_CHECKING:
-    from sim.pages.inputs import Input
     from sim.pages.lanes import Window
     from sim.pages.page import Page
 
@@ -103,7 +102,7 @@ def _page(paths: tuple[Path, ...], window: Window) -> Page:
 
 
 def _drawn(paths: tuple[Path, ...], window: Window) -> Page:
-    from sim.pages.inputs import Run, read
+    from sim.pages.inputs import Comparison, Grid, Run, read
 
     if any(path.suffix in PROFILES for path in paths):
         from calibrate.report import page_of
@@ -112,19 +111,14 @@ def _drawn(paths: tuple[Path, ...], window: Window) -> Page:
             raise BadInput(f"PATH, got {len(paths)} with a profile among them: a calibration has a page of its own")
         return page_of(paths[0])
     found = [read(path) for path in paths]
-    runs = [one for one in found if isinstance(one, Run)]
-    if len(runs) == len(found) > 1:
+    runs, one = [one for one in found if isinstance(one, Run)], found[0]
+    if len(found) > 1:
+        if len(runs) < len(found):
+            kinds = f"PATH, got {len(paths)} of several kinds"
+            raise BadInput(f"{kinds}: only runs make one page together; report one of them")
         from sim.pages.comparison import of_runs
 
         return of_runs(runs)
-    if len(found) > 1:
-        raise BadInput(f"PATH, got {len(found)} of several kinds: only runs make one page together; report one of them")
-    return _of_one(found[0], window)
-
-
-def _of_one(one: Input, window: Window) -> Page:
-    from sim.pages.inputs import Comparison, Grid, Run, Saturated, Validation
-
     if isinstance(one, Run):
         from sim.pages.curves import caches_of
         from sim.pages.run import run_page
@@ -138,14 +132,10 @@ def _of_one(one: Input, window: Window) -> Page:
         from sim.pages.sweep import of_grid
 
         return of_grid(one)
-    if isinstance(one, Validation):
-        from sim.pages.validation import of_validation
-
-        return of_validation(one.data)
-    if isinstance(one, Saturated):
-        from sim.pages.saturation import of_rates
-
-        return of_rates(one.data)
-    from sim.pages.plan import of_plan
-
-    return of_plan(one.data)
+    if one.kind == "validation":
+        from sim.pages.validation import of_validation as page
+    elif one.kind == "saturation":
+        from sim.pages.saturation import of_rates as page
+    else:
+        from sim.pages.plan import of_plan as page
+    return page(one.data)

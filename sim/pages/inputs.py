@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -24,8 +24,6 @@ from sim.studies.rows import Row
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from sim.real.comparison import Report, Talk
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 MAX_TABLE_BYTES = 512 * 1024 * 1024
@@ -108,27 +106,14 @@ class Grid:
 
 
 @dataclass
-class Validation:
-    """What `moesim validate` kept."""
+class Answer:
+    """What another command printed or kept: `plan`, `saturate` or `validate`."""
 
-    data: Report | Talk
-
-
-@dataclass
-class Planned:
-    """What `moesim plan --json` printed, or `--out` kept."""
-
-    data: dict[str, Any]
+    kind: Literal["plan", "saturation", "validation"]
+    data: Any
 
 
-@dataclass
-class Saturated:
-    """What `moesim saturate --json` printed."""
-
-    data: dict[str, Any]
-
-
-Input = Run | Comparison | Grid | Validation | Planned | Saturated
+Input = Run | Comparison | Grid | Answer
 
 
 def read(path: Path) -> Input:
@@ -150,9 +135,9 @@ def read(path: Path) -> Input:
     if "schema" in data:
         check_schema(data, path, "let the command that wrote it write it again, with this version")
     if {"candidates", "ways", "explanations"} & set(data):
-        return Planned(data)
+        return Answer("plan", data)
     if "policies" in data and "attain_frac" in data:
-        return Saturated(data)
+        return Answer("saturation", data)
     if "run_id" in data:
         return _result(data, path, None)
     if "runs" in data and "realism" in data:
@@ -162,7 +147,7 @@ def read(path: Path) -> Input:
     if "comparisons" in data or "checkpoint" in data:
         from sim.real.comparison import read as kept
 
-        return Validation(kept(path))
+        return Answer("validation", kept(path))
     raise BadInput(f"{path}: JSON of no kind that is known here; give {ANSWERS}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.base.lanes import CHARGED
 from sim.base.quantities import show_figure
 from sim.base.units import show_bytes, show_count, show_frac, show_joules, show_seconds
 from sim.engine.counts import CLASSES
@@ -25,16 +26,7 @@ if TYPE_CHECKING:
     from sim.results.record import Result
     from sim.studies.curve import Curve
 
-PARTS = {
-    "gpu": "computing",
-    "copy": "waiting for copies",
-    "host": "waiting for the host",
-    "cpu": "waiting for experts on the CPU",
-    "predictor": "waiting for predictions",
-    "drive": "waiting for the drive",
-    "back": "waiting for copies back",
-    "peer": "waiting for transfers between GPUs",
-}
+PARTS = {share: lane.doing for share, (_, lane) in CHARGED.items()}
 UNDER_LOAD = (("queue_s", "TTFT: before the prompt begins"), ("service_s", "TTFT: from there"))
 RATES = ("hit_rate", "late_hit_rate", "miss_rate")
 FATES = ("useful", "late", "wasted", "cancelled", "harmful")

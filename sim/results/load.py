@@ -38,68 +38,42 @@ class Moments:
 
     Args:
         source: of their arrivals. slots: requests that may run together.
+
+    Attributes:
+        span_s: from the first arrival to the last token; 0 where nobody came. arrivals_per_s: how fast they came; None
+            where that cannot be said, and in a closed loop, which has no rate.
+        taken: those that were while some waited. Where several run together a prompt also waits, slots being free, for
+            the iteration that is under way and for the prompts before it: how fast those are taken in is how fast
+            prompts run, not how fast requests are served.
+        capacity_per_s: how fast they were taken in while others waited for a slot; None where fewer than half of them
+            did. A queue that grows lets nearly everybody wait, and of the few that do in one that is short the rate is
+            anybody's guess. stable: whether that is faster than they came.
+        busy_s: time in which any was served. there_s, waiting_s: that they were there, or waited for their prompts to
+            begin, all added.
     """
 
     def __init__(self, served: Sequence[RequestTimes], source: str, slots: int = 1) -> None:
-        self.came = np.array([times.start_s for times in served])
-        self.begun = np.array([times.begun_s for times in served])
-        self.done = np.array([times.last_token_s for times in served])
-        self._closed = source.startswith("closed:")
-        self._slots = slots
-
-    @property
-    def span_s(self) -> float:
-        """From the first arrival to the last token; 0 where nobody came."""
-        return float(self.done.max() - self.came.min()) if len(self.came) else 0.0
-
-    @property
-    def arrivals_per_s(self) -> float | None:
-        """How fast they came; None where that cannot be said, and in a closed loop, which has no rate."""
-        arrivals_s = float(self.came.max() - self.came.min()) if len(self.came) else 0.0
-        return (len(self.came) - 1) / arrivals_s if arrivals_s > 0 and not self._closed else None
-
-    @property
-    def capacity_per_s(self) -> float | None:
-        """How fast they were taken in while others waited for a slot; None where fewer than half of them did. A queue
-        that grows lets nearly everybody wait, and of the few that do in one that is short the rate is anybody's guess.
-        """
-        return _rate([self.taken])
-
-    @property
-    def taken(self) -> Taken:
-        """While some waited.
-
-        Where several run together a prompt also waits, slots being free, for the iteration that is under way and for
-        the prompts before it: how fast those are taken in is how fast prompts run, not how fast requests are served.
-        """
-        if self._slots > 1 and len(self.begun) and len(full := _full(self.begun, self.done, self._slots)):
-            n, time_s = taken_while_some_wait(self.came, self.begun, full)
-            before = np.searchsorted(full[:, 0], self.begun) - 1  # the last stretch that began before they did
-            waited = (self.begun > self.came) & (before >= 0) & (full[before, 1] > self.came)
-            return Taken(n, time_s, True, int(waited.sum()), len(self.came))
-        n, time_s = taken_while_some_wait(self.came, self.begun)
-        return Taken(n, time_s, self._slots == 1, int((self.begun > self.came).sum()), len(self.came))
-
-    @property
-    def stable(self) -> bool:
-        """Whether that is faster than they came."""
-        arrive_per_s, serve_per_s = self.arrivals_per_s, self.capacity_per_s
-        return arrive_per_s is None or serve_per_s is None or arrive_per_s < serve_per_s
-
-    @property
-    def busy_s(self) -> float:
-        """Time in which any was served."""
-        return _covered_s(self.begun, self.done)
-
-    @property
-    def there_s(self) -> float:
-        """Time that they were there, all added."""
-        return math.fsum((self.done - self.came).tolist())
-
-    @property
-    def waiting_s(self) -> float:
-        """Time that they waited before their prompts, all added."""
-        return math.fsum((self.begun - self.came).tolist())
+        came = np.array([times.start_s for times in served])
+        begun = np.array([times.begun_s for times in served])
+        done = np.array([times.last_token_s for times in served])
+        n = len(served)
+        self.span_s = float(done.max() - came.min()) if n else 0.0
+        arrivals_s = float(came.max() - came.min()) if n else 0.0
+        closed = source.startswith("closed:")
+        self.arrivals_per_s = (n - 1) / arrivals_s if arrivals_s > 0 and not closed else None
+        full = _full(begun, done, slots) if slots > 1 and n else None
+        waited = begun > came
+        if full is not None and len(full):
+            before = np.searchsorted(full[:, 0], begun) - 1  # the last stretch that began before they did
+            waited = waited & (before >= 0) & (full[before, 1] > came)
+            self.taken = Taken(*taken_while_some_wait(came, begun, full), True, int(waited.sum()), n)
+        else:
+            self.taken = Taken(*taken_while_some_wait(came, begun), slots == 1, int(waited.sum()), n)
+        self.capacity_per_s = _rate([self.taken])
+        self.stable = not _grows(self)
+        self.busy_s = _covered_s(begun, done)
+        self.there_s = math.fsum((done - came).tolist())
+        self.waiting_s = math.fsum((begun - came).tolist())
 
 
 def load(
@@ -186,7 +160,7 @@ def _covered_s(start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> floa
     return float(end_s[-1] - start_s[0] - math.fsum(free.tolist()))
 
 
-def _grows(found: Load) -> bool:
+def _grows(found: Load | Moments) -> bool:
     come, taken = found.arrivals_per_s, found.capacity_per_s
     return come is not None and taken is not None and come >= taken
 

@@ -110,14 +110,22 @@ def provenance(report: Report) -> Provenance:
     """Share of simulated time resting on measured, datasheet and assumed figures, and on which."""
     if report.lanes.figures is None:
         return Provenance(1.0, 0.0, 0.0, [])
-    rows = sorted(attributions(report), key=lambda row: -row.spent_s)
-    total = math.fsum(row.spent_s for row in rows)
+    return rests_on((row.figure, row.spent_s, row.source, row.value, row.ref) for row in attributions(report))
+
+
+def rests_on(rows: Iterable[tuple[str, float, str, float | None, str]]) -> Provenance:
+    """Shares of a whole by the source of the figures behind it, and by each of these, the largest first.
+
+    Args:
+        rows: a figure, how much rests on it, its source, value and reference.
+    """
+    found = sorted((row for row in rows if row[1]), key=lambda row: -row[1])
+    total = math.fsum(amount for _, amount, *_ in found)
     shares = {
-        source: (math.fsum(row.spent_s for row in rows if row.source == source) / total if total else None)
-        for source in ("measured", "datasheet", "assumed")
+        name: (math.fsum(amount for _, amount, source, *_ in found if source == name) / total if total else None)
+        for name in SPREAD
     }
-    figures = [Input(row.figure, row.spent_s / total, row.source, row.value, row.ref) for row in rows]
-    return Provenance(**shares, figures=figures)
+    return Provenance(**shares, figures=[Input(name, amount / total, *rest) for name, amount, *rest in found])
 
 
 class Waits(NamedTuple):

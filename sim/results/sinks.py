@@ -190,28 +190,28 @@ class Drawing:
 
 def told(keeper: Keeper | None, drawing: Drawing | None = None) -> dict[str, Any]:
     """What a run is told for the sake of its tables and its timeline."""
+
+    def of(number: int) -> dict[str, Any]:
+        kept = None if keeper is None else keeper.of[number]
+        drawn = None if drawing is None else drawing.of[number]
+        sinks: list[Keeping | Timeline] = [one for one in (kept, drawn) if one is not None]
+        found: dict[str, Any] = {name: _all([getattr(one, name) for one in sinks]) for name in ("log", "step", "span")}
+        found["on_step"], spans = found.pop("step"), found.pop("span")
+        if drawn is not None:
+            found["begun"] = drawn.begun
+        if keeper is not None and not keeper.with_spans:
+            spans = None if drawn is None else drawn.span
+        return found | ({} if spans is None else {"spans": spans})
+
     n_replicas = len(keeper.of if keeper is not None else drawing.of if drawing is not None else [])
-    if n_replicas > 1:
-        return {"watched": lambda number: Watched(**_told(keeper, drawing, number))}
-    return _told(keeper, drawing, 0)
-
-
-def _told(keeper: Keeper | None, drawing: Drawing | None, number: int) -> dict[str, Any]:
-    kept = None if keeper is None else keeper.of[number]
-    drawn = None if drawing is None else drawing.of[number]
-    sinks: list[Keeping | Timeline] = [one for one in (kept, drawn) if one is not None]
-    spans = [one.span for one in sinks if one is drawn or (keeper is not None and keeper.with_spans)]
-    found = {"log": _all([one.log for one in sinks]), "on_step": _all([one.step for one in sinks])}
-    return found | ({"spans": _all(spans)} if spans else {}) | ({} if drawn is None else {"begun": drawn.begun})
+    return {"watched": lambda number: Watched(**of(number))} if n_replicas > 1 else of(0)
 
 
 def _all(takers: list[Callable[..., None]]) -> Callable[..., None]:
     """One that tells each of them."""
-    if len(takers) == 1:
-        return takers[0]
 
     def tell(*fact: Any) -> None:
         for take in takers:
             take(*fact)
 
-    return tell
+    return takers[0] if len(takers) == 1 else tell
