@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib import import_module
@@ -87,40 +87,26 @@ def to_struct(data: Any, kind: type[T], where: str) -> T:
         message, _, path = text.partition(" - at `")
         key, _, of_key = path.partition("` in `")
         field = (of_key or path).rstrip("`").removeprefix("$.").removeprefix("$") or "top level"
-        unknown = re.search(r"unknown field `([^`]+)`", message)
-        fields = _fields_at(kind, field)
-        needed = _fields_at(kind, field, required=True) if "missing required field" in message else []
+        unknown, fields = re.search(r"unknown field `([^`]+)`", message), _fields_at(kind, field)
+        needed = [one.encode_name for one in fields if one.required and "missing required field" in message]
         hint = "; correct the field"
         if unknown and fields:
-            hint = f"; {did_you_mean(unknown.group(1), fields)}"
+            hint = f"; {did_you_mean(unknown.group(1), [one.encode_name for one in fields])}"
         elif needed:
             hint = f"; give all of {', '.join(needed)}" if 1 < len(needed) <= MOST_NEEDED else "; give it"
         raise BadInput(f"{where}: {f'{key} of ' if of_key else ''}{field}: {message}{hint}") from None
 
 
-def _fields_at(kind: Any, path: str, required: bool = False) -> list[str]:
-    """Names of a Struct's fields at a dotted path, of all or of those it requires; none where that leaves Structs."""
+def _fields_at(kind: Any, path: str) -> Sequence[msgspec.inspect.Field]:
+    """The fields of a Struct at a dotted path; none where that leaves Structs."""
+    found: Any = msgspec.inspect.type_info(kind)
     for part in [] if path == "top level" else path.split("."):
-        info = msgspec.inspect.type_info(kind)
-        if not isinstance(info, msgspec.inspect.StructType):
-            return []
-        match = [field.type for field in info.fields if field.encode_name == part.split("[")[0]]
-        match = [one.item_type if isinstance(one, msgspec.inspect.ListType) else one for one in match]
-        nested = [t for t in match if isinstance(t, msgspec.inspect.StructType)]
-        nested += [
-            t
-            for m in match
-            if isinstance(m, msgspec.inspect.UnionType)
-            for t in m.types
-            if isinstance(t, msgspec.inspect.StructType)
-        ]
-        if not nested:
-            return []
-        kind = nested[0].cls
-    info = msgspec.inspect.type_info(kind)
-    if not isinstance(info, msgspec.inspect.StructType):
-        return []
-    return [field.encode_name for field in info.fields if field.required or not required]
+        fields = getattr(found, "fields", ())
+        found = next((field.type for field in fields if field.encode_name == part.split("[")[0]), None)
+        found = getattr(found, "item_type", found)
+        options = getattr(found, "types", (found,))
+        found = next((one for one in options if isinstance(one, msgspec.inspect.StructType)), None)
+    return found.fields if isinstance(found, msgspec.inspect.StructType) else ()
 
 
 def bundled(package: str, suffix: str) -> dict[str, Path]:

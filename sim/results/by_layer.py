@@ -83,11 +83,6 @@ def counted(of_engine: Ints, expert_bytes: int) -> Iterator[tuple[int, ...]]:
     return zip(*np.array(values).tolist(), strict=True)
 
 
-def _ran(report: Report) -> list[tuple[int, str]]:
-    """The phases that ran, with their numbers."""
-    return [(number, phase) for number, phase in enumerate(PHASES) if report.phases[phase].n_iterations]
-
-
 def layer_rows(report: Report, drive: bool = False) -> list[Row]:
     """One row per phase that ran and MoE layer, in this order: the key `by_layer`.
 
@@ -96,9 +91,10 @@ def layer_rows(report: Report, drive: bool = False) -> list[Row]:
     """
     rows, of_layers = [], report.counts.tally.by_expert.table().sum(axis=3)
     waiting, expert_bytes = report.lanes.waiting, report.counts.expert_bytes
-    for number, phase in _ran(report):
-        for layer, values in enumerate(counted(of_layers[:, number], expert_bytes)):
-            row: Row = {"phase": phase, "layer": layer, "iterations_n": report.phases[phase].n_iterations}
+    for number, phase in enumerate(PHASES):
+        n_iterations = report.phases[phase].n_iterations
+        for layer, values in enumerate(counted(of_layers[:, number], expert_bytes) if n_iterations else ()):
+            row: Row = {"phase": phase, "layer": layer, "iterations_n": n_iterations}
             row |= zip(COUNTS, values, strict=True)
             waited_s = waiting.seconds(number, layer)
             row |= {column: waited_s[name] for column, name in zip(WAITS_S, WAITS, strict=True)}
@@ -121,7 +117,9 @@ def expert_table(report: Report) -> Iterator[tuple[Any, ...]]:
     """The table `experts`: one row per phase that ran, MoE layer and expert, in this order."""
     counts = report.counts.tally.by_expert
     table = counts.table()
-    for number, phase in _ran(report):
+    for number, phase in enumerate(PHASES):
+        if not report.phases[phase].n_iterations:
+            continue
         of_phase = table[:, number].reshape(len(COLUMNS), -1)
         for at, values in enumerate(counted(of_phase, report.counts.expert_bytes)):
             yield (phase, *divmod(at, counts.n_experts), *values)

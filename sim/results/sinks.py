@@ -19,9 +19,8 @@ from sim.results.by_layer import expert_table, layer_table
 from sim.results.outcome import Watched
 from sim.results.run_folder import CONFIG, FILES, RESULT, TABLES, check_apart, check_place, new_folder
 from sim.results.timeline.document import Document
-from sim.results.timeline.requests import Present
 from sim.results.timeline.run import Timeline
-from sim.results.timeline.window import Window
+from sim.results.timeline.window import Present, Window
 from sim.setup.naming import title_of
 from sim.setup.spec import dump_spec
 

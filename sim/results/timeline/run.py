@@ -6,16 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from sim.results.timeline.counters import Counter
-from sim.results.timeline.links import Copy, Expert, Link
-from sim.results.timeline.uses import Uses
+from sim.results.timeline.links import Copy, Expert, Link, Uses
+from sim.results.timeline.window import Counter
 
 if TYPE_CHECKING:
     from sim.engine.engine import Engine
     from sim.engine.run_loop import Step
     from sim.results.timeline.document import Process
-    from sim.results.timeline.requests import Present
-    from sim.results.timeline.window import Window
+    from sim.results.timeline.window import Present, Window
 
 COPIED, SENT, RETURNED = "copied for", "sent to the CPU", "result of the CPU"
 
