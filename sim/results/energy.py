@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.quantities import Quantity
 from sim.figures import Energy
-from sim.profiles.drives import Drive, DrivePower
+from sim.profiles.drives import DrivePower
 from sim.profiles.hardware import GPU
 from sim.results.provenance import rests_on, span
 
@@ -119,7 +119,7 @@ def spent(lanes: Lanes, figures: FigureTimes, makespan_s: float, n_gpus: int, n_
 
 def parts(hw: Hardware, counted: str, time: Spent) -> Iterator[Drawn]:
     """Every part that is counted, in each of its states; the states of one add up to the whole run."""
-    powers: dict[str, Any] = {"gpu": hw.gpu.power, "cpu": hw.cpu.power, "memory": hw.cpu.power}
+    powers: dict[str, Any] = {**hw.power, "memory": hw.cpu.power}
     seconds = {
         "gpu_waiting": max(0.0, time.gpus_s - time.memory_bound_s - time.compute_bound_s),
         "gpu_memory_bound": time.memory_bound_s,
@@ -133,8 +133,7 @@ def parts(hw: Hardware, counted: str, time: Spent) -> Iterator[Drawn]:
         read_s = min(time.hosts_s, time.copied_bytes / whole_per_s + by_cores_s)
         seconds |= {"cpu_waiting": max(0.0, time.hosts_s - time.cpu_s), "cpu_busy": time.cpu_s}
         seconds |= {"memory_waiting": time.hosts_s - read_s, "memory_busy": read_s}
-        if isinstance(hw.drive, Drive) and isinstance(hw.drive.power, DrivePower):
-            powers["drive"] = hw.drive.power
+        if isinstance(powers.get("drive"), DrivePower):
             seconds |= {"drive_waiting": max(0.0, time.hosts_s - time.drive_s), "drive_busy": time.drive_s}
     for lane, spent_s in seconds.items():
         part, _, state = lane.partition("_")
