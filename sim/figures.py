@@ -890,7 +890,7 @@ def _row_of(kind: type[msgspec.Struct], key: str) -> Row | None:
 
 def label_of(key: str) -> str:
     """What text and pages call a figure; its key where the table has no label for it."""
-    row = row_of(key)
+    row = _row_of(RECORD, key)
     return (row.label if row is not None else "") or key
 
 

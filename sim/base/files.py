@@ -23,10 +23,7 @@ MAX_YAML_BYTES = 512 * 1024  # PyYAML reads about 100 kB per second, and a profi
 MOST_NEEDED = 6  # fields that an error names where one of them is missing
 PART, SPOOL, OLD = ".part", ".spool", ".old"
 """How hidden names end: of what is being written, of what waits until it is, of what is being replaced."""
-_HIDDEN = re.compile(
-    rf"\..+\.(?P<host>[0-9a-f]{{8}})-(?P<pid>[0-9]+)-[a-z0-9_]{{8}}({'|'.join(map(re.escape, (PART, SPOOL, OLD)))})",
-    re.DOTALL,
-)
+_HIDDEN = r"(?s)\..+\.(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]+)-[a-z0-9_]{8}\.(part|spool|old)"
 
 T = TypeVar("T")
 
@@ -153,7 +150,7 @@ def owned_prefix(target: Path) -> str:
 
 def is_hidden(name: str) -> bool:
     """Whether a name is one of those: whoever looks into a folder passes over them, or sweeps them out."""
-    return _HIDDEN.fullmatch(name) is not None
+    return re.fullmatch(_HIDDEN, name) is not None
 
 
 def _is_orphan(name: str) -> bool:
@@ -162,7 +159,7 @@ def _is_orphan(name: str) -> bool:
     What belongs to a living process or to another machine is none, and on Windows, where asking whether a process lives
     takes more than a signal, nothing is.
     """
-    found = _HIDDEN.fullmatch(name)
+    found = re.fullmatch(_HIDDEN, name)
     return found is not None and found["host"] == _host() and not _alive(int(found["pid"]))
 
 

@@ -15,9 +15,7 @@ from sim.base.units import parse_bytes, parse_size, show_bytes, show_flops, show
 USER_REF = "set by the user"
 
 # A field named as figures are (`latency_s`, `vram_bytes`, `flops_per_s[...]`) that holds a number and no origin.
-_BARE_NUMBER = re.compile(
-    r"(?:_s|_bytes|_frac|_w|slowdown_by_\w+|\[\.\.\.\]): Expected `object`, got `(?:int|float|str)`"
-)
+_BARE_NUMBER = r"(?:_s|_bytes|_frac|_w|slowdown_by_\w+|\[\.\.\.\]): Expected `object`, got `(?:int|float|str)`"
 
 Source = Literal["measured", "datasheet", "assumed"]
 # Of seconds that a policy asks for; the last two are the stack's, for a layer that the CPU shares.
@@ -134,7 +132,7 @@ def check_quantities(node: msgspec.Struct, sources: Mapping[str, str], where: st
 def explain(error: BadInput) -> BadInput:
     """Add the remedy when a bare number stands where a figure with its origin is required."""
     text = str(error)
-    if _BARE_NUMBER.search(text):
+    if re.search(_BARE_NUMBER, text):
         form = "write {value: NUMBER, source: measured|datasheet|assumed}"
         return BadInput(text.replace("correct the field", form))
     return error

@@ -9,7 +9,7 @@ from sim.base.errors import BadInput
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
-_SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*$")
+_SIZE = r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*$"
 _SIZE_UNITS = {
     "": 1,
     "b": 1,
@@ -55,7 +55,7 @@ def parse_bytes(text: str, what: str = "size", binary: bool = False) -> int:
     Raises:
         BadInput: not a size, or negative.
     """
-    match = _SIZE.match(text)
+    match = re.match(_SIZE, text)
     unit = match.group(2).lower() if match else ""
     if binary and unit[:1] in ("k", "m", "g", "t") and unit in _SIZE_UNITS:
         unit = f"{unit[0]}ib"
@@ -68,7 +68,7 @@ def parse_bytes(text: str, what: str = "size", binary: bool = False) -> int:
     return int(n_bytes)
 
 
-_TIME = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(|s|ms|us|ns|min|h)\s*$")
+_TIME = r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(|s|ms|us|ns|min|h)\s*$"
 _TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 
 
@@ -78,7 +78,7 @@ def parse_seconds(text: str, what: str = "time") -> float:
     Raises:
         BadInput: not a time, or negative.
     """
-    match = _TIME.match(text)
+    match = re.match(_TIME, text)
     if match is None:
         raise BadInput(f"{what}, got {text!r}: not a time; write seconds, or a number with ms, us, ns, min or h")
     duration_s = float(match[1]) * _TIME_UNITS[match[2]]

@@ -133,9 +133,13 @@ def _drawn(paths: tuple[Path, ...], window: Window) -> Page:
 
         return of_grid(one)
     if one.kind == "validation":
-        from sim.pages.validation import of_validation as page
-    elif one.kind == "saturation":
-        from sim.pages.saturation import of_rates as page
-    else:
-        from sim.pages.plan import of_plan as page
-    return page(one.data)
+        from sim.pages.validation import of_validation
+
+        return of_validation(one.data)
+    if one.kind == "saturation":
+        from sim.pages.saturation import of_rates
+
+        return of_rates(one.data)
+    from sim.pages.plan import of_plan
+
+    return of_plan(one.data)

@@ -16,10 +16,9 @@ from sim.cli.say import say
 from sim.cli.spec_options import run_options, specify, tell_drawing, warn_if_changed
 from sim.cli.unique_options import Grouped, UniqueOptions
 from sim.options import OUTPUT, OUTPUTS
-from sim.results.expectations import judged, parsed
 
 if TYPE_CHECKING:
-    from sim.results.expectations import Judged
+    from sim.results.expectations import Expectation, Judged
     from sim.run import Outcome
 
 REAL = "Real runs"
@@ -73,7 +72,11 @@ REAL = "Real runs"
 )
 def command(**options: Any) -> int:
     """Replay a routing trace under a policy on a described GPU: time, hits, PCIe traffic, memory, what bounds it."""
-    expectations = parsed(options["expected"])
+    expectations: list[Expectation] = []
+    if options["expected"]:
+        from sim.results.expectations import judged, parsed
+
+        expectations = parsed(options["expected"])
     request = RunRequest.of(options)
     try:
         if request.real:
@@ -95,13 +98,26 @@ def command(**options: Any) -> int:
 
 
 def _show(outcome: Outcome, request: RunRequest, found: list[Judged]) -> None:
+    result, keep = outcome.result, request.keep
     if request.as_json:
         from sim.base.json import to_json
 
-        told = outcome.result.to_dict()
-        click.echo(to_json(told | ({"expectations": [one.to_dict() for one in found]} if found else {})))
-    else:
-        _print(outcome, request)
+        told = {"expectations": [one.to_dict() for one in found]} if found else {}
+        click.echo(to_json(result.to_dict() | told))
+        return
+    from sim.results.text import render, verdict
+
+    say(verdict(result), bold=True)
+    say(result.trace_line)
+    say()
+    say(render(result), nl=False)
+    if keep:
+        say()
+    if keep.out is not None:
+        less = "" if keep.with_spans else "; --set out.spans=on adds what every lane did"
+        say(f"written: {keep.out} (again: simulate --config {keep.out / 'config.yaml'}{less})")
+    if keep.timeline is not None:
+        say(f"written: {keep.timeline} (open it at ui.perfetto.dev)")
 
 
 def _run(request: RunRequest) -> Outcome:
@@ -126,20 +142,3 @@ def _run(request: RunRequest) -> Outcome:
     finally:
         setup.close()
     return outcome
-
-
-def _print(outcome: Outcome, request: RunRequest) -> None:
-    from sim.results.text import render, verdict
-
-    say(verdict(outcome.result), bold=True)
-    say(outcome.result.trace_line)
-    say()
-    say(render(outcome.result), nl=False)
-    keep = request.keep
-    if keep:
-        say()
-    if keep.out is not None:
-        less = "" if keep.with_spans else "; --set out.spans=on adds what every lane did"
-        say(f"written: {keep.out} (again: simulate --config {keep.out / 'config.yaml'}{less})")
-    if keep.timeline is not None:
-        say(f"written: {keep.timeline} (open it at ui.perfetto.dev)")

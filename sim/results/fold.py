@@ -173,7 +173,7 @@ def memory_of(setup: Setup, report: Report) -> Memory:
 def caveats(setup: Setup, report: Report, load: Load | None, replicas: Sequence[Replica]) -> list[str]:
     """What a reader must know of a run."""
     spec, policy = setup.spec, setup.policy
-    said = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
+    said: list[str] = [trait for trait in ("lossy", "oracle") if trait in policy.traits]
     said += report.counts.labels
     said += [label for label in (*labels_of(setup.trace), *setup.labels) if label not in said]
     if load is not None and not load.stable:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from sim.base.lanes import ALWAYS, CHARGED
 from sim.base.quantities import USER_REF
 from sim.engine.counts import CLASSES, HIT, LATE, MISS, PARTIAL
@@ -51,12 +53,13 @@ def statistic(values: Iterable[float], under_load: bool = False) -> Statistic:
     ordered, n = sorted(every), len(every)
     found = {name: quantile(ordered, p) if n >= round(1 / (1 - p)) else None for name, p in SHARES.items()}
     mean, given = math.fsum(ordered) / n if n else None, [name for name, value in found.items() if value is not None]
-    p90 = found.pop("p90")
+    told = Statistic(mean, found["p50"], found["p95"], found["p99"], n)
     if not under_load:
-        return Statistic(mean, **found, n=n)
+        return told
     from sim.results.blocks import errors
 
-    return Statistic(mean, **found, n=n, p90=p90, sampling=errors(every, given) if n > 1 else None)
+    sampling = errors(every, given) if n > 1 else None
+    return msgspec.structs.replace(told, p90=found["p90"], sampling=sampling)
 
 
 def quantile(ordered: list[float], p: float) -> float:
@@ -91,8 +94,8 @@ def times(report: Report, arrivals: bool = False) -> Times:
     columns = zip(*rows, strict=True) if rows else [()] * 5
     outputs = sum(t.request.outputs for t in done)
     span_s = max((t.last_token_s for t in done), default=0.0) - min((t.start_s for t in done), default=0.0)
-    each = (statistic((value for value in column if value is not None), arrivals) for column in columns)
-    return Times(*each, throughput_tokens_per_s=outputs / span_s if span_s > 0 else None)
+    ttft, tpot, e2e, queue, service = (statistic((v for v in column if v is not None), arrivals) for column in columns)
+    return Times(ttft, tpot, e2e, queue, service, outputs / span_s if span_s > 0 else None)
 
 
 def lengths(report: Report) -> Lengths:
@@ -101,8 +104,8 @@ def lengths(report: Report) -> Lengths:
     outputs = [t.request.outputs for t in report.requests]
     if not prompts:
         return Lengths(Length(None, None, None), Length(None, None, None), None)
-    told = (Length(sum(ns) / len(ns), min(ns), max(ns)) for ns in (prompts, outputs))
-    return Lengths(*told, longest_context_tokens=max(map(sum, zip(prompts, outputs, strict=True))))
+    asked, put_out = (Length(sum(ns) / len(ns), min(ns), max(ns)) for ns in (prompts, outputs))
+    return Lengths(asked, put_out, max(map(sum, zip(prompts, outputs, strict=True))))
 
 
 def phases(report: Report) -> Phases:
@@ -112,8 +115,8 @@ def phases(report: Report) -> Phases:
     if report.drafted is not None:  # the phase has rows of drafts that were rejected, too
         beside = report.drafted.n_beside
     both = MixedPhase(mixed.n_iterations, mixed.n_tokens, beside, mixed.time_s) if mixed.n_iterations else None
-    each = (Phase(one.n_iterations, one.n_tokens, one.time_s) for one in (prefill, decode))
-    return Phases(*each, mixed=both)
+    alone, after = (Phase(one.n_iterations, one.n_tokens, one.time_s) for one in (prefill, decode))
+    return Phases(alone, after, both)
 
 
 def hit_rates(tally: Tally, definition: str) -> HitRates:

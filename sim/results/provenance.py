@@ -125,7 +125,8 @@ def rests_on(rows: Iterable[tuple[str, float, str, float | None, str]]) -> Prove
         name: (math.fsum(amount for _, amount, source, *_ in found if source == name) / total if total else None)
         for name in SPREAD
     }
-    return Provenance(**shares, figures=[Input(name, amount / total, *rest) for name, amount, *rest in found])
+    figures = [Input(name, amount / total, source, value, ref) for name, amount, source, value, ref in found]
+    return Provenance(**shares, figures=figures)
 
 
 class Waits(NamedTuple):
@@ -155,10 +156,10 @@ def uncertainty(report: Report, timed: Times, batch: int, waits: Waits | None) -
     else:  # of requests whose neighbours wait alike: the intervals of their blocks
         found = [one if isinstance(one, Errors) else None for one in (timed.tpot_s.sampling, timed.ttft_s.sampling)]
         tpot_s, ttft_s = (None if one is None else one.mean for one in found)
-        n = tuple(0 if one is None else one.blocks for one in found)
+        n = found[0].blocks if found[0] else 0, found[1].blocks if found[1] else 0
     # An interval of a mean time, which cannot be negative: few requests that differ much would have it so.
-    ends = (None if one is None else (max(0.0, one[0]), max(0.0, one[1])) for one in (tpot_s, ttft_s))
-    sampling = Sampling(*ends, *n)
+    of_tpot, of_ttft = (None if one is None else (max(0.0, one[0]), max(0.0, one[1])) for one in (tpot_s, ttft_s))
+    sampling = Sampling(of_tpot, of_ttft, *n)
     if not total:
         return Uncertainty(None, None, None, sampling, None, None)
     whole = _ends(rows)
@@ -172,14 +173,13 @@ def uncertainty(report: Report, timed: Times, batch: int, waits: Waits | None) -
         ttft = whole
     elif waits is not None:
         ttft = _of_waits(waits, prefill, decode) if batch == 1 else None
-    bands: list[Ends] = []
-    for mean, over, factors in (
-        (timed.ttft_s.mean, sampling.ttft_s, ttft),
-        (timed.tpot_s.mean, sampling.tpot_s, decode),
+    bands: list[Ends] = [None, None]
+    for at, (mean, over, factors) in enumerate(
+        ((timed.ttft_s.mean, of_ttft, ttft), (timed.tpot_s.mean, of_tpot, decode))
     ):
-        least, most = over or (mean, mean)
-        unknown = least is None or most is None or factors is None
-        bands.append(None if unknown else (least * factors[0], most * factors[1]))
+        if mean is not None and factors is not None:
+            least, most = over or (mean, mean)
+            bands[at] = least * factors[0], most * factors[1]
     return Uncertainty(*whole, plus_minus(rows, total), sampling, *bands)
 
 

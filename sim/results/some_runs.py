@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from sim.engine.report import KvReport, Report
     from sim.machine.cost import Cost
     from sim.results.by_layer import Row
+    from sim.setup.drafting import Drafter
     from sim.setup.setup import Setup
     from sim.setup.third_tier import ThirdTier
-    from sim.workload.draft_steps import Drafted, Drafter
+    from sim.workload.draft_steps import Drafted
 
 
 def drafting(setup: Setup, report: Report, drafter: Drafter, found: Drafted) -> Drafting:
@@ -126,4 +127,6 @@ def sizes_by_layer(
         more_bytes = sum(n_bytes * (sizes[layer] / mean_bytes - 1) for layer, n_bytes in lane.items())
         fracs.append(more_bytes / sum(lane.values()) if any(lane.values()) else None)
         more_s += more_bytes / bytes_per_s
-    return SizesByLayer(min(sizes), max(sizes), *fracs, tpot_frac=more_s / decode_s if decode_s else None)
+    h2d_frac, cpu_frac, gpu_frac = fracs
+    tpot_frac = more_s / decode_s if decode_s else None
+    return SizesByLayer(min(sizes), max(sizes), h2d_frac, cpu_frac, gpu_frac, tpot_frac)

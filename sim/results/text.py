@@ -202,7 +202,7 @@ def _times(result: Result) -> Table:
     bound = result.bottleneck
     lanes = ["copies" if part == "copy" else part for part in values_of(bound.decode)]
     rows = plain("", "mean", "p50", "p95", "n", "", *lanes)
-    shares = {
+    shares: dict[str, list[str]] = {
         phase: [show_frac(share) for share in values_of(parts).values()] for phase, parts in bound.by_phase().items()
     }
     for title, stat, phase in (("ttft_s", result.ttft_s, "prefill"), ("tpot_s", result.tpot_s, "decode")):
@@ -424,11 +424,13 @@ def _copies(result: Result) -> Pairs:
 
 def _shared(result: Result) -> Pairs:
     """What memory that is shared by what runs at once added to whose time."""
+    found = result.contention
+    assert found is not None
     parts = [
         f"{show_seconds(one.added_s)} to {_ACTIVITY[name]} ({show_frac(one.of_busy_frac)} of their time, "
         + one.by.replace("law", "by law, assumed")
         + ")"
-        for name, one in values_of(result.contention).items()
+        for name, one in values_of(found).items()
         if one is not None and one.added_s >= WORTH_TELLING * result.simulated_s
     ]
     if parts:
