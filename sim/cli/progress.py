@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
     from rich.progress import TaskID
 
-    from sim.run import Progress, Setup
+    from sim.run import Progress
 
 SHOW_BAR_AFTER_S = 1.0
 
@@ -55,13 +55,6 @@ class Bar:
             self._bar.start()
         assert self._task is not None
         self._bar.update(self._task, completed=done, total=total, description=self._title)
-
-
-class RunBar(Bar):
-    """The bar of one run."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(f"{setup.policy.name} on {setup.hw.id}")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import click
 
 from sim import __version__
 from sim.base.errors import one_line
-from sim.cli.progress import RunBar
+from sim.cli.progress import Bar
 from sim.cli.run_request import ANYWHERE, RunRequest
 from sim.cli.say import say
 from sim.cli.spec_options import run_options, specify, tell_drawing, warn_if_changed
@@ -134,7 +134,7 @@ def _run(request: RunRequest) -> Outcome:
         warn_if_changed(setup, meant, request.config)
         for note in filter(None, (*setup.notes(), setup.idle)):
             click.echo(one_line(note), err=True)
-        with RunBar(setup) as bar:
+        with Bar(f"{setup.policy.name} on {setup.hw.id}") as bar:
             if request.keep:
                 outcome: Outcome = recorded(execute, setup, bar.progress, request.keep)
             else:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def run_real(request: RunRequest) -> int:
     """Measure, predict, print. Returns the exit status: 0, 1 after a fault of the device, 130 after an interrupt."""
-    from sim.cli.progress import RunBar
+    from sim.cli.progress import Bar
     from sim.cli.spec_options import specify, tell_drawing, warn_if_changed
     from sim.real.devices.open import usable_device
     from sim.real.requirements import prepare_real
@@ -41,7 +41,7 @@ def run_real(request: RunRequest) -> int:
         for note in filter(None, (*setup.notes(), setup.idle)):
             click.echo(note, err=True)
         run = partial(execute_real, device=place, checkpoint=folder)
-        with RunBar(setup) as bar:
+        with Bar(f"{setup.policy.name} on {setup.hw.id}") as bar:
             if request.keep:
                 done = recorded(run, setup, bar.progress, request.keep, _with_prediction)
             else:

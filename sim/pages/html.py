@@ -103,15 +103,9 @@ def _section(section: Mapping[str, Any]) -> str:
 
 
 def _block(block: Mapping[str, Any]) -> str:
-    if block["kind"] == "table":
-        return _table(block)
-    if block["kind"] == "plot":
-        return _plot(block)
-    if block["kind"] == "facts":
-        return _facts(block)
     if block["kind"] == "note":
         return "".join(f'<p class="note">{_prose(line)}</p>' for line in block["lines"])
-    return _explorer(block)
+    return {"table": _table, "plot": _plot, "facts": _facts, "explorer": _explorer}[block["kind"]](block)
 
 
 def _plot(block: Mapping[str, Any]) -> str:
