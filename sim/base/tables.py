@@ -143,16 +143,13 @@ def render(content: Table, width: int | None = None, spare: Sequence[str] | None
     texts = zip(titles, *content.rows, strict=True)
     needs = [_needs(content, index, column) for index, column in enumerate(texts)]
     kept, going = list(range(len(titles))), list(spare or ())
-
-    def least() -> int:
-        return sum(needs[at][0] for at in kept) + GAP * (len(kept) - 1)
-
-    whole = least()
-    while spare is not None and (not kept or least() > width):
+    whole = least = sum(needs[at][0] for at in kept) + GAP * (len(kept) - 1)
+    while spare is not None and (not kept or least > width):
         if not going:
             return _turned(content, width)
-        kept = [at for at in kept if titles[at] != going[0]]
-        going.pop(0)
+        title = going.pop(0)
+        kept = [at for at in kept if titles[at] != title]
+        least = sum(needs[at][0] for at in kept) + GAP * (len(kept) - 1)
     if len(kept) < len(titles):
         gone = ", ".join(title for at, title in enumerate(titles) if at not in kept)
         left_out = fold(f"left out to fit: {gone}; COLUMNS={max(whole, width + 1)}, or --json, shows them\n", width)

@@ -34,7 +34,7 @@ from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
     from sim.engine.counts import Tally
-    from sim.engine.report import Lanes, PhaseReport, Report
+    from sim.engine.report import PhaseReport, Report
     from sim.profiles.hardware import Hardware
 
 LAW, SET = "law", "set"
@@ -98,25 +98,30 @@ def times(report: Report, arrivals: bool = False) -> Times:
     return Times(ttft, tpot, e2e, queue, service, outputs / span_s if span_s > 0 else None)
 
 
-def lengths(report: Report) -> Lengths:
-    """Prompt and output tokens of the requests that were served, and the longest context among them."""
+def served(report: Report, makespan_s: float) -> dict[str, Any]:
+    """Tokens of the requests that were served, what iterations took, and how busy each lane was over the makespan (over
+    its own time where it goes on after the last token): keys of a result."""
     prompts = [t.request.prompt_len for t in report.requests]
     outputs = [t.request.outputs for t in report.requests]
-    if not prompts:
-        return Lengths(Length(None, None, None), Length(None, None, None), None)
-    asked, put_out = (Length(sum(ns) / len(ns), min(ns), max(ns)) for ns in (prompts, outputs))
-    return Lengths(asked, put_out, max(map(sum, zip(prompts, outputs, strict=True))))
-
-
-def phases(report: Report) -> Phases:
-    """Iterations, tokens and time of prefill and decode, and of iterations with both."""
+    asked, put_out = (
+        Length(sum(ns) / len(ns) if ns else None, min(ns, default=None), max(ns, default=None))
+        for ns in (prompts, outputs)
+    )
+    longest = max(map(sum, zip(prompts, outputs, strict=True)), default=None)
     prefill, decode, mixed = (report.phases[name] for name in (PREFILL, DECODE, MIXED))
     beside = report.n_decoded - decode.n_tokens
     if report.drafted is not None:  # the phase has rows of drafts that were rejected, too
         beside = report.drafted.n_beside
     both = MixedPhase(mixed.n_iterations, mixed.n_tokens, beside, mixed.time_s) if mixed.n_iterations else None
     alone, after = (Phase(one.n_iterations, one.n_tokens, one.time_s) for one in (prefill, decode))
-    return Phases(alone, after, both)
+    lanes = report.lanes
+    spans_s = {name: max(makespan_s, lanes.ends_s.get(name, 0.0)) for name in lanes.busy_s}
+    busy = sorted(lanes.busy_s.items())
+    return {
+        "lengths": Lengths(asked, put_out, longest),
+        "phases": Phases(alone, after, both),
+        "lane_utilisation": {name: busy_s / spans_s[name] if spans_s[name] else None for name, busy_s in busy},
+    }
 
 
 def hit_rates(tally: Tally, definition: str) -> HitRates:
@@ -191,14 +196,6 @@ def bottleneck(phases: Mapping[str, PhaseReport], drive: bool = False) -> Bottle
     both = parts[MIXED] if phases[MIXED].n_iterations else None
     main = parts[DECODE] if phases[DECODE].n_iterations else both or parts[PREFILL]
     return Bottleneck(main.largest(), parts[PREFILL], parts[DECODE], both)
-
-
-def lane_utilisation(lanes: Lanes, makespan_s: float) -> dict[str, float | None]:
-    """Busy share of every lane over the makespan; over the lane's own time where it goes on after the last token."""
-    busy = (
-        (name, busy_s, max(makespan_s, lanes.ends_s.get(name, 0.0))) for name, busy_s in sorted(lanes.busy_s.items())
-    )
-    return {name: busy_s / span_s if span_s else None for name, busy_s, span_s in busy}
 
 
 def contention(report: Report, hw: Hardware) -> Contention | None:

@@ -472,7 +472,7 @@ def _grounds(result: Result) -> Pairs:
         return
     title, (low, high) = label_of(f"{time}.mean"), (show_seconds(end) for end in ends)
     over, n_units = band.sampling.of(time)
-    stat = result.time_s(time)
+    stat = getattr(result, time)
     n = show_units(stat.n, n_units, "batch" if result.load is None else "block")
     sampled = f"; n = {n}: no sampling error can be given"
     if over is not None:
