@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from sim.base.tables import fold, tabled
 from sim.base.units import show_count, show_frac, show_fracs, show_joules, show_number, show_seconds, show_value
 from sim.figures import row_of
-from sim.results.energy_text import unknown
 from sim.results.figure import label_of, plot_unit
+from sim.results.text import no_joules
 from sim.studies.rows import draws_least
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Table:
             where: settings of the run whose own the bound is. beside: what is said behind it.
         """
         lines = [f"vs {self.base.label}: times as fast"] if self.base else []
-        lines += [f"energy {why}" for why in dict.fromkeys(unknown(row.ran) for row in self.rows) if why]
+        lines += [f"energy {why}" for why in dict.fromkeys(no_joules(row.ran) for row in self.rows) if why]
         told = [(title(row), note) for row in self.rows for note in self.caveats(row) if len(note) > MOST_IN_A_CELL]
         if self.most is None:
             lines += [f"{who}: {note}" for who, note in told]
