@@ -14,14 +14,9 @@ from sim.base.units import show_bytes
 from sim.bounds.time_bound import lower_bound
 from sim.engine.copies import Log
 from sim.engine.engine import Engine
-from sim.engine.host_tier import HostTier
-from sim.engine.recorder import AskedPrices, Recorder
-from sim.engine.recording import Recording as Recording
-from sim.engine.replay import Player
 from sim.engine.report import Counts, Lanes, Report
 from sim.engine.residency import Residency
 from sim.engine.run_loop import Clockwork, Loop, drive
-from sim.engine.tiered import Tiered
 from sim.machine.cost import Cost
 from sim.machine.protocol import Machine
 from sim.machine.simulated import SimulatedMachine
@@ -37,16 +32,14 @@ from sim.results.outcome import Outcome as Outcome
 from sim.results.outcome import Progress as Progress
 from sim.results.outcome import Watched
 from sim.setup.prepare import prepare as prepare
-from sim.setup.replicas import setups_of
 from sim.setup.setup import Setup as Setup
-from sim.setup.third_tier import WARM
-from sim.workload.draft_steps import Drafted
-from sim.workload.future import Future
 from sim.workload.gate import Arrays
 from sim.workload.learn_split import StoreSplit, TrainingTrace
 
 if TYPE_CHECKING:
+    from sim.engine.recording import Recording
     from sim.engine.run_loop import Step
+    from sim.engine.tiered import Tiered
     from sim.machine.lanes import Spans
     from sim.policy.api import Policy
     from sim.policy.view import View
@@ -125,6 +118,7 @@ def finished(setup: Setup, report: Report, by_layer: bool = True) -> Outcome:
 def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable[[int], Watched] | None) -> Outcome:
     """Run every replica, each with its own engine, cache and policy, behind a router."""
     from sim.serving.service import Service  # with SimPy, which other runs never import
+    from sim.setup.replicas import setups_of
 
     began_s = time.perf_counter()
     put_out, total = [0] * setup.spec.replicas, sum(request.outputs for request in setup.requests)
@@ -180,7 +174,11 @@ def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None
     """
     policy, trace = setup.policy, setup.trace
     residency, arrays = Residency(setup.pieces, setup.memory.expert_bytes), Arrays(trace, policy.needs)
-    future = Future(trace, setup.batching(open_loop=False)) if "oracle" in policy.traits else None
+    future = None
+    if "oracle" in policy.traits:
+        from sim.workload.future import Future
+
+        future = Future(trace, setup.batching(open_loop=False))
     if setup.tier is not None:
         machine = above_drive(setup, setup.tier, machine, cost, arrays)
     engine = Engine(policy, machine, residency, cost, arrays, setup.model.top_k, future, log)
@@ -190,6 +188,10 @@ def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None
 
 def above_drive(setup: Setup, tier: ThirdTier, machine: Machine, cost: Cost, arrays: Arrays) -> Tiered:
     """A machine whose host memory is a cache of what lies on the drive, its policy bound and taught."""
+    from sim.engine.host_tier import HostTier
+    from sim.engine.tiered import Tiered
+    from sim.setup.third_tier import WARM
+
     kind, model = find(tier.evict), setup.model
     check_declared(kind)
     host_bytes = setup.host_bytes - model.host_bytes(setup.spec.precision)  # tables stay there, whatever leaves
@@ -221,6 +223,9 @@ def tellable(setup: Setup) -> bool:
 
 def record(setup: Setup, by_layer: bool = True) -> tuple[Outcome, Recording | None]:
     """Run it, and write down what others like it need; None where a time or a price had a part in its decisions."""
+    from sim.engine.recorder import AskedPrices, Recorder
+    from sim.engine.recording import Recording
+
     with blamed(setup.policy), watched_hooks():
         began_s = time.perf_counter()
         cost = setup.cost()
@@ -239,6 +244,9 @@ def record(setup: Setup, by_layer: bool = True) -> tuple[Outcome, Recording | No
 
 def timed(setup: Setup, recording: Recording, by_layer: bool = True) -> Outcome:
     """What `execute` gives without a bound, by a run of the same decisions on other hardware."""
+    from sim.engine.replay import Player
+    from sim.workload.draft_steps import Drafted
+
     began_s = time.perf_counter()
     setup.check_host(recording.counts.kept)
     cost, tape = setup.cost(), recording.tape

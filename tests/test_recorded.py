@@ -16,9 +16,10 @@ from tiny_traces import from_rows
 
 from policies.lru import Lru
 from sim.base.errors import MoesimError
+from sim.engine.recording import Recording
 from sim.policy.decisions import Fetch, Predict, RunGpu, Serve
 from sim.results.sampling import times_of
-from sim.run import Outcome, Recording, execute, record, tellable, timed
+from sim.run import Outcome, execute, record, tellable, timed
 from sim.studies.runner import work
 from traces.format.reader import Trace
 

@@ -100,11 +100,12 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
             named.
     """
     from sim.base.files import to_struct
-    from sim.setup.spec import read_spec
 
     fields: dict[str, Any] = {}
     meant: dict[str, Any] = {}
     if config is not None:
+        from sim.setup.spec import read_spec
+
         fields, meant = read_spec(config)
     typed = stated(given, settings)
     if settings or {"pcie", "cpu"} & typed.keys():

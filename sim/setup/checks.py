@@ -23,7 +23,8 @@ def check_options(spec: RunSpec) -> None:
     """Raises BadInput for the first option that cannot be, with what to do about it."""
     for row in OPTIONS.rows:
         row.check(getattr(spec, row.field))
-    routers.find(spec.router or routers.DEFAULT)
+    if spec.router is not None:
+        routers.find(spec.router)
     _check_several(spec)
     _check_batching(spec)
 

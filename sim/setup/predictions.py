@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.base.errors import BadInput
-from sim.workload.drawn_levels import DRAWABLE, DrawnTrace, to_draw
 from sim.workload.surrogate import SURROGATE, is_surrogate, outcomes
 
 if TYPE_CHECKING:
@@ -68,6 +67,10 @@ def with_levels(trace: Trace, one: Predicting, seed: int) -> Trace:
     lossy = "lossy" in policy.traits
     if one.stand_in is not None and not one.own:
         outcomes(one.stand_in, trace.top_k)  # a share that cannot be is one, whoever reads nothing of it
+    if one.stand_in is None and needs <= trace.levels:
+        return trace
+    from sim.workload.drawn_levels import DrawnTrace, to_draw
+
     drawn = frozenset[str]() if one.stand_in is None else to_draw(trace, needs, lossy)
     trace.require_all(needs - drawn, f"policy {policy.name}", _rest(trace, one, lossy))
     if not drawn:
@@ -82,6 +85,8 @@ def with_levels(trace: Trace, one: Predicting, seed: int) -> Trace:
 
 def _rest(trace: Trace, one: Predicting, lossy: bool) -> str:
     """What the stand-in can do about levels that are missing, or why it does not."""
+    from sim.workload.drawn_levels import DRAWABLE, to_draw
+
     missing = (one.policy.needs - trace.levels) & DRAWABLE
     if one.stand_in is None:
         can = to_draw(trace, missing, lossy)

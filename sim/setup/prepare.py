@@ -30,7 +30,6 @@ from sim.setup.checks import (
     check_scheduler,
     check_watts,
 )
-from sim.setup.drafting import Drafter
 from sim.setup.memory import BudgetRule, Demand, check_host, check_host_room, demand_of, host_need, kv_pool, plan
 from sim.setup.pairing import (
     check_shape,
@@ -41,11 +40,9 @@ from sim.setup.pairing import (
     trace_for,
     unhurried,
 )
-from sim.setup.placement import read_placement
 from sim.setup.predictions import predicting, with_levels
 from sim.setup.setup import Setup
 from sim.setup.third_tier import BUFFERED, described, host_memory_of, maps_its_file, third_tier
-from sim.workload.drawn_levels import DrawnTrace
 from sim.workload.learn_split import requests_of
 from sim.workload.load import load_of
 from sim.workload.surrogate import SURROGATE
@@ -195,6 +192,8 @@ def _several_of(spec: RunSpec, hw: Hardware, model: Model) -> Several:
                 "leave a GPU without experts; take fewer --gpus, other shares, or --parallel gpu0"
             )
     if spec.gpus_map is not None:
+        from sim.setup.placement import read_placement
+
         homes = read_placement(Path(spec.gpus_map), model.n_moe_layers, model.n_experts, spec.gpus)
     return msgspec.structs.replace(several, homes=homes)
 
@@ -275,7 +274,7 @@ def _fit(taken: RunSpec, asked: RunSpec, named: _Named, trace: Trace) -> Setup:
     check_shape(model, trace)
     trace = with_levels(trace, who, spec.seed)
     idle = None
-    if who.stand_in is not None and not who.own and not isinstance(trace, DrawnTrace):
+    if who.stand_in is not None and not who.own and not trace.drawn:
         idle = f"note: --predictor {who.stand_in}: {policy.name} reads nothing that it would draw"
         spec = msgspec.structs.replace(spec, predictor=None)  # it has no part in this run
     recorded = requests_of(trace, spec.split)
@@ -295,8 +294,11 @@ def _fit(taken: RunSpec, asked: RunSpec, named: _Named, trace: Trace) -> Setup:
     several = _several_of(spec, hw, model)
     if several.dense == DATA:
         longest = longest[: -(-together // spec.gpus)]  # of the GPU that serves most
-    drafter = Drafter.of(spec)
-    demand = Demand(tuple(longest), widest, together)
+    drafter, demand = None, Demand(tuple(longest), widest, together)
+    if spec.draft is not None:
+        from sim.setup.drafting import Drafter
+
+        drafter = Drafter.of(spec)
     if drafter is not None:
         demand = drafter.demand(demand, spec.precision)
     kv = kv_pool(spec, model, requests)
@@ -323,7 +325,7 @@ def _fit(taken: RunSpec, asked: RunSpec, named: _Named, trace: Trace) -> Setup:
     if kv is not None:
         check_host_room(kv, hw, host_bytes, requests, together, tier is not None)
     labels = list(load.labels)
-    if isinstance(trace, DrawnTrace):
+    if trace.drawn:
         labels += [SURROGATE, f"drawn: {', '.join(sorted(trace.drawn))}"]
     if drafter is not None:
         labels += drafter.labels()

@@ -15,15 +15,14 @@ from sim.workload.learn_split import StoreSplit
 from sim.workload.token_paths import TokenPaths
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
     from sim.machine.cost import Cost
     from sim.setup.setup import Setup
 
 
-def profiled(setup: Setup, needs: Sequence[str]) -> Profiled:
+def estimated(setup: Setup, found: Profiled, needs: Collection[str]) -> Profiled:
     """What is known, with what `needs` names (`sim.workload.known_requests.NEEDS`) where that takes work."""
-    found = Profiled.of(setup.store, setup.slos)
     if "prices" in needs:
         cost = setup.cost()
         tasks, every = by_task(missing_experts(setup))

@@ -29,13 +29,9 @@ from sim.policy.registry import find
 from sim.profiles.hardware import GPUS
 from sim.profiles.models import PACKAGE as MODELS
 from sim.profiles.stack import PACKAGE as STACKS
-from sim.setup.drafting import Drafter
 from sim.setup.memory import MemoryPlan, check_host, host_need
-from sim.setup.request_estimates import profiled
-from sim.setup.third_tier import ThirdTier, price_drive
 from sim.workload import routers, schedulers
 from sim.workload.batching import Batching
-from sim.workload.drawn_levels import DrawnTrace
 from sim.workload.iterations import RequestInfo
 from sim.workload.known_requests import Profiled
 from sim.workload.kv_memory import KvMemory, KvPool
@@ -51,6 +47,8 @@ if TYPE_CHECKING:
     from sim.profiles.hardware import Hardware
     from sim.profiles.models import Model
     from sim.profiles.stack import Stack
+    from sim.setup.drafting import Drafter
+    from sim.setup.third_tier import ThirdTier
     from traces.format.reader import Trace
 
 KV = ("kv_memory", "kv_page", "kv_preempt")  # of a pool for keys and values
@@ -102,6 +100,8 @@ class Setup:
         """Prices of everything on its hardware."""
         cost = Cost(self.hw, self.model, self.stack, self.spec.precision, self.several, self.contends)
         if self.tier is not None:
+            from sim.setup.third_tier import price_drive
+
             price_drive(cost, self.tier, self.pieces.whole[0][0].n_bytes)
         return cost
 
@@ -149,9 +149,8 @@ class Setup:
     @property
     def drawn(self) -> dict[str, Any] | None:
         """Levels of the trace that are drawn, and by what; None where all that is read was recorded."""
-        if not isinstance(self.trace, DrawnTrace):
-            return None
-        return {"levels": sorted(self.trace.drawn), "by": self.stand_in}
+        drawn = self.trace.drawn
+        return {"levels": sorted(drawn), "by": self.stand_in} if drawn else None
 
     @property
     def timeless(self) -> bool:
@@ -175,7 +174,12 @@ class Setup:
     @cached_property
     def profiled(self) -> Profiled:
         """What the scheduler may know of requests before they run."""
-        return profiled(self, self.scheduler.needs)
+        known, needs = Profiled.of(self.store, self.slos), {"prices", "paths"}.intersection(self.scheduler.needs)
+        if not needs:
+            return known
+        from sim.setup.request_estimates import estimated
+
+        return estimated(self, known, needs)
 
     @property
     def arrivals_file(self) -> Path | None:

@@ -49,7 +49,8 @@ class DrawnTrace(Trace):
 
     def __init__(self, path: str | Path, levels: Collection[str], text: str, seed: int) -> None:
         super().__init__(path)
-        self.drawn, self._text, self._seed = frozenset(levels), text, seed
+        self.drawn, self.drawn_by = frozenset(levels), (text, seed)  # equal ones draw equally
+        self._text, self._seed = text, seed
         self._recorded, self._recorded_prefill = self.levels, self.levels_prefill
         self.levels = self.levels | self.drawn
         self.levels_prefill = self.levels_prefill | self.drawn
@@ -61,11 +62,6 @@ class DrawnTrace(Trace):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.drawn, self._text, self._seed)
-
-    @property
-    def drawn_by(self) -> tuple[str, int]:
-        """What was named, and the seed: equal ones draw equally."""
-        return self._text, self._seed
 
     def scores(self, a: int, b: int) -> Floats:
         found: Floats = self._taken("scores", a, b, super().scores, self._own_scores)

@@ -68,10 +68,7 @@ class TrainingTrace:
     @property
     def drawn_by(self) -> tuple[str, int] | tuple[()]:
         """What drew the levels that were not recorded, and its seed; () where all that is declared was recorded."""
-        from sim.workload.drawn_levels import DrawnTrace  # with readers of traces, which lists of policies do without
-
-        trace = self._trace
-        return trace.drawn_by if isinstance(trace, DrawnTrace) and trace.drawn & self.levels else ()
+        return self._trace.drawn_by if self._trace.drawn & self.levels else ()
 
     def _of(self, level: str) -> Trace:
         require_declared(level, self._needs)

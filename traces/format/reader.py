@@ -38,6 +38,11 @@ class Trace(StoredTrace):
             value they read does (each block of rows is judged once, by the rules of `traces.format.check`).
     """
 
+    drawn: frozenset[str] = frozenset()
+    """Levels that are not in the file (`sim.workload.drawn_levels`)."""
+    drawn_by: tuple[str, int] | tuple[()] = ()
+    """What draws them, and the seed."""
+
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
         self._blocks: dict[str, tuple[int, Floats]] = {}  # score tensor -> rows read last, the first of them

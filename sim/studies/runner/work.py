@@ -19,11 +19,12 @@ from sim import __version__
 from sim.base.digests import of_text
 from sim.base.errors import BadInput, CheckFailed, DoesNotFit, IllegalDecision, MoesimError
 from sim.base.json import to_json
+from sim.engine.recording import Recording
 from sim.figures import SCHEMA
 from sim.options import VALUE, RunSpec, unusual
 from sim.policy.mistakes import told
 from sim.policy.registry import find
-from sim.run import Outcome, Recording, execute, record, tellable, timed
+from sim.run import Outcome, execute, record, tellable, timed
 from sim.setup.prepare import prepare
 
 if TYPE_CHECKING:
