@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,12 +229,15 @@ def compose(
 @click.argument("trace")
 @click.argument("out", type=OutputFile())
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-def squeeze(trace: str, out: Path, overwrite: bool) -> None:
+@click.option("--plain", multiple=True, metavar="TENSOR", help="Leave it as it is, for runs that read all of it.")
+def squeeze(trace: str, out: Path, overwrite: bool, plain: tuple[str, ...]) -> None:
     """Write TRACE, a bundled name or a file, to OUT in blocks that are unpacked as they are read.
 
     Nothing else changes, the checksum neither: a run on either is the same run.
     """
-    _stored_anew(trace, out, overwrite, squeezed=True)
+    from traces.format.squeeze import squeeze as way
+
+    _stored_anew(trace, out, overwrite, partial(way, plain=plain))
 
 
 @click.command("unsqueeze", cls=UniqueOptions, short_help="Write TRACE as a plain file again.")
@@ -241,11 +246,12 @@ def squeeze(trace: str, out: Path, overwrite: bool) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 def unsqueeze(trace: str, out: Path, overwrite: bool) -> None:
     """Write TRACE, squeezed or not, to OUT as a plain file, whose tensors any safetensors reader can read."""
-    _stored_anew(trace, out, overwrite, squeezed=False)
+    from traces.format.squeeze import unsqueeze as way
+
+    _stored_anew(trace, out, overwrite, way)
 
 
-def _stored_anew(trace: str, out: Path, overwrite: bool, squeezed: bool) -> None:
-    from traces.format import squeeze as ways
+def _stored_anew(trace: str, out: Path, overwrite: bool, way: Callable[..., Path]) -> None:
     from traces.format.catalogue import open_trace
 
     _may_be_new(out, overwrite)
@@ -253,7 +259,7 @@ def _stored_anew(trace: str, out: Path, overwrite: bool, squeezed: bool) -> None
     with open_trace(trace) as opened, bar(f"writing {out.name}") as progress:
         _is_another(out, opened.path, "the trace itself")
         n_bytes = opened.path.stat().st_size
-        (ways.squeeze if squeezed else ways.unsqueeze)(opened, out, progress)
+        way(opened, out, progress)
     say(f"{out}: {show_bytes(out.stat().st_size)}, before {show_bytes(n_bytes)}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,13 @@ does one that unpacks to more than `blocks.MOST_TIMES` its blocks, which no read
 Progress = Callable[[int, int], None]
 
 
-def squeeze(trace: StoredTrace, out: Path, progress: Progress | None = None) -> Path:
+def squeeze(
+    trace: StoredTrace, out: Path, progress: Progress | None = None, plain: Collection[str] = ()
+) -> Path:
     """Write tensors of rows in blocks where it is worth it (FORMAT.md, version 4), with the digest of the plain file.
+
+    Args:
+        plain: tensors that stay as they are, for runs that read all of them.
 
     Raises:
         BadInput: a packed code with bits behind the last one, which a squeezed file has no room for.
@@ -34,7 +39,8 @@ def squeeze(trace: StoredTrace, out: Path, progress: Progress | None = None) -> 
             if progress:
                 progress(done, len(trace.entries))
             fact, shape = trace.entries[name], trace.plain_shape(name, packed=False)
-            if blocks.can_be_squeezed(name, shape, fact.dtype) and _add_blocks(parts, trace, name, shape):
+            able = name not in plain and blocks.can_be_squeezed(name, shape, fact.dtype)
+            if able and _add_blocks(parts, trace, name, shape):
                 told[f"{name}.squeezed"] = " ".join([fact.dtype, *map(str, shape)])
                 continue
             for rows in plain_rows(trace, name):
