@@ -101,9 +101,10 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the table.
 
     Attributes:
-        name: dotted; `run.batch` may be written `batch`. group, help: of `--help`, without the default.
-        flags: on a command line, the first of them in messages; none: `--set NAME=VALUE` alone. flag_value: what a flag
-            without a value stands for. metavar: of its value. top: among the first in `--help`.
+        group, help: of `--help`, without the default. dotted: it is called by its group, `drive.evict`, and has no
+            option of its own but `--set drive.evict=VALUE`; others are called `run.batch`, or `batch`, and `--batch`.
+        flags: other spellings on a command line; of `dotted`, all. flag_value: what a flag without a value stands for.
+        metavar: of its value. top: among the first in `--help`.
         kind: how it is written. choices: all values there are. lists: names there are, beside files. least, most: of
             a number. otherwise: what holds where it is left out, if that is no value of its own.
         identity: whether its VALUE is part of `run_id` (where it is not the default), or what it MEANT.
@@ -111,12 +112,12 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         per_policy: it may differ between policies of one comparison. replaces: it stands for figures of a profile, or
             room, so that results list it among what was set. axis: it may vary in a sweep.
         column: of a table; empty: its field, and unit.
-        field, default: of `RunSpec`, filled in by `rows`.
+        name, field, default: of `RunSpec`, filled in by `rows`; of `flags`, the first stands in messages.
     """
 
-    name: str
     group: str
     help: str
+    dotted: bool = False
     flags: tuple[str, ...] = ()
     flag_value: str | None = None
     metavar: str = "NAME"
@@ -134,6 +135,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     replaces: bool = False
     axis: bool = True
     column: str = ""
+    name: str = ""
     field: str = ""
     default: Any = None
 
@@ -200,10 +202,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy: Annotated[
         str,
         Option(
-            name="run.policy",
             group=WHAT,
             top=True,
-            flags=("--policy",),
             metavar="'NAME|FILE.py KEY=VALUE ...'",
             help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class]; its parameters after its "
             "name",
@@ -215,10 +215,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: Annotated[
         str | None,
         Option(
-            name="run.model",
             group=WHAT,
             top=True,
-            flags=("--model",),
             metavar="NAME|FILE",
             help="Geometry: see `moesim models`; a file, or the folder or config.json of a checkpoint",
             otherwise="the one that the trace names, or one of its routing shape",
@@ -228,10 +226,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     precision: Annotated[
         str,
         Option(
-            name="run.precision",
             group=WHAT,
             top=True,
-            flags=("--precision", "--quant"),
+            flags=("--quant",),
             metavar="TYPE",
             help="Type of the weights: bf16, q4_k_m ... (`moesim models MODEL` lists them)",
         ),
@@ -239,10 +236,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     trace: Annotated[
         str | None,
         Option(
-            name="run.trace",
             group=WHAT,
             top=True,
-            flags=("--trace",),
             metavar="NAME|FILE",
             help="Routing trace: see `moesim traces`",
             otherwise="the bundled one of the model's shape",
@@ -252,10 +247,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     engine: Annotated[
         str,
         Option(
-            name="run.engine",
             group=WHAT,
             top=True,
-            flags=("--engine",),
             metavar="NAME|FILE",
             help="Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/engine_stacks.md)",
             identity=MEANT,
@@ -265,10 +258,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     requests: Annotated[
         int | None,
         Option(
-            name="run.requests",
             group=WHAT,
             top=True,
-            flags=("--requests",),
             metavar="N",
             kind=WHOLE,
             least=1,
@@ -281,9 +272,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     split: Annotated[
         str,
         Option(
-            name="run.split",
             group=WHAT,
-            flags=("--split",),
             choices=("test", "train", "all"),
             help="Requests to score: test, train or all",
         ),
@@ -291,9 +280,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     predictor: Annotated[
         str | None,
         Option(
-            name="run.predictor",
             group=WHAT,
-            flags=("--predictor",),
             metavar="surrogate:SHARE|FILE",
             help="What a policy predicts with: trained, a file, or surrogate:0.85, right so often (labelled), which "
             "also draws what a log of expert ids lacks",
@@ -305,9 +292,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: Annotated[
         int,
         Option(
-            name="run.seed",
             group=WHAT,
-            flags=("--seed",),
             metavar="N",
             kind=WHOLE,
             least=0,
@@ -319,9 +304,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     set: Annotated[
         dict[str, Value],
         Option(
-            name="run.set",
             group=WHAT,
-            flags=("--set",),
             metavar="NAME=VALUE",
             kind=SETTINGS,
             help="Any option by its dotted name (docs/options.md), a parameter of the policy by its bare name, or "
@@ -334,10 +317,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hw: Annotated[
         str,
         Option(
-            name="run.hw",
             group=MACHINE,
             top=True,
-            flags=("--hw", "--gpu"),
+            flags=("--gpu",),
             metavar="NAME|FILE",
             help="GPU and its machine: see `moesim hw`",
             identity=MEANT,
@@ -346,9 +328,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cpu: Annotated[
         str | None,
         Option(
-            name="run.cpu",
             group=MACHINE,
-            flags=("--cpu",),
             help="Put the card into a machine with another CPU: epyc-7302, ryzen-7950x ... (hwprofiles/cpus)",
             otherwise="the profile's",
             identity=MEANT,
@@ -358,10 +338,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus: Annotated[
         int,
         Option(
-            name="run.gpus",
             group=MACHINE,
             top=True,
-            flags=("--gpus",),
             metavar="N",
             kind=WHOLE,
             least=1,
@@ -373,7 +351,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus_map: Annotated[
         str | None,
         Option(
-            name="gpus.map",
+            dotted=True,
             group=MACHINE,
             metavar="FILE",
             help="A file: which GPU each expert lives on",
@@ -385,7 +363,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus_dispatch: Annotated[
         str,
         Option(
-            name="gpus.dispatch",
+            dotted=True,
             group=MACHINE,
             choices=PEER_WAYS,
             help="How tokens cross to experts on other GPUs: per-expert, or all-to-all: together, in a queue",
@@ -395,7 +373,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus_host_bandwidth: Annotated[
         str,
         Option(
-            name="gpus.host_bandwidth",
+            dotted=True,
             group=MACHINE,
             choices=HOST_LINKS_WAYS,
             help="The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split equally",
@@ -405,9 +383,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     parallel: Annotated[
         str | None,
         Option(
-            name="run.parallel",
             group=MACHINE,
-            flags=("--parallel",),
             metavar="WAY",
             help="Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers "
             "(whole ones, experts included; layers:3/1: by shares)",
@@ -418,9 +394,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pcie: Annotated[
         str | None,
         Option(
-            name="run.pcie",
             group=MACHINE,
-            flags=("--pcie",),
             metavar="gen4x16",
             help="Put the card on another link: gen3x4 to gen6x16",
             otherwise="the profile's",
@@ -432,9 +406,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     vram: Annotated[
         int | None,
         Option(
-            name="run.vram",
             group=MEMORY,
-            flags=("--vram",),
             metavar="SIZE",
             kind=SIZE,
             help="Cap the memory of each whole GPU",
@@ -446,10 +418,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cache: Annotated[
         str | None,
         Option(
-            name="run.cache",
             group=MEMORY,
             top=True,
-            flags=("--cache",),
             metavar="40%|12GB|60experts",
             kind=CACHE,
             help="Room for experts, on all GPUs together",
@@ -461,9 +431,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ram: Annotated[
         int | None,
         Option(
-            name="run.ram",
             group=MEMORY,
-            flags=("--ram",),
             metavar="SIZE",
             kind=RAM_SIZE,
             help="RAM for experts, in which GB is GiB, as it is sold",
@@ -474,9 +442,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drive: Annotated[
         str | None,
         Option(
-            name="run.drive",
             group=MEMORY,
-            flags=("--drive",),
             metavar="DRIVE",
             help="Read from a drive what RAM does not hold: gen3x4, gen4x4, gen5x4, own; with terms, e.g. "
             "gen4x4:depth=8:block=256KiB:reads=buffered:ahead=2:start=warm:evict=lfu",
@@ -487,7 +453,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drive_evict: Annotated[
         str | None,
         Option(
-            name="drive.evict",
+            dotted=True,
             group=MEMORY,
             metavar="NAME|FILE",
             help="A cache policy: which experts stay in RAM above a drive",
@@ -499,7 +465,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drive_depth: Annotated[
         int | None,
         Option(
-            name="drive.depth",
+            dotted=True,
             group=MEMORY,
             metavar="N",
             kind=WHOLE,
@@ -513,7 +479,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drive_block: Annotated[
         int | None,
         Option(
-            name="drive.block",
+            dotted=True,
             group=MEMORY,
             metavar="SIZE",
             kind=SIZE,
@@ -526,7 +492,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drive_reads: Annotated[
         str | None,
         Option(
-            name="drive.reads",
+            dotted=True,
             group=MEMORY,
             choices=("direct", "buffered"),
             help="direct, into page-locked memory, or buffered, through the page cache",
@@ -537,7 +503,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drive_ahead: Annotated[
         int | None,
         Option(
-            name="drive.ahead",
+            dotted=True,
             group=MEMORY,
             metavar="N",
             kind=WHOLE,
@@ -551,7 +517,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drive_start: Annotated[
         str | None,
         Option(
-            name="drive.start",
+            dotted=True,
             group=MEMORY,
             choices=("cold", "warm"),
             help="What RAM holds at first: nothing (cold), or the end of the file, as loading leaves it (warm)",
@@ -562,9 +528,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kv_memory: Annotated[
         int | None,
         Option(
-            name="run.kv_memory",
             group=MEMORY,
-            flags=("--kv-memory",),
             metavar="SIZE",
             kind=SIZE,
             help="A pool for keys and values, given out page by page",
@@ -575,7 +539,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kv_page: Annotated[
         int,
         Option(
-            name="kv.page",
+            dotted=True,
             group=MEMORY,
             metavar="TOKENS",
             kind=WHOLE,
@@ -587,7 +551,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kv_preempt: Annotated[
         str,
         Option(
-            name="kv.preempt",
+            dotted=True,
             group=MEMORY,
             choices=("recompute", "swap"),
             help="What becomes of the last to come where --kv-memory is full: recompute or swap",
@@ -598,10 +562,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     batch: Annotated[
         int,
         Option(
-            name="run.batch",
             group=LOAD,
             top=True,
-            flags=("--batch", "--users"),
+            flags=("--users",),
             metavar="N",
             kind=WHOLE,
             least=1,
@@ -612,7 +575,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     batch_static: Annotated[
         bool,
         Option(
-            name="batch.static",
+            dotted=True,
             group=LOAD,
             metavar="on|off",
             kind=SWITCH,
@@ -623,9 +586,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     arrivals: Annotated[
         str | None,
         Option(
-            name="run.arrivals",
             group=LOAD,
-            flags=("--arrivals",),
             metavar="SOURCE|FILE",
             help="When requests come: poisson:RATE, gamma:RATE,CV, closed:CLIENTS, an Azure, Mooncake or BurstGPT log, "
             "none (back to back)",
@@ -636,7 +597,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     arrivals_scale: Annotated[
         float,
         Option(
-            name="arrivals.scale",
+            dotted=True,
             group=LOAD,
             metavar="X",
             kind=NUMBER,
@@ -647,9 +608,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scheduler: Annotated[
         str | None,
         Option(
-            name="run.scheduler",
             group=LOAD,
-            flags=("--scheduler",),
             metavar="NAME|FILE",
             lists=_schedulers,
             help="Whose prompt runs next",
@@ -660,9 +619,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefill_chunk: Annotated[
         int | None,
         Option(
-            name="run.prefill_chunk",
             group=LOAD,
-            flags=("--prefill-chunk",),
             metavar="N",
             kind=WHOLE,
             most=MOST_TOKENS,
@@ -674,9 +631,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     draft: Annotated[
         str | None,
         Option(
-            name="run.draft",
             group=LOAD,
-            flags=("--draft",),
             metavar="K,ACCEPTANCE",
             kind=DRAFTS,
             help="Speculative decoding: k=4,acceptance=0.7 (by position 0.8/0.7/...; accepted=FILE); draft_s=SECONDS "
@@ -689,9 +644,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     replicas: Annotated[
         int,
         Option(
-            name="run.replicas",
             group=LOAD,
-            flags=("--replicas",),
             metavar="N",
             kind=WHOLE,
             least=1,
@@ -704,9 +657,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     router: Annotated[
         str | None,
         Option(
-            name="run.router",
             group=LOAD,
-            flags=("--router",),
             metavar="NAME|FILE",
             lists=_routers,
             help="Which replica a request goes to",
@@ -717,9 +668,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     slo: Annotated[
         dict[str, dict[str, float]],
         Option(
-            name="run.slo",
             group=LOAD,
-            flags=("--slo",),
             metavar="LIMITS|FILE",
             kind=LIMITS,
             help="What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task",
@@ -733,7 +682,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sim_simulator: Annotated[
         str | None,
         Option(
-            name="sim.simulator",
+            dotted=True,
             group=SIMULATION,
             flags=("--simpy",),
             flag_value=SIMPY,
@@ -748,7 +697,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sim_contention: Annotated[
         bool,
         Option(
-            name="sim.contention",
+            dotted=True,
             group=SIMULATION,
             metavar="on|off",
             kind=SWITCH,
@@ -760,7 +709,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sim_energy: Annotated[
         str | None,
         Option(
-            name="sim.energy",
+            dotted=True,
             group=SIMULATION,
             choices=("gpu", "machine"),
             help="Count joules: of the GPUs, or of CPU, RAM and drive too, by the profile's watts",
@@ -772,7 +721,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sim_hit: Annotated[
         str,
         Option(
-            name="sim.hit",
+            dotted=True,
             group=SIMULATION,
             choices=tuple(HITS),
             help="What is a hit: gate, slot, cached or token",
@@ -831,9 +780,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     out: Annotated[
         str | None,
         Option(
-            name="run.out",
             group=OUTPUT,
-            flags=("--out",),
             metavar="DIR",
             help="Write configuration, result and tables; missing folders are made",
         ),
@@ -841,7 +788,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     out_spans: Annotated[
         bool,
         Option(
-            name="out.spans",
+            dotted=True,
             group=OUTPUT,
             metavar="on|off",
             kind=SWITCH,
@@ -851,9 +798,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     timeline: Annotated[
         str | None,
         Option(
-            name="run.timeline",
             group=OUTPUT,
-            flags=("--timeline",),
             metavar="FILE",
             help="Write the lanes as trace events for Perfetto: of 20 iterations, or FILE:from=2.5s:iterations=40",
         ),
@@ -861,7 +806,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     timeline_from: Annotated[
         str,
         Option(
-            name="timeline.from",
+            dotted=True,
             group=OUTPUT,
             metavar="N|TIME",
             help="The first iteration of a timeline, or when that is under way: 120, or 2.5s",
@@ -870,7 +815,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     timeline_iterations: Annotated[
         int,
         Option(
-            name="timeline.iterations",
+            dotted=True,
             group=OUTPUT,
             metavar="N",
             kind=WHOLE,
@@ -1007,7 +952,11 @@ def rows(cls: type[msgspec.Struct] = RunSpec) -> tuple[Option, ...]:
             if isinstance(said, Option):
                 no = field.default is msgspec.NODEFAULT
                 default = field.default_factory() if callable(field.default_factory) else None if no else field.default
-                found.append(msgspec.structs.replace(said, field=field.name, default=default))
+                own = {"field": field.name, "default": default, "name": field.name.replace("_", ".", 1)}
+                if not said.dotted:
+                    flags = (f"--{field.name.replace('_', '-')}", *said.flags)
+                    own |= {"name": f"run.{field.name}", "flags": flags}
+                found.append(msgspec.structs.replace(said, **own))
     return tuple(found)
 
 

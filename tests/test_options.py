@@ -35,7 +35,7 @@ class More(RunSpec, frozen=True, kw_only=True):
     batch_patience: Annotated[
         int,
         Option(
-            name="batch.patience",
+            dotted=True,
             group=LOAD,
             flags=("--patience", "--wait"),
             metavar="N",
