@@ -98,7 +98,7 @@ def test_errors_are_one_line_and_exit_2(capsys, tmp_path, verb):
 
 
 def test_reading_a_trace_imports_nothing_heavy():
-    heavy = {"simpy", "scipy", "pandas", "plotly", "torch", "yaml", "msgspec", "rich", "click", "pyarrow"}
+    heavy = {"simpy", "scipy", "pandas", "plotly", "torch", "yaml", "rich", "click", "pyarrow"}
     modules = "traces.format.reader, traces.format.check, traces.stats.figures"
     code = f"import sys, {modules}; print(sorted({heavy!r} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,15 +9,15 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.base.errors import BadInput
 from traces.format.container import Entry
-from traces.format.layout import DTYPES, TENSORS, Array
+from traces.format.layout import DTYPES, REMEDY, TENSORS, Array
 
 BLOCK_ROWS: Final = 1024
 MOST_BLOCK_BYTES: Final = 1 << 24  # of what a block unpacks to; blocks of wide rows have fewer of them
@@ -27,7 +27,6 @@ KEPT_BYTES: Final = 1 << 26
 requests, and would unpack a block anew at every turn."""
 _FILTERS: Final = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 20}]  # the whole of what unpacking may need
 _PLAIN = re.compile(r"^(U8|U16|I32|I64|F16|F32|F64)((?: (?:0|[1-9][0-9]{0,11})){1,3})$")
-_REMEDY = "see traces/FORMAT.md, write it again"
 
 
 def can_be_squeezed(name: str, shape: tuple[int, ...], dtype: str) -> bool:
@@ -60,8 +59,7 @@ def _planes(rows: Array) -> bytes:
     return np.ascontiguousarray(np.ascontiguousarray(rows).view(np.uint8).reshape(-1, width).T).tobytes()
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(msgspec.Struct, frozen=True):
     """Where a squeezed tensor's blocks lie, checked when the file is opened, and what they unpack to."""
 
     name: str
@@ -215,7 +213,7 @@ def unsqueezed(
     squeezed = {key.removesuffix(".squeezed"): text for key, text in pairs.items() if key.endswith(".squeezed")}
     if bool(squeezed) != ("plain_sha256" in pairs):
         raise BadInput(
-            f"{where}: metadata plain_sha256 and squeezed tensors, got one of them: the two come together; {_REMEDY}"
+            f"{where}: metadata plain_sha256 and squeezed tensors, got one of them: the two come together; {REMEDY}"
         )
     plain, blocks = dict(entries), {}
     for name, text in squeezed.items():
@@ -223,10 +221,10 @@ def unsqueezed(
         if stored is None or table is None:
             raise BadInput(
                 f"{where}: {name} squeezed, got no tensor {name if stored is None else name + '.blocks'}: "
-                f"a squeezed tensor has both; {_REMEDY}"
+                f"a squeezed tensor has both; {REMEDY}"
             )
         blocks[name] = _blocks(name, text, stored, table, mapped, where)
-        plain[name] = replace(stored, dtype=text.split()[0], shape=blocks[name].shape)
+        plain[name] = msgspec.structs.replace(stored, dtype=text.split()[0], shape=blocks[name].shape)
     return plain, blocks
 
 
@@ -236,13 +234,13 @@ def _blocks(name: str, text: str, stored: Entry, table: Entry, mapped: NDArray[n
     if not said:
         raise BadInput(
             f"{where}: metadata {name}.squeezed, got {text[:40]!r}: the type and shape that it unpacks to, such as "
-            f"'U8 2048 32 8'; {_REMEDY}"
+            f"'U8 2048 32 8'; {REMEDY}"
         )
     dtype, shape = said[1], tuple(int(size) for size in said[2].split())
     if not can_be_squeezed(name, shape, dtype):
         raise BadInput(
             f"{where}: {name}, got {text!r} squeezed: tensors of rows, at least one, of at most {MOST_BLOCK_BYTES} "
-            f"bytes each; {_REMEDY}"
+            f"bytes each; {REMEDY}"
         )
     row_bytes = math.prod(shape[1:]) * DTYPES[dtype].itemsize
     rows = block_rows(row_bytes)
@@ -250,23 +248,23 @@ def _blocks(name: str, text: str, stored: Entry, table: Entry, mapped: NDArray[n
     if (stored.dtype, len(stored.shape)) != ("U8", 1) or (table.dtype, table.shape) != ("I64", (wanted, 2)):
         raise BadInput(
             f"{where}: {name}.blocks, got {table.dtype} of shape {table.shape} for {stored.dtype} of {stored.shape}: "
-            f"I64 of shape ({wanted}, 2), a line for each {rows} rows, and U8 of one axis; {_REMEDY}"
+            f"I64 of shape ({wanted}, 2), a line for each {rows} rows, and U8 of one axis; {REMEDY}"
         )
     lines = mapped[table.start : table.stop].view(DTYPES["I64"]).reshape(table.shape)
     ends, checks = np.array(lines[:, 0]), np.array(lines[:, 1])
     if ends[0] < 1 or (ends[1:] <= ends[:-1]).any() or ends[-1] != stored.shape[0]:
         raise BadInput(
             f"{where}: {name}.blocks, got ends that do not go up to {stored.shape[0]}: each block ends behind the one "
-            f"before, and the last with the tensor; {_REMEDY}"
+            f"before, and the last with the tensor; {REMEDY}"
         )
     if shape[0] * row_bytes > MOST_TIMES * stored.shape[0]:
         raise BadInput(
             f"{where}: {name}, got {stored.shape[0]} bytes for {shape[0] * row_bytes}: a squeezed tensor unpacks to at "
-            f"most {MOST_TIMES} times its bytes; {_REMEDY}"
+            f"most {MOST_TIMES} times its bytes; {REMEDY}"
         )
     if (longest := int(np.diff(ends, prepend=0).max())) > _most_packed(rows * row_bytes):
         raise BadInput(
             f"{where}: {name}.blocks, got a block of {longest} bytes: one of {rows} rows takes at most "
-            f"{_most_packed(rows * row_bytes)}; {_REMEDY}"
+            f"{_most_packed(rows * row_bytes)}; {REMEDY}"
         )
     return Blocks(name, DTYPES[dtype], shape, rows, stored.start, stored.stop, ends, checks)

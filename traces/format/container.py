@@ -8,10 +8,10 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -20,8 +20,7 @@ from sim.base.errors import BadInput
 from traces.format.layout import DTYPES, MAX_HEADER_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """Where one tensor lies: data type by its safetensors name, shape, and the bytes [start, stop) of the file."""
 
     dtype: str

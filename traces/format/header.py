@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from sim.base.errors import BadInput, did_you_mean
 from traces.format.layout import CODES, FORMAT, MAX_EXPERTS, MAX_LAYERS, MAX_TEXT, TENSORS, VERSION, VERSIONS, Code
@@ -17,37 +18,15 @@ _WORD = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 _NUMBER = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 _DECIMAL = re.compile(r"^(?:0|[1-9][0-9]{0,5})(?:\.[0-9]{1,12})?$")
-REQUIRED = (
-    "format",
-    "version",
-    "model",
-    "model_source",
-    "n_layers",
-    "n_experts",
-    "top_k",
-    "gate_score",
-    "gate_renormalised",
-    "created_by",
-)
-OPTIONAL = (
-    "stands_for",
-    "gate_selection",
-    "gate_scaling",
-    "weights_kind",
-    "expert_order",
-    "tokenizer",
-    "text_source",
-    "text_licence",
-    "labels",
-    "tasks",
-    "notes",
-    "plain_sha256",
-    "drawn_sha256",
-)
+TEXTS = ("model", "model_source", "created_by", "stands_for", "tokenizer", "text_source", "text_licence", "notes")
+LISTS = ("labels", "tasks")
+GATE = ("gate_score", "gate_renormalised", "gate_selection", "gate_scaling")
+REQUIRED = ("format", "version", *TEXTS[:2], "n_layers", "n_experts", "top_k", *GATE[:2], "created_by")
+KINDS, DIGESTS = ("weights_kind", "expert_order"), ("plain_sha256", "drawn_sha256")
+OPTIONAL = ("stands_for", *GATE[2:], *KINDS, *TEXTS[4:7], *LISTS, "notes", *DIGESTS)
 
 
-@dataclass(frozen=True, slots=True)
-class GateRule:
+class GateRule(msgspec.Struct, frozen=True):
     """How the recorded model turns router logits into choices and weights.
 
     score: `softmax` over all experts, `sigmoid` of each, or `sparsemixer` (PhiMoE): the scores are the softmax, but a
@@ -63,8 +42,7 @@ class GateRule:
     scaling: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """Facts about a whole trace.
 
     stands_for: id of the model of the catalogue that is replayed on the trace, where `model` is another: a small model
@@ -82,9 +60,8 @@ class Header:
     n_layers: int
     n_experts: int
     top_k: int
-    gate: GateRule = field(default_factory=GateRule)
+    gate: GateRule = GateRule()
     created_by: str = "moesim"
-    stands_for: str = field(default="", kw_only=True)
     weights_kind: str = "applied"
     expert_order: str = "router"
     tokenizer: str = ""
@@ -93,7 +70,8 @@ class Header:
     labels: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     notes: str = ""
-    extra: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, str] = {}
+    stands_for: str = ""
 
     @property
     def shape(self) -> str:
@@ -121,29 +99,12 @@ class Header:
     def to_metadata(self) -> dict[str, str]:
         """The strings to store, without the per-tensor ones; empty optional facts are left out."""
         gate = self.gate
-        pairs = {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": self.model,
-            "model_source": self.model_source,
-            "stands_for": self.stands_for,
-            "n_layers": str(self.n_layers),
-            "n_experts": str(self.n_experts),
-            "top_k": str(self.top_k),
-            "gate_score": gate.score,
-            "gate_renormalised": "true" if gate.renormalised else "false",
-            "gate_selection": gate.selection,
-            "gate_scaling": f"{gate.scaling:.12g}",
-            "created_by": self.created_by,
-            "weights_kind": self.weights_kind,
-            "expert_order": self.expert_order,
-            "tokenizer": self.tokenizer,
-            "text_source": self.text_source,
-            "text_licence": self.text_licence,
-            "labels": json.dumps(list(self.labels), ensure_ascii=False) if self.labels else "",
-            "tasks": json.dumps(list(self.tasks), ensure_ascii=False) if self.tasks else "",
-            "notes": self.notes,
-        }
+        said = gate.score, "true" if gate.renormalised else "false", gate.selection, f"{gate.scaling:.12g}"
+        pairs = {"format": FORMAT, "version": VERSION, **dict(zip(GATE, said, strict=True))}
+        pairs |= {key: str(getattr(self, key)) for key in ("n_layers", "n_experts", "top_k")}
+        pairs |= {key: getattr(self, key) for key in (*TEXTS, *KINDS)}
+        lists = {key: list(getattr(self, key)) for key in LISTS}
+        pairs |= {key: json.dumps(words, ensure_ascii=False) for key, words in lists.items() if words}
         pairs.update({f"x.{name}": text for name, text in self.extra.items()})
         return {key: text for key, text in pairs.items() if text or key in REQUIRED}
 
@@ -168,7 +129,7 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
         raise get.breach("gate_score", gate.score, "its weights are applied ones and not renormalised")
     if gate.score == "sparsemixer" and pairs.get("weights_kind") == "derived":
         raise get.breach("weights_kind", "derived", "the weights of a sparsemixer gate do not follow from its scores")
-    for key in ("plain_sha256", "drawn_sha256"):
+    for key in DIGESTS:
         if not _DIGEST.match(pairs.get(key, "0" * 64)):
             raise get.breach(key, pairs[key], "64 hexadecimal digits")
     if not _ID.match(pairs.get("stands_for", "id")):
@@ -177,28 +138,20 @@ def parse_header(pairs: Mapping[str, str], where: str) -> Header:
     if bad := [word for word in labels if not _WORD.match(word)]:
         raise get.breach("labels", bad[0], "a label is lower-case letters, digits, - and _")
     return Header(
-        model=pairs["model"],
-        model_source=pairs["model_source"],
         n_layers=n_layers,
         n_experts=n_experts,
         top_k=top_k,
         gate=gate,
-        created_by=pairs["created_by"],
-        stands_for=pairs.get("stands_for", ""),
         weights_kind=get.choice("weights_kind", ("applied", "raw", "derived")),
         expert_order=get.choice("expert_order", ("router", "unranked")),
-        tokenizer=pairs.get("tokenizer", ""),
-        text_source=pairs.get("text_source", ""),
-        text_licence=pairs.get("text_licence", ""),
         labels=labels,
         tasks=get.words("tasks"),
-        notes=pairs.get("notes", ""),
         extra={key[2:]: text for key, text in pairs.items() if key.startswith("x.")},
+        **{key: pairs.get(key, "") for key in TEXTS},
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(msgspec.Struct, frozen=True):
     """Typed access to the string map, so that every refusal names file, key, value and rule the same way."""
 
     pairs: Mapping[str, str]
@@ -283,4 +236,4 @@ def code_of(tensor: str, pairs: Mapping[str, str], where: str) -> Code:
     name = pairs.get(f"{tensor}.code", "")
     if name not in CODES:
         raise _Facts(pairs, where).breach(f"{tensor}.code", name, f"one of {', '.join(CODES)}")
-    return replace(CODES[name], bits=0) if f"{tensor}.squeezed" in pairs else CODES[name]
+    return msgspec.structs.replace(CODES[name], bits=0) if f"{tensor}.squeezed" in pairs else CODES[name]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +23,7 @@ MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
 MAX_LAYERS: Final = 1024
 MAX_EXPERTS: Final = 4096
 MAX_TEXT: Final = 65_536
+REMEDY: Final = "see traces/FORMAT.md, write it again"
 SPLITS: Final = ("store", "test")  # the value in `req_split` is the position here
 DISTANCES: Final = (1, 2, 3)
 
@@ -40,8 +41,7 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(msgspec.Struct, frozen=True):
     """A way to store a score from [0, 1] as a small integer that decodes to an exact integer."""
 
     name: str
@@ -121,8 +121,7 @@ def common_scale(codes: Iterable[Code]) -> int:
     return math.lcm(*(code.scale for code in codes)) if (codes := list(codes)) else U16_LINEAR.scale
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(msgspec.Struct, frozen=True):
     """One tensor the format knows: its data types and its dimensions by letter.
 
     T rows of the trace, R rows stored (T, or the decode rows), L MoE layers, E experts, K experts per token,
@@ -175,19 +174,8 @@ SPARSE: Final = ("next_scores_2", "next_scores_3", "shared_scores")
 LEVELS: Final[dict[str, tuple[frozenset[str], ...]]] = {
     **{
         name: (frozenset({name}),)
-        for name in (
-            "experts",
-            "weights",
-            "scores",
-            "next_scores_1",
-            "next_scores_2",
-            "next_scores_3",
-            "shared_scores",
-            "gate_inputs",
-            "gate_input_norms",
-            "token_ids",
-            "iterations",
-        )
+        for name, spec in TENSORS.items()
+        if spec.by_row and not name.endswith(".ids") and name != "embeddings"
     },
     "embeddings": (frozenset({"embeddings"}), frozenset({"embedding_table", "token_ids"})),
     "tasks": (frozenset({"req_task"}),),

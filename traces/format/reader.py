@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -167,7 +167,7 @@ class Trace(StoredTrace):
         ids = self._rows("token_ids", a, b)
         rows = table[ids]
         for fault in row_faults(self, "embedding_table", 0, rows):  # of the rows looked up: the table may be long
-            raise unsound(self, replace(fault, index=(int(ids[fault.index[0]]), *fault.index[1:])))
+            raise unsound(self, msgspec.structs.replace(fault, index=(int(ids[fault.index[0]]), *fault.index[1:])))
         return rows.astype(np.float32)
 
     def gate_inputs(self, a: int, b: int) -> NDArray[np.float32]:

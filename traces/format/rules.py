@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from traces.format.header import Header
@@ -17,8 +17,7 @@ SUM_SLACK = 0.01
 F16_STEP = 2.0**-10
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """One value that breaks one rule. `index` counts in the tensor as stored; empty, it is one of the header's."""
 
     tensor: str

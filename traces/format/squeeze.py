@@ -21,9 +21,7 @@ does one that unpacks to more than `blocks.MOST_TIMES` its blocks, which no read
 Progress = Callable[[int, int], None]
 
 
-def squeeze(
-    trace: StoredTrace, out: Path, progress: Progress | None = None, plain: Collection[str] = ()
-) -> Path:
+def squeeze(trace: StoredTrace, out: Path, progress: Progress | None = None, plain: Collection[str] = ()) -> Path:
     """Write tensors of rows in blocks where it is worth it (FORMAT.md, version 4), with the digest of the plain file.
 
     Args:

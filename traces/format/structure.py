@@ -9,10 +9,18 @@ import numpy as np
 from sim.base.errors import BadInput, did_you_mean
 from traces.format.container import Entry
 from traces.format.header import Header, code_of
-from traces.format.layout import REQUIRED_TENSORS, SPARSE, SPLITS, TENSORS, U4_SQUARE, U6_SQUARE, VERSIONS, Array
+from traces.format.layout import (
+    REMEDY,
+    REQUIRED_TENSORS,
+    SPARSE,
+    SPLITS,
+    TENSORS,
+    U4_SQUARE,
+    U6_SQUARE,
+    VERSIONS,
+    Array,
+)
 from traces.format.requests import RequestTable
-
-REMEDY = "see traces/FORMAT.md, write it again"
 
 
 def check_shapes(header: Header, pairs: Mapping[str, str], entries: Mapping[str, Entry], where: str) -> frozenset[str]:

@@ -8,9 +8,10 @@ requests of the same task and split. What is cut or joined so never ran like tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from sim import __version__
@@ -129,7 +130,7 @@ def compose(
     """
     header = trace.header
     labels = header.labels + ((SPLICED,) if spliced and SPLICED not in header.labels else ())
-    header = replace(
+    header = msgspec.structs.replace(
         header,
         labels=labels,
         created_by=f"{header.created_by}; moesim {__version__} traces compose",
