@@ -8,7 +8,7 @@ option is a field here, and the code that reads it.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -196,539 +196,445 @@ def _schedulers() -> Iterable[str]:
     return schedulers()
 
 
+REQUIRED = {
+    "policy": Option(
+        group=WHAT,
+        top=True,
+        metavar="'NAME|FILE.py KEY=VALUE ...'",
+        help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class]; its parameters after its "
+        "name",
+        identity=MEANT,
+        bound=False,
+        axis=False,
+    ),
+    "hw": Option(
+        group=MACHINE,
+        top=True,
+        flags=("--gpu",),
+        metavar="NAME|FILE",
+        help="GPU and its machine: see `moesim hw`",
+        identity=MEANT,
+    ),
+}
+"""Rows of what has no default."""
+
+
+class Default(msgspec.Struct, frozen=True):
+    """What a field of `RunSpec` is where it is left out, and its row."""
+
+    value: Any
+    row: Option
+
+    def __call__(self) -> Any:
+        """The value; a mapping is each run's own."""
+        return {} if self.value == {} else self.value
+
+
+def option(default: Any, group: str, help: str, **more: Any) -> Any:  # noqa: A002 - as a row calls it
+    """A field with this default, and its row."""
+    return msgspec.field(default_factory=Default(default, Option(group=group, help=help, **more)))
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
     """Everything that decides a run's numbers, as data. Sizes are bytes."""
 
-    policy: Annotated[
-        str,
-        Option(
-            group=WHAT,
-            top=True,
-            metavar="'NAME|FILE.py KEY=VALUE ...'",
-            help="What decides: see `moesim policies`; or a file of yours, ./mine.py[:Class]; its parameters after its "
-            "name",
-            identity=MEANT,
-            bound=False,
-            axis=False,
-        ),
-    ]
-    model: Annotated[
-        str | None,
-        Option(
-            group=WHAT,
-            top=True,
-            metavar="NAME|FILE",
-            help="Geometry: see `moesim models`; a file, or the folder or config.json of a checkpoint",
-            otherwise="the one that the trace names, or one of its routing shape",
-            identity=MEANT,
-        ),
-    ] = None
-    precision: Annotated[
-        str,
-        Option(
-            group=WHAT,
-            top=True,
-            flags=("--quant",),
-            metavar="TYPE",
-            help="Type of the weights: bf16, q4_k_m ... (`moesim models MODEL` lists them)",
-        ),
-    ] = "bf16"
-    trace: Annotated[
-        str | None,
-        Option(
-            group=WHAT,
-            top=True,
-            metavar="NAME|FILE",
-            help="Routing trace: see `moesim traces`",
-            otherwise="the bundled one of the model's shape",
-            identity=MEANT,
-        ),
-    ] = None
-    engine: Annotated[
-        str,
-        Option(
-            group=WHAT,
-            top=True,
-            metavar="NAME|FILE",
-            help="Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/engine_stacks.md)",
-            identity=MEANT,
-            per_policy=True,
-        ),
-    ] = "bare"
-    requests: Annotated[
-        int | None,
-        Option(
-            group=WHAT,
-            top=True,
-            metavar="N",
-            kind=WHOLE,
-            least=1,
-            help="The first N of the split; more are drawn where requests arrive",
-            otherwise="all of the split",
-            title="first {} request{s}",
-            column="max_requests",
-        ),
-    ] = None
-    split: Annotated[
-        str,
-        Option(
-            group=WHAT,
-            choices=("test", "train", "all"),
-            help="Requests to score: test, train or all",
-        ),
-    ] = "test"
-    predictor: Annotated[
-        str | None,
-        Option(
-            group=WHAT,
-            metavar="surrogate:SHARE|FILE",
-            help="What a policy predicts with: trained, a file, or surrogate:0.85, right so often (labelled), which "
-            "also draws what a log of expert ids lacks",
-            otherwise="trained",
-            per_policy=True,
-            bound=False,
-        ),
-    ] = None
-    seed: Annotated[
-        int,
-        Option(
-            group=WHAT,
-            metavar="N",
-            kind=WHOLE,
-            least=0,
-            most=2**63 - 1,
-            help="For whatever is drawn: arrivals, requests, choices of policies",
-            bound=False,
-        ),
-    ] = 0
-    set: Annotated[
-        dict[str, Value],
-        Option(
-            group=WHAT,
-            metavar="NAME=VALUE",
-            kind=SETTINGS,
-            help="Any option by its dotted name (docs/options.md), a parameter of the policy by its bare name, or "
-            "hw.*, model.*, engine.*: a field of a profile; repeat it",
-            identity=MEANT,
-            axis=False,
-        ),
-    ] = {}
+    policy: str
+    model: str | None = option(
+        None,
+        WHAT,
+        "Geometry: see `moesim models`; a file, or the folder or config.json of a checkpoint",
+        top=True,
+        metavar="NAME|FILE",
+        otherwise="the one that the trace names, or one of its routing shape",
+        identity=MEANT,
+    )
+    precision: str = option(
+        "bf16",
+        WHAT,
+        "Type of the weights: bf16, q4_k_m ... (`moesim models MODEL` lists them)",
+        top=True,
+        flags=("--quant",),
+        metavar="TYPE",
+    )
+    trace: str | None = option(
+        None,
+        WHAT,
+        "Routing trace: see `moesim traces`",
+        top=True,
+        metavar="NAME|FILE",
+        otherwise="the bundled one of the model's shape",
+        identity=MEANT,
+    )
+    engine: str = option(
+        "bare",
+        WHAT,
+        "Serving engine and what it costs: bare, hf, llama_cpp, vllm ... (docs/engine_stacks.md)",
+        top=True,
+        metavar="NAME|FILE",
+        identity=MEANT,
+        per_policy=True,
+    )
+    requests: int | None = option(
+        None,
+        WHAT,
+        "The first N of the split; more are drawn where requests arrive",
+        top=True,
+        metavar="N",
+        kind=WHOLE,
+        least=1,
+        otherwise="all of the split",
+        title="first {} request{s}",
+        column="max_requests",
+    )
+    split: str = option("test", WHAT, "Requests to score: test, train or all", choices=("test", "train", "all"))
+    predictor: str | None = option(
+        None,
+        WHAT,
+        "What a policy predicts with: trained, a file, or surrogate:0.85, right so often (labelled), which "
+        "also draws what a log of expert ids lacks",
+        metavar="surrogate:SHARE|FILE",
+        otherwise="trained",
+        per_policy=True,
+        bound=False,
+    )
+    seed: int = option(
+        0,
+        WHAT,
+        "For whatever is drawn: arrivals, requests, choices of policies",
+        metavar="N",
+        kind=WHOLE,
+        least=0,
+        most=2**63 - 1,
+        bound=False,
+    )
+    set: dict[str, Value] = option(
+        {},
+        WHAT,
+        "Any option by its dotted name (docs/options.md), a parameter of the policy by its bare name, or "
+        "hw.*, model.*, engine.*: a field of a profile; repeat it",
+        metavar="NAME=VALUE",
+        kind=SETTINGS,
+        identity=MEANT,
+        axis=False,
+    )
 
-    hw: Annotated[
-        str,
-        Option(
-            group=MACHINE,
-            top=True,
-            flags=("--gpu",),
-            metavar="NAME|FILE",
-            help="GPU and its machine: see `moesim hw`",
-            identity=MEANT,
-        ),
-    ]
-    cpu: Annotated[
-        str | None,
-        Option(
-            group=MACHINE,
-            help="Put the card into a machine with another CPU: epyc-7302, ryzen-7950x ... (hwprofiles/cpus)",
-            otherwise="the profile's",
-            identity=MEANT,
-            replaces=True,
-        ),
-    ] = None
-    gpus: Annotated[
-        int,
-        Option(
-            group=MACHINE,
-            top=True,
-            metavar="N",
-            kind=WHOLE,
-            least=1,
-            most=MAX_GPUS,
-            help="GPUs that hold experts",
-            title="{} GPUs",
-        ),
-    ] = 1
-    gpus_map: Annotated[
-        str | None,
-        Option(
-            dotted=True,
-            group=MACHINE,
-            metavar="FILE",
-            help="A file: which GPU each expert lives on",
-            otherwise="dealt round-robin",
-            identity=MEANT,
-            title="experts placed by {}",
-        ),
-    ] = None
-    gpus_dispatch: Annotated[
-        str,
-        Option(
-            dotted=True,
-            group=MACHINE,
-            choices=PEER_WAYS,
-            help="How tokens cross to experts on other GPUs: per-expert, or all-to-all: together, in a queue",
-            title="dispatch {}",
-        ),
-    ] = PEER_WAYS[0]
-    gpus_host_bandwidth: Annotated[
-        str,
-        Option(
-            dotted=True,
-            group=MACHINE,
-            choices=HOST_LINKS_WAYS,
-            help="The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split equally",
-            title="host bandwidth {}",
-        ),
-    ] = HOST_LINKS_WAYS[0]
-    parallel: Annotated[
-        str | None,
-        Option(
-            group=MACHINE,
-            metavar="WAY",
-            help="Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers "
-            "(whole ones, experts included; layers:3/1: by shares)",
-            otherwise="gpu0, or what the serving engine does (llama_cpp: layers)",
-            identity=MEANT,
-        ),
-    ] = None
-    pcie: Annotated[
-        str | None,
-        Option(
-            group=MACHINE,
-            metavar="gen4x16",
-            help="Put the card on another link: gen3x4 to gen6x16",
-            otherwise="the profile's",
-            identity=MEANT,
-            replaces=True,
-        ),
-    ] = None
+    hw: str
+    cpu: str | None = option(
+        None,
+        MACHINE,
+        "Put the card into a machine with another CPU: epyc-7302, ryzen-7950x ... (hwprofiles/cpus)",
+        otherwise="the profile's",
+        identity=MEANT,
+        replaces=True,
+    )
+    gpus: int = option(
+        1, MACHINE, "GPUs that hold experts", top=True, metavar="N", kind=WHOLE, least=1, most=MAX_GPUS, title="{} GPUs"
+    )
+    gpus_map: str | None = option(
+        None,
+        MACHINE,
+        "A file: which GPU each expert lives on",
+        dotted=True,
+        metavar="FILE",
+        otherwise="dealt round-robin",
+        identity=MEANT,
+        title="experts placed by {}",
+    )
+    gpus_dispatch: str = option(
+        PEER_WAYS[0],
+        MACHINE,
+        "How tokens cross to experts on other GPUs: per-expert, or all-to-all: together, in a queue",
+        dotted=True,
+        choices=PEER_WAYS,
+        title="dispatch {}",
+    )
+    gpus_host_bandwidth: str = option(
+        HOST_LINKS_WAYS[0],
+        MACHINE,
+        "The host's bandwidth for copies to several GPUs: per-link (no limit), shared, or split equally",
+        dotted=True,
+        choices=HOST_LINKS_WAYS,
+        title="host bandwidth {}",
+    )
+    parallel: str | None = option(
+        None,
+        MACHINE,
+        "Attention and all that is no expert: gpu0, tensor (1/N on each), data (requests dealt out) or layers "
+        "(whole ones, experts included; layers:3/1: by shares)",
+        metavar="WAY",
+        otherwise="gpu0, or what the serving engine does (llama_cpp: layers)",
+        identity=MEANT,
+    )
+    pcie: str | None = option(
+        None,
+        MACHINE,
+        "Put the card on another link: gen3x4 to gen6x16",
+        metavar="gen4x16",
+        otherwise="the profile's",
+        identity=MEANT,
+        replaces=True,
+    )
 
-    vram: Annotated[
-        int | None,
-        Option(
-            group=MEMORY,
-            metavar="SIZE",
-            kind=SIZE,
-            help="Cap the memory of each whole GPU",
-            otherwise="all that it has",
-            replaces=True,
-            bound=False,
-        ),
-    ] = None
-    cache: Annotated[
-        str | None,
-        Option(
-            group=MEMORY,
-            top=True,
-            metavar="40%|12GB|60experts",
-            kind=CACHE,
-            help="Room for experts, on all GPUs together",
-            otherwise="all VRAM left",
-            replaces=True,
-            bound=False,
-        ),
-    ] = None
-    ram: Annotated[
-        int | None,
-        Option(
-            group=MEMORY,
-            metavar="SIZE",
-            kind=RAM_SIZE,
-            help="RAM for experts, in which GB is GiB, as it is sold",
-            otherwise="what the profile's host has",
-            bound=False,
-        ),
-    ] = None
-    drive: Annotated[
-        str | None,
-        Option(
-            group=MEMORY,
-            metavar="DRIVE",
-            help="Read from a drive what RAM does not hold: gen3x4, gen4x4, gen5x4, own; with terms, e.g. "
-            "gen4x4:depth=8:block=256KiB:reads=buffered:ahead=2:start=warm:evict=lfu",
-            otherwise="none",
-            identity=MEANT,
-        ),
-    ] = None
-    drive_evict: Annotated[
-        str | None,
-        Option(
-            dotted=True,
-            group=MEMORY,
-            metavar="NAME|FILE",
-            help="A cache policy: which experts stay in RAM above a drive",
-            otherwise="lru",
-            identity=MEANT,
-            title="RAM by {}",
-        ),
-    ] = None
-    drive_depth: Annotated[
-        int | None,
-        Option(
-            dotted=True,
-            group=MEMORY,
-            metavar="N",
-            kind=WHOLE,
-            least=1,
-            most=65536,
-            help="Reads under way at a time",
-            otherwise="32, or 1 where reads are buffered",
-            identity=MEANT,
-        ),
-    ] = None
-    drive_block: Annotated[
-        int | None,
-        Option(
-            dotted=True,
-            group=MEMORY,
-            metavar="SIZE",
-            kind=SIZE,
-            least=512,
-            help="Bytes of each read, a sector at least",
-            otherwise="1 MiB, or 128 KiB where reads are buffered",
-            identity=MEANT,
-        ),
-    ] = None
-    drive_reads: Annotated[
-        str | None,
-        Option(
-            dotted=True,
-            group=MEMORY,
-            choices=("direct", "buffered"),
-            help="direct, into page-locked memory, or buffered, through the page cache",
-            otherwise="direct, or buffered where the serving engine maps its file",
-            identity=MEANT,
-        ),
-    ] = None
-    drive_ahead: Annotated[
-        int | None,
-        Option(
-            dotted=True,
-            group=MEMORY,
-            metavar="N",
-            kind=WHOLE,
-            least=0,
-            most=4096,
-            help="Experts that follow in the file, read after each that was missing",
-            otherwise="0",
-            identity=MEANT,
-        ),
-    ] = None
-    drive_start: Annotated[
-        str | None,
-        Option(
-            dotted=True,
-            group=MEMORY,
-            choices=("cold", "warm"),
-            help="What RAM holds at first: nothing (cold), or the end of the file, as loading leaves it (warm)",
-            otherwise="cold, or warm where reads of a mapped file are buffered",
-            identity=MEANT,
-        ),
-    ] = None
-    kv_memory: Annotated[
-        int | None,
-        Option(
-            group=MEMORY,
-            metavar="SIZE",
-            kind=SIZE,
-            help="A pool for keys and values, given out page by page",
-            otherwise="all that the longest contexts need",
-            title="KV memory {}",
-        ),
-    ] = None
-    kv_page: Annotated[
-        int,
-        Option(
-            dotted=True,
-            group=MEMORY,
-            metavar="TOKENS",
-            kind=WHOLE,
-            least=1,
-            help="Tokens of a page of --kv-memory",
-            title="pages of {} tokens",
-        ),
-    ] = 16
-    kv_preempt: Annotated[
-        str,
-        Option(
-            dotted=True,
-            group=MEMORY,
-            choices=("recompute", "swap"),
-            help="What becomes of the last to come where --kv-memory is full: recompute or swap",
-            title="pre-empted by {}",
-        ),
-    ] = "recompute"
+    vram: int | None = option(
+        None,
+        MEMORY,
+        "Cap the memory of each whole GPU",
+        metavar="SIZE",
+        kind=SIZE,
+        otherwise="all that it has",
+        replaces=True,
+        bound=False,
+    )
+    cache: str | None = option(
+        None,
+        MEMORY,
+        "Room for experts, on all GPUs together",
+        top=True,
+        metavar="40%|12GB|60experts",
+        kind=CACHE,
+        otherwise="all VRAM left",
+        replaces=True,
+        bound=False,
+    )
+    ram: int | None = option(
+        None,
+        MEMORY,
+        "RAM for experts, in which GB is GiB, as it is sold",
+        metavar="SIZE",
+        kind=RAM_SIZE,
+        otherwise="what the profile's host has",
+        bound=False,
+    )
+    drive: str | None = option(
+        None,
+        MEMORY,
+        "Read from a drive what RAM does not hold: gen3x4, gen4x4, gen5x4, own; with terms, e.g. "
+        "gen4x4:depth=8:block=256KiB:reads=buffered:ahead=2:start=warm:evict=lfu",
+        metavar="DRIVE",
+        otherwise="none",
+        identity=MEANT,
+    )
+    drive_evict: str | None = option(
+        None,
+        MEMORY,
+        "A cache policy: which experts stay in RAM above a drive",
+        dotted=True,
+        metavar="NAME|FILE",
+        otherwise="lru",
+        identity=MEANT,
+        title="RAM by {}",
+    )
+    drive_depth: int | None = option(
+        None,
+        MEMORY,
+        "Reads under way at a time",
+        dotted=True,
+        metavar="N",
+        kind=WHOLE,
+        least=1,
+        most=65536,
+        otherwise="32, or 1 where reads are buffered",
+        identity=MEANT,
+    )
+    drive_block: int | None = option(
+        None,
+        MEMORY,
+        "Bytes of each read, a sector at least",
+        dotted=True,
+        metavar="SIZE",
+        kind=SIZE,
+        least=512,
+        otherwise="1 MiB, or 128 KiB where reads are buffered",
+        identity=MEANT,
+    )
+    drive_reads: str | None = option(
+        None,
+        MEMORY,
+        "direct, into page-locked memory, or buffered, through the page cache",
+        dotted=True,
+        choices=("direct", "buffered"),
+        otherwise="direct, or buffered where the serving engine maps its file",
+        identity=MEANT,
+    )
+    drive_ahead: int | None = option(
+        None,
+        MEMORY,
+        "Experts that follow in the file, read after each that was missing",
+        dotted=True,
+        metavar="N",
+        kind=WHOLE,
+        least=0,
+        most=4096,
+        otherwise="0",
+        identity=MEANT,
+    )
+    drive_start: str | None = option(
+        None,
+        MEMORY,
+        "What RAM holds at first: nothing (cold), or the end of the file, as loading leaves it (warm)",
+        dotted=True,
+        choices=("cold", "warm"),
+        otherwise="cold, or warm where reads of a mapped file are buffered",
+        identity=MEANT,
+    )
+    kv_memory: int | None = option(
+        None,
+        MEMORY,
+        "A pool for keys and values, given out page by page",
+        metavar="SIZE",
+        kind=SIZE,
+        otherwise="all that the longest contexts need",
+        title="KV memory {}",
+    )
+    kv_page: int = option(
+        16,
+        MEMORY,
+        "Tokens of a page of --kv-memory",
+        dotted=True,
+        metavar="TOKENS",
+        kind=WHOLE,
+        least=1,
+        title="pages of {} tokens",
+    )
+    kv_preempt: str = option(
+        "recompute",
+        MEMORY,
+        "What becomes of the last to come where --kv-memory is full: recompute or swap",
+        dotted=True,
+        choices=("recompute", "swap"),
+        title="pre-empted by {}",
+    )
 
-    batch: Annotated[
-        int,
-        Option(
-            group=LOAD,
-            top=True,
-            flags=("--users",),
-            metavar="N",
-            kind=WHOLE,
-            least=1,
-            most=MOST_TOKENS,
-            help="Requests decoded together",
-        ),
-    ] = 1
-    batch_static: Annotated[
-        bool,
-        Option(
-            dotted=True,
-            group=LOAD,
-            metavar="on|off",
-            kind=SWITCH,
-            help="Fill a batch only when the last of it is done; off: continuous batching",
-            title="static batches",
-        ),
-    ] = False
-    arrivals: Annotated[
-        str | None,
-        Option(
-            group=LOAD,
-            metavar="SOURCE|FILE",
-            help="When requests come: poisson:RATE, gamma:RATE,CV, closed:CLIENTS, an Azure, Mooncake or BurstGPT log, "
-            "none (back to back)",
-            otherwise="as the trace has it",
-            identity=MEANT,
-        ),
-    ] = None
-    arrivals_scale: Annotated[
-        float,
-        Option(
-            dotted=True,
-            group=LOAD,
-            metavar="X",
-            kind=NUMBER,
-            help="Times the rate of --arrivals",
-            title="at {} times the rate",
-        ),
-    ] = 1.0
-    scheduler: Annotated[
-        str | None,
-        Option(
-            group=LOAD,
-            metavar="NAME|FILE",
-            lists=_schedulers,
-            help="Whose prompt runs next",
-            otherwise="fcfs",
-            identity=MEANT,
-        ),
-    ] = None
-    prefill_chunk: Annotated[
-        int | None,
-        Option(
-            group=LOAD,
-            metavar="N",
-            kind=WHOLE,
-            most=MOST_TOKENS,
-            help="At most N tokens an iteration: decode tokens first, then prompts, in chunks",
-            otherwise="a prompt is an iteration of its own",
-            title="at most {} token{s} an iteration",
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        Option(
-            group=LOAD,
-            metavar="K,ACCEPTANCE",
-            kind=DRAFTS,
-            help="Speculative decoding: k=4,acceptance=0.7 (by position 0.8/0.7/...; accepted=FILE); draft_s=SECONDS "
-            "or model=NAME, else n-grams at no cost",
-            otherwise="a token at a time",
-            identity=MEANT,
-            title="drafts {}",
-        ),
-    ] = None
-    replicas: Annotated[
-        int,
-        Option(
-            group=LOAD,
-            metavar="N",
-            kind=WHOLE,
-            least=1,
-            most=MAX_REPLICAS,
-            help="Equal machines behind a router, each with its own --gpus",
-            title="{} replicas",
-            bound=False,
-        ),
-    ] = 1
-    router: Annotated[
-        str | None,
-        Option(
-            group=LOAD,
-            metavar="NAME|FILE",
-            lists=_routers,
-            help="Which replica a request goes to",
-            otherwise="round_robin",
-            identity=MEANT,
-        ),
-    ] = None
-    slo: Annotated[
-        dict[str, dict[str, float]],
-        Option(
-            group=LOAD,
-            metavar="LIMITS|FILE",
-            kind=LIMITS,
-            help="What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task",
-            otherwise="nothing",
-            title="SLO {}",
-            axis=False,
-            bound=False,
-        ),
-    ] = {}
+    batch: int = option(
+        1,
+        LOAD,
+        "Requests decoded together",
+        top=True,
+        flags=("--users",),
+        metavar="N",
+        kind=WHOLE,
+        least=1,
+        most=MOST_TOKENS,
+    )
+    batch_static: bool = option(
+        False,
+        LOAD,
+        "Fill a batch only when the last of it is done; off: continuous batching",
+        dotted=True,
+        metavar="on|off",
+        kind=SWITCH,
+        title="static batches",
+    )
+    arrivals: str | None = option(
+        None,
+        LOAD,
+        "When requests come: poisson:RATE, gamma:RATE,CV, closed:CLIENTS, an Azure, Mooncake or BurstGPT log, "
+        "none (back to back)",
+        metavar="SOURCE|FILE",
+        otherwise="as the trace has it",
+        identity=MEANT,
+    )
+    arrivals_scale: float = option(
+        1.0, LOAD, "Times the rate of --arrivals", dotted=True, metavar="X", kind=NUMBER, title="at {} times the rate"
+    )
+    scheduler: str | None = option(
+        None, LOAD, "Whose prompt runs next", metavar="NAME|FILE", lists=_schedulers, otherwise="fcfs", identity=MEANT
+    )
+    prefill_chunk: int | None = option(
+        None,
+        LOAD,
+        "At most N tokens an iteration: decode tokens first, then prompts, in chunks",
+        metavar="N",
+        kind=WHOLE,
+        most=MOST_TOKENS,
+        otherwise="a prompt is an iteration of its own",
+        title="at most {} token{s} an iteration",
+    )
+    draft: str | None = option(
+        None,
+        LOAD,
+        "Speculative decoding: k=4,acceptance=0.7 (by position 0.8/0.7/...; accepted=FILE); draft_s=SECONDS "
+        "or model=NAME, else n-grams at no cost",
+        metavar="K,ACCEPTANCE",
+        kind=DRAFTS,
+        otherwise="a token at a time",
+        identity=MEANT,
+        title="drafts {}",
+    )
+    replicas: int = option(
+        1,
+        LOAD,
+        "Equal machines behind a router, each with its own --gpus",
+        metavar="N",
+        kind=WHOLE,
+        least=1,
+        most=MAX_REPLICAS,
+        title="{} replicas",
+        bound=False,
+    )
+    router: str | None = option(
+        None,
+        LOAD,
+        "Which replica a request goes to",
+        metavar="NAME|FILE",
+        lists=_routers,
+        otherwise="round_robin",
+        identity=MEANT,
+    )
+    slo: dict[str, dict[str, float]] = option(
+        {},
+        LOAD,
+        "What requests are promised, 'ttft_s <= 2s, tpot_s <= 200ms'; or a YAML with limits by task",
+        metavar="LIMITS|FILE",
+        kind=LIMITS,
+        otherwise="nothing",
+        title="SLO {}",
+        axis=False,
+        bound=False,
+    )
 
-    sim_simulator: Annotated[
-        str | None,
-        Option(
-            dotted=True,
-            group=SIMULATION,
-            flags=("--simpy",),
-            flag_value=SIMPY,
-            metavar="core|simpy",
-            choices=(CORE, SIMPY),
-            help="Simulate by SimPy events, where what shares a memory does so at every instant",
-            otherwise="core, and simpy where lanes slow one another in ways that arithmetic does not know",
-            identity=MEANT,
-            bound=False,
-        ),
-    ] = None
-    sim_contention: Annotated[
-        bool,
-        Option(
-            dotted=True,
-            group=SIMULATION,
-            metavar="on|off",
-            kind=SWITCH,
-            help="Whether what runs at once shares the bandwidth of memory",
-            bound=False,
-            title="contention {}",
-        ),
-    ] = True
-    sim_energy: Annotated[
-        str | None,
-        Option(
-            dotted=True,
-            group=SIMULATION,
-            choices=("gpu", "machine"),
-            help="Count joules: of the GPUs, or of CPU, RAM and drive too, by the profile's watts",
-            otherwise="none",
-            bound=False,
-            title="energy of the {}",
-        ),
-    ] = None
-    sim_hit: Annotated[
-        str,
-        Option(
-            dotted=True,
-            group=SIMULATION,
-            choices=tuple(HITS),
-            help="What is a hit: gate, slot, cached or token",
-            title="hits by {}",
-            bound=False,
-        ),
-    ] = "gate"
+    sim_simulator: str | None = option(
+        None,
+        SIMULATION,
+        "Simulate by SimPy events, where what shares a memory does so at every instant",
+        dotted=True,
+        flags=("--simpy",),
+        flag_value=SIMPY,
+        metavar="core|simpy",
+        choices=(CORE, SIMPY),
+        otherwise="core, and simpy where lanes slow one another in ways that arithmetic does not know",
+        identity=MEANT,
+        bound=False,
+    )
+    sim_contention: bool = option(
+        True,
+        SIMULATION,
+        "Whether what runs at once shares the bandwidth of memory",
+        dotted=True,
+        metavar="on|off",
+        kind=SWITCH,
+        bound=False,
+        title="contention {}",
+    )
+    sim_energy: str | None = option(
+        None,
+        SIMULATION,
+        "Count joules: of the GPUs, or of CPU, RAM and drive too, by the profile's watts",
+        dotted=True,
+        choices=("gpu", "machine"),
+        otherwise="none",
+        bound=False,
+        title="energy of the {}",
+    )
+    sim_hit: str = option(
+        "gate",
+        SIMULATION,
+        "What is a hit: gate, slot, cached or token",
+        dotted=True,
+        choices=tuple(HITS),
+        title="hits by {}",
+        bound=False,
+    )
 
     def __post_init__(self) -> None:
         """One form for what may be written in several."""
@@ -777,52 +683,33 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run is kept, and what of it; no part of what it is."""
 
-    out: Annotated[
-        str | None,
-        Option(
-            group=OUTPUT,
-            metavar="DIR",
-            help="Write configuration, result and tables; missing folders are made",
-        ),
-    ] = None
-    out_spans: Annotated[
-        bool,
-        Option(
-            dotted=True,
-            group=OUTPUT,
-            metavar="on|off",
-            kind=SWITCH,
-            help="Write what every lane did, too; some hundred rows a token",
-        ),
-    ] = False
-    timeline: Annotated[
-        str | None,
-        Option(
-            group=OUTPUT,
-            metavar="FILE",
-            help="Write the lanes as trace events for Perfetto: of 20 iterations, or FILE:from=2.5s:iterations=40",
-        ),
-    ] = None
-    timeline_from: Annotated[
-        str,
-        Option(
-            dotted=True,
-            group=OUTPUT,
-            metavar="N|TIME",
-            help="The first iteration of a timeline, or when that is under way: 120, or 2.5s",
-        ),
-    ] = "0"
-    timeline_iterations: Annotated[
-        int,
-        Option(
-            dotted=True,
-            group=OUTPUT,
-            metavar="N",
-            kind=WHOLE,
-            least=1,
-            help="How many iterations a timeline covers",
-        ),
-    ] = 20
+    out: str | None = option(
+        None, OUTPUT, "Write configuration, result and tables; missing folders are made", metavar="DIR"
+    )
+    out_spans: bool = option(
+        False,
+        OUTPUT,
+        "Write what every lane did, too; some hundred rows a token",
+        dotted=True,
+        metavar="on|off",
+        kind=SWITCH,
+    )
+    timeline: str | None = option(
+        None,
+        OUTPUT,
+        "Write the lanes as trace events for Perfetto: of 20 iterations, or FILE:from=2.5s:iterations=40",
+        metavar="FILE",
+    )
+    timeline_from: str = option(
+        "0",
+        OUTPUT,
+        "The first iteration of a timeline, or when that is under way: 120, or 2.5s",
+        dotted=True,
+        metavar="N|TIME",
+    )
+    timeline_iterations: int = option(
+        20, OUTPUT, "How many iterations a timeline covers", dotted=True, metavar="N", kind=WHOLE, least=1
+    )
 
 
 class Table:
@@ -948,15 +835,13 @@ def rows(cls: type[msgspec.Struct] = RunSpec) -> tuple[Option, ...]:
     """The rows of a class, in its order, each with its field and default."""
     found = []
     for field in msgspec.structs.fields(cls):
-        for said in getattr(field.type, "__metadata__", ()):
-            if isinstance(said, Option):
-                no = field.default is msgspec.NODEFAULT
-                default = field.default_factory() if callable(field.default_factory) else None if no else field.default
-                own = {"field": field.name, "default": default, "name": field.name.replace("_", ".", 1)}
-                if not said.dotted:
-                    flags = (f"--{field.name.replace('_', '-')}", *said.flags)
-                    own |= {"name": f"run.{field.name}", "flags": flags}
-                found.append(msgspec.structs.replace(said, **own))
+        left_out = field.default_factory
+        value, said = (left_out.value, left_out.row) if isinstance(left_out, Default) else (None, REQUIRED[field.name])
+        own = {"field": field.name, "default": value, "name": field.name.replace("_", ".", 1)}
+        if not said.dotted:
+            flags = (f"--{field.name.replace('_', '-')}", *said.flags)
+            own |= {"name": f"run.{field.name}", "flags": flags}
+        found.append(msgspec.structs.replace(said, **own))
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
 import msgspec
@@ -19,7 +19,7 @@ from sim.base.renamed import OPTIONS as OLD_NAMES
 from sim.cli.run import command as simulate_command
 from sim.cli.spec_options import run_options
 from sim.cli.unique_options import UniqueOptions
-from sim.options import LOAD, OPTIONS, OUTPUTS, Option, RunSpec, Table, spec_of
+from sim.options import LOAD, OPTIONS, OUTPUTS, RunSpec, Table, option, spec_of
 from sim.run import prepare
 from sim.studies.keywords import signature_of
 from sim.studies.python_api import compare
@@ -32,18 +32,16 @@ from tools.generate_options import PAGE, TOP, TYPES, page_text, types_text
 class More(RunSpec, frozen=True, kw_only=True):
     """The options of a run, and one more."""
 
-    batch_patience: Annotated[
-        int,
-        Option(
-            dotted=True,
-            group=LOAD,
-            flags=("--patience", "--wait"),
-            metavar="N",
-            kind=WHOLE,
-            least=1,
-            help="Iterations that a request waits",
-        ),
-    ] = 3
+    batch_patience: int = option(
+        3,
+        LOAD,
+        "Iterations that a request waits",
+        dotted=True,
+        flags=("--patience", "--wait"),
+        metavar="N",
+        kind=WHOLE,
+        least=1,
+    )
 
 
 def test_a_new_row_is_an_option_a_setting_a_key_an_axis_a_keyword_and_a_column(
