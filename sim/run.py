@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import DoesNotFit, IllegalDecision
-from sim.base.own_file import read_from
+from sim.base.plug_ins import read_from
 from sim.base.units import show_bytes
 from sim.bounds.time_bound import lower_bound
 from sim.engine.copies import Log
@@ -49,13 +49,6 @@ NEW_OBJECTS = 20_000
 """Before a replay looks for cycles; some megabytes at most."""
 
 
-def budgets(setup: Setup, policy_bytes: int) -> list[int]:
-    """Expert bytes per GPU after the policy's predictor; the predictor sits on GPU 0."""
-    left = list(setup.memory.expert_bytes)
-    left[0] -= policy_bytes
-    return left
-
-
 def execute(
     setup: Setup,
     spans: Spans | None = None,
@@ -80,28 +73,15 @@ def execute(
     with blamed(setup.policy), watched_hooks():
         if setup.spec.replicas > 1:
             return _execute_replicas(setup, progress, watched)
-        return _execute(setup, spans, log, progress, on_step, bounds, begun, by_layer)
-
-
-def _execute(
-    setup: Setup,
-    spans: Spans | None,
-    log: Log | None,
-    progress: Progress | None,
-    on_step: Callable[[Step], None] | None,
-    bounds: bool,
-    begun: Callable[[Engine], None] | None,
-    by_layer: bool,
-) -> Outcome:
-    began_s = time.perf_counter()
-    engine, machine = assemble(setup, spans, log)
-    if begun is not None:
-        begun(engine)
-    clockwork = run_through(setup, engine, machine, on_step, progress)
-    outcome = finished(setup, report_of(engine, machine, clockwork, began_s), by_layer)
-    if bounds:
-        outcome.result.set_beside(lower_bound(setup, cost=machine.cost))
-    return outcome
+        began_s = time.perf_counter()
+        engine, machine = assemble(setup, spans, log)
+        if begun is not None:
+            begun(engine)
+        clockwork = run_through(setup, engine, machine, on_step, progress)
+        outcome = finished(setup, report_of(engine, machine, clockwork, began_s), by_layer)
+        if bounds:
+            outcome.result.set_beside(lower_bound(setup, cost=machine.cost))
+        return outcome
 
 
 def report_of(engine: Engine, machine: SimulatedMachine, clockwork: Clockwork, began_s: float | None = None) -> Report:
@@ -316,8 +296,7 @@ def start_policy(engine: Engine, setup: Setup) -> None:
     """Take the predictor's memory off the budget, check the minimum, bind, learn, place."""
     policy, view, residency = setup.policy, engine.view, engine.residency
     predictor_bytes = sound_number(policy, "predictor_bytes", policy.predictor_bytes(view))
-    for gpu, n_bytes in enumerate(budgets(setup, predictor_bytes)):
-        residency.budget_bytes[gpu] = n_bytes
+    residency.budget_bytes[0] -= predictor_bytes
     size = view.expert_bytes
     least = sound_number(policy, "min_experts", policy.min_experts(view))
     for gpu, budget in enumerate(residency.budget_bytes):

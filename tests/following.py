@@ -21,7 +21,7 @@ from sim.reference.layers import Reference
 from sim.reference.residency import CLASSES, Copy
 from sim.reference.script import Differs, Said, Script
 from sim.results.by_layer import COUNTS, expert_table
-from sim.run import budgets, execute
+from sim.run import execute
 from sim.setup.setup import Setup
 
 DECIDES = ("request_start", "drafting", "layer_enter", "gate_input", "layer_done", "copy_done", "request_end", "idle")
@@ -103,7 +103,9 @@ class Followed:
     @property
     def room_bytes(self) -> list[int]:
         """For experts, of each GPU."""
-        return budgets(self.setup, self.predictor_bytes)
+        room_bytes = list(self.setup.memory.expert_bytes)
+        room_bytes[0] -= self.predictor_bytes  # which lies on GPU 0
+        return room_bytes
 
     def reference(self) -> Rooms:
         """Of the policy, as it is bound."""

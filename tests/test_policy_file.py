@@ -17,7 +17,7 @@ from cli_help import mixtral_shaped, moesim, simulated
 from easy_numbers import run
 
 from policies.lru import Lru
-from sim.base import own_file
+from sim.base import plug_ins
 from sim.base.errors import BadInput, IllegalDecision
 from sim.cli.policy_api import helpers, reference
 from sim.conformance.suite import FAIL, PASS, SKIP, conform
@@ -221,7 +221,7 @@ def test_a_trait_that_is_none_is_one_line(capsys, mine):
 
 
 def test_a_message_names_the_file_once(capsys, tmp_path):
-    for text in (None, "def f(:\n", "x = 1 / 0\n", "\xff", "#" * (own_file.MAX_BYTES + 1)):
+    for text in (None, "def f(:\n", "x = 1 / 0\n", "\xff", "#" * (plug_ins.MAX_BYTES + 1)):
         if text is not None:
             (tmp_path / "wrong.py").write_text(text, encoding="latin-1")
         told = moesim(capsys, "policies", tmp_path / "wrong.py")
@@ -296,9 +296,9 @@ def test_conformance_says_where_and_when(tmp_path):
 def test_names_of_files():
     assert policy_file.split("./a b.py:C x=1 y=2") == ["./a b.py:C", "x=1", "y=2"]
     assert policy_file.split("emoe predictor=mine.py") == ["emoe", "predictor=mine.py"]
-    assert not own_file.is_file("lru")
-    assert own_file.is_file("x.py")
-    assert own_file.is_file("C:\\x.py:Mine")
+    assert not plug_ins.is_file("lru")
+    assert plug_ins.is_file("x.py")
+    assert plug_ins.is_file("C:\\x.py:Mine")
     with pytest.raises(BadInput, match="check the path"):
         find("./nowhere.py")
 

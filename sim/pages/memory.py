@@ -74,7 +74,7 @@ def held(run: Run) -> tuple[list[float], list[list[int]]] | str:
     The run is replayed from its configuration, which must give the very same run. A policy or a scheduler in a file is
     not: a report of somebody's folder runs none of their code.
     """
-    from sim.base.own_file import is_file
+    from sim.base.plug_ins import is_file
     from sim.run import assemble, prepare, run_through
 
     if run.config is None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.base.own_file import read_from
+from sim.base.plug_ins import read_from
 from sim.policy.api import HOOKS, TRAITS, Param, Policy
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A policy in a file of one's own (`sim.base.own_file`), or given as a class: which text its runs rest on."""
+"""A policy in a file of one's own (`sim.base.plug_ins`), or given as a class: which text its runs rest on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 from weakref import WeakKeyDictionary
 
 from sim.base.digests import of_text
 from sim.base.errors import BadInput
 from sim.base.files import read_text
-from sim.base.own_file import MAX_BYTES, OwnFile, Sort, classes_in, read_from
-from sim.base.own_file import load as load_plug_in
+from sim.base.plug_ins import MAX_BYTES, OwnFile, Sort, read_from
+from sim.base.plug_ins import load as load_plug_in
 from sim.policy.api import Policy
 from sim.policy.contract import misspelt
 
@@ -73,7 +73,7 @@ def _codes(code: CodeType) -> set[CodeType]:
 
 
 def load(name: str) -> type[Policy]:
-    """The policy of a file. Raises BadInput as `sim.base.own_file.load` does, and for a hook that is misspelt."""
+    """The policy of a file. Raises BadInput as `sim.base.plug_ins.load` does, and for a hook that is misspelt."""
     kind: type[Policy] = load_plug_in(name, SORT)
     _refuse_misspelt(kind)
     return kind
@@ -84,11 +84,4 @@ def _refuse_misspelt(kind: type[Policy]) -> None:
         raise BadInput(wrong)
 
 
-def policies_in(module: ModuleType) -> dict[str, type[Policy]]:
-    """Class name -> policy, of those that a module, or a package's own modules, define."""
-    return classes_in(module, Policy)
-
-
-SORT = Sort(
-    "policy", "policies", "--policy takes a file, or a name that `moesim policies` lists", NO_POLICY, policies_in
-)
+SORT = Sort("policy", "policies", NO_POLICY, lambda: Policy)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Callable
 from functools import cache
@@ -17,11 +16,11 @@ from typing import Any, cast
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.interrupts import pressed
-from sim.base.own_file import failure, is_file
 from sim.base.paths import mode_of
+from sim.base.plug_ins import failure, is_file, names_in
 from sim.policy.api import Param, Policy
 from sim.policy.contract import PACKAGED
-from sim.policy.policy_file import NO_POLICY, given, load, policies_in, without_file
+from sim.policy.policy_file import NO_POLICY, SORT, given, load, without_file
 
 GROUP = "moesim.policies"
 
@@ -36,19 +35,13 @@ def unusable() -> dict[str, str]:
     return _scan()[1]
 
 
-def _files() -> tuple[str, ...]:
-    """Modules and packages of `policies/`, in order of their names; plug-ins are found, never named in an import."""
-    folders = importlib.import_module("policies").__path__
-    return tuple(info.name for info in pkgutil.iter_modules(folders) if not info.name.startswith("_"))
-
-
 @cache
 def _by_file(name: str) -> type[Policy] | None:
     """The policy that the file of its own name holds; None sends the reader to the scan, which says what is wrong.
 
     A run names one policy, and importing all of them takes longer than a short run.
     """
-    if name not in _files():
+    if name not in names_in("policies"):
         return None
     try:
         module = importlib.import_module(f"policies.{name}")
@@ -56,7 +49,7 @@ def _by_file(name: str) -> type[Policy] | None:
         if pressed(error):
             raise
         return None
-    return {kind.name: kind for kind in policies_in(module).values()}.get(name)
+    return {kind.name: kind for kind in SORT.has(module).values()}.get(name)
 
 
 @cache
@@ -65,7 +58,7 @@ def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
 
     found: dict[str, type[Policy]] = {}
     wrong: dict[str, str] = {}
-    for name in _files():
+    for name in names_in("policies"):
         try:
             module = importlib.import_module(f"policies.{name}")
         except BaseException as error:  # somebody is writing it, and it may fail in any way
@@ -73,7 +66,7 @@ def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
                 raise
             wrong[name] = f"policy {name!r}, got {failure(error)}: correct that file"
             continue
-        for kind in policies_in(module).values():
+        for kind in SORT.has(module).values():
             if found.setdefault(kind.name, kind) is not kind:
                 wrong[name] = _twice(found[kind.name], kind)
     for entry in entry_points(group=GROUP):
@@ -183,7 +176,7 @@ def name_of(kind: object) -> str:
 
     theirs = {entry.value for entry in entry_points(group=GROUP)}
     module = kind.__module__.removeprefix("policies.").partition(".")[0]
-    known = module in _files() or f"{kind.__module__}:{kind.__qualname__}" in theirs
+    known = module in names_in("policies") or f"{kind.__module__}:{kind.__qualname__}" in theirs
     same = known and (_by_file(kind.name) is kind or policies().get(kind.name) is kind)
     return kind.name if same else given(kind)
 

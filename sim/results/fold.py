@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim import __version__
-from sim.base.own_file import read_from
+from sim.base.plug_ins import read_from
 from sim.base.units import show_bytes
 from sim.figures import SCHEMA, Memory, PolicyFile, Scheduling, Shape
 from sim.policy.api import overrides

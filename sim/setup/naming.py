@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
 from sim.base.kinds import NUMBER, RAM_SIZE
-from sim.base.own_file import read_from
+from sim.base.plug_ins import read_from
 from sim.base.renamed import refuse_old
 from sim.base.units import RAM
 from sim.machine.several import GPU0

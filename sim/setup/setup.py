@@ -14,8 +14,8 @@ from sim import __version__
 from sim.base.digests import of_data, of_file, of_text
 from sim.base.files import bundled
 from sim.base.json import to_json
-from sim.base.own_file import read_from
-from sim.base.own_file import whole as whole_plug_in
+from sim.base.plug_ins import read_from
+from sim.base.plug_ins import whole as whole_plug_in
 from sim.base.units import show_count
 from sim.machine.copy_prices import crowded
 from sim.machine.cost import Cost

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.errors import BadInput
 from sim.base.files import read_object, to_struct
-from sim.base.own_file import is_file
+from sim.base.plug_ins import is_file
 from sim.figures import check_schema
 from sim.options import OPTIONS, RunSpec
 from sim.policy.policy_file import split

@@ -6,16 +6,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput
-from sim.base.own_file import Sort, classes_in
-from sim.base.plug_ins import find_in, names_in
+from sim.base.plug_ins import Sort, find_in, names_in
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from sim.workload.router import Router
 
 DEFAULT = "round_robin"
 NO_ROUTER = "a router is a class derived from sim.workload.router.Router with a `name`; see docs/replicas.md"
+
+
+def _base() -> type[Router]:
+    from sim.workload.router import Router
+
+    return Router
+
+
+SORT = Sort("router", "routers", NO_ROUTER, _base)
 
 
 def routers() -> tuple[str, ...]:
@@ -33,18 +39,3 @@ def find(name: str) -> type[Router]:
     if kind.choose is Router.choose:
         raise BadInput(f"router, got {name!r} without choose: it says who goes where; see docs/replicas.md")
     return kind
-
-
-def routers_in(module: ModuleType) -> dict[str, type[Router]]:
-    from sim.workload.router import Router
-
-    return classes_in(module, Router)
-
-
-SORT = Sort(
-    "router",
-    "routers",
-    "--router takes a file, or a name that `moesim routers` lists",
-    NO_ROUTER,
-    routers_in,
-)

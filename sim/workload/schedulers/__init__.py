@@ -7,18 +7,24 @@ import math
 from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, did_you_mean
-from sim.base.own_file import Sort, classes_in, is_file
-from sim.base.plug_ins import find_in, names_in
+from sim.base.plug_ins import Sort, find_in, is_file, names_in
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from sim.workload.scheduler import Scheduler
 
 DEFAULT = "fcfs"
 NO_SCHEDULER = (
     "a scheduler is a class derived from sim.workload.scheduler.Scheduler with a `name`; see docs/schedulers.md"
 )
+
+
+def _base() -> type[Scheduler]:
+    from sim.workload.scheduler import Scheduler
+
+    return Scheduler
+
+
+SORT = Sort("scheduler", "schedulers", NO_SCHEDULER, _base)
 
 
 def schedulers() -> tuple[str, ...]:
@@ -30,12 +36,6 @@ def find(name: str) -> type[Scheduler]:
     """The scheduler of that name, or of a file (`./mine.py:Class`). Raises BadInput where there is none to use."""
     kind: type[Scheduler] = find_in(__name__, name, SORT)
     return checked(kind, name) if is_file(name) else kind
-
-
-def schedulers_in(module: ModuleType) -> dict[str, type[Scheduler]]:
-    from sim.workload.scheduler import Scheduler
-
-    return classes_in(module, Scheduler)
 
 
 def checked(kind: type[Scheduler], name: str) -> type[Scheduler]:
@@ -56,12 +56,3 @@ def checked(kind: type[Scheduler], name: str) -> type[Scheduler]:
     if not isinstance(kind.name, str):
         raise BadInput(f"scheduler, got {name!r} with name {kind.name!r}: a word; correct the file")
     return kind
-
-
-SORT = Sort(
-    "scheduler",
-    "schedulers",
-    "--scheduler takes a file, or a name that `moesim schedulers` lists",
-    NO_SCHEDULER,
-    schedulers_in,
-)
