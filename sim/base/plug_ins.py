@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sim.base import digests
 from sim.base.errors import BadInput, did_you_mean
@@ -46,7 +46,7 @@ class Sort(NamedTuple):
     rule: str
     base: Callable[[], type]
 
-    def has(self, module: ModuleType) -> dict[str, Any]:
+    def has(self, module: ModuleType) -> dict[str, type]:
         """Class name -> plug-in, of those that a module, or a package's own modules, define: they have a `name`."""
         return {
             title: value

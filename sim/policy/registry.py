@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from stat import S_ISDIR
+from types import ModuleType
 from typing import Any, cast
 
 from sim.base.errors import BadInput, did_you_mean
@@ -35,6 +36,11 @@ def unusable() -> dict[str, str]:
     return _scan()[1]
 
 
+def _in(module: ModuleType) -> Iterable[type[Policy]]:
+    """The policies that a module, or a package's own modules, define."""
+    return SORT.has(module).values()
+
+
 @cache
 def _by_file(name: str) -> type[Policy] | None:
     """The policy that the file of its own name holds; None sends the reader to the scan, which says what is wrong.
@@ -49,7 +55,7 @@ def _by_file(name: str) -> type[Policy] | None:
         if pressed(error):
             raise
         return None
-    return {kind.name: kind for kind in SORT.has(module).values()}.get(name)
+    return next((kind for kind in _in(module) if kind.name == name), None)
 
 
 @cache
@@ -66,7 +72,7 @@ def _scan() -> tuple[dict[str, type[Policy]], dict[str, str]]:
                 raise
             wrong[name] = f"policy {name!r}, got {failure(error)}: correct that file"
             continue
-        for kind in SORT.has(module).values():
+        for kind in _in(module):
             if found.setdefault(kind.name, kind) is not kind:
                 wrong[name] = _twice(found[kind.name], kind)
     for entry in entry_points(group=GROUP):
