@@ -22,9 +22,10 @@ from tiny_traces import from_rows
 
 from policies.lru import Lru
 from sim.base.errors import BadInput
+from sim.base.files import bundled
 from sim.options import RunSpec
 from sim.profiles.drives import DrivePower
-from sim.profiles.hardware import COUNTED, CpuPower, GpuPower, Hardware, hardware_names, load_hardware
+from sim.profiles.hardware import COUNTED, GPUS, WATTS, CpuPower, GpuPower, Hardware, load_hardware
 from sim.results.energy import Spent, parts
 from sim.results.expectations import judged, parsed
 from sim.results.figure import better, show_figure
@@ -231,7 +232,7 @@ def identity(**rest: Any) -> str:
 
 def test_watts_tell_runs_apart_that_count_them_and_no_others(tmp_path: Path) -> None:
     """The profile without watts has the run_id that it had before there were any."""
-    plain = load_hardware("rtx3090").without_power
+    plain = load_hardware("rtx3090").without(WATTS)
     assert not any(path.endswith("_w") for path in msgspec.to_builtins(plain)["gpu"])
     assert "clubp2" not in plain.sources and "cc" not in plain.sources and "devb" in plain.sources
     bare = tmp_path / "rtx3090.yaml"
@@ -272,10 +273,10 @@ def test_watts_of_nothing_are_said(tiny: Path) -> None:
 
 def test_bundled_watts_are_those_of_these_profiles() -> None:
     """Where somebody found sources: a part draws no less at work, and every reference is a citation."""
-    bundled = [load_hardware(path) for path in set(hardware_names().values())]
-    found = {hw.id for hw in bundled if hw.gpu.power is not msgspec.UNSET}
+    every = [load_hardware(path) for path in bundled(GPUS, ".yaml").values()]
+    found = {hw.id for hw in every if hw.gpu.power is not msgspec.UNSET}
     assert found == set(POWERED)
-    assert all(isinstance(hw.cpu.power, CpuPower) for hw in bundled if hw.id in found)
+    assert all(isinstance(hw.cpu.power, CpuPower) for hw in every if hw.id in found)
 
 
 def test_profiles_show_watts(capsys: pytest.CaptureFixture[str]) -> None:

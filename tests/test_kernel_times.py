@@ -24,7 +24,7 @@ from sim.base.quantities import Quantity
 from sim.bounds.time_bound import Bounds
 from sim.machine.cost import Cost
 from sim.policy import Evict, RunCpu, View
-from sim.profiles.hardware import GPUS, load_hardware
+from sim.profiles.hardware import ASKED_FOR, GPUS, load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import Kernels, KernelTimes, Resident, Stack, load_stack
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
@@ -180,8 +180,8 @@ def test_no_block_is_read_faster_than_the_memory_gives() -> None:
 
 
 def test_hardware_without_engines_says_nothing_of_blocks() -> None:
-    assert A100.without_engines.gpu.quantised_bytes_per_s is msgspec.UNSET
-    assert "khmel" not in A100.without_engines.sources
+    assert A100.without(ASKED_FOR).gpu.quantised_bytes_per_s is msgspec.UNSET
+    assert "khmel" not in A100.without(ASKED_FOR).sources
 
 
 def test_launching_on_newer_cards_is_worth_less() -> None:
@@ -344,11 +344,11 @@ def test_models_that_hold_more_have_kernels_of_their_own() -> None:
 
 def test_figures_of_engines_alone_do_not_tell_other_runs_apart() -> None:
     hw = load_hardware("rtx5090")
-    plain = hw.without_engines
+    plain = hw.without(ASKED_FOR)
     assert "llama15013" in hw.sources
     assert "llama15013" not in plain.sources
     assert plain.gpu.quantised_flops_per_s is msgspec.UNSET
-    assert plain.without_engines == plain
+    assert plain.without(ASKED_FOR) == plain
 
 
 def resident_in(stack: Stack, **own: Any) -> Stack:

@@ -22,7 +22,7 @@ from untaught import UNTAUGHT
 import moesim
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput, DoesNotFit
-from sim.options import RunSpec
+from sim.options import OPTIONS, RunSpec
 from sim.results.load import parts
 from sim.run import Outcome, execute, prepare
 from sim.studies.runner.work import bound_terms
@@ -30,7 +30,7 @@ from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
 from sim.workload.known_requests import Profiled
-from sim.workload.kv_memory import PREEMPTIONS, KvMemory, KvPool
+from sim.workload.kv_memory import KvMemory, KvPool
 from sim.workload.slo import Slos
 from traces.format.reader import Trace
 
@@ -299,7 +299,7 @@ def result_of(spec: RunSpec, bounds: bool = True) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "wall_s"}
 
 
-@pytest.mark.parametrize("preempt", PREEMPTIONS)
+@pytest.mark.parametrize("preempt", OPTIONS.by_field["kv_preempt"].choices)
 @pytest.mark.parametrize(
     ("policy", "how"), [("lru", {}), ("fiddler", {}), ("lru", {"prefill_chunk": 4}), ("lru", {"batch_static": True})]
 )
@@ -369,7 +369,7 @@ def test_copies_of_pages_and_of_experts_take_turns(tiny: Path) -> None:
         assert not [one for one in by_lane["gpu"] if start_s < one[1] and one[0] < end_s]
 
 
-@pytest.mark.parametrize("preempt", PREEMPTIONS)
+@pytest.mark.parametrize("preempt", OPTIONS.by_field["kv_preempt"].choices)
 @pytest.mark.parametrize("how", [{}, {"prefill_chunk": 3}, {"batch_static": True}])
 def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], preempt: str) -> None:
     """Nobody makes room for itself: every figure but those of memory."""
@@ -383,7 +383,7 @@ def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], pre
     assert with_pool == without
 
 
-@pytest.mark.parametrize("preempt", PREEMPTIONS)
+@pytest.mark.parametrize("preempt", OPTIONS.by_field["kv_preempt"].choices)
 def test_a_pool_for_all_changes_nothing(tiny: Path, preempt: str) -> None:
     ample = spec_of(tiny, kv_memory=100 * 2 * 131_072, cache="60experts", kv_preempt=preempt)
     with_pool = result_of(ample)
@@ -394,7 +394,7 @@ def test_a_pool_for_all_changes_nothing(tiny: Path, preempt: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("preempt", PREEMPTIONS)
+@pytest.mark.parametrize("preempt", OPTIONS.by_field["kv_preempt"].choices)
 @pytest.mark.parametrize("how", [{}, {"prefill_chunk": 4}])
 def test_who_knows_the_future_knows_who_makes_room(tiny: Path, how: dict[str, Any], preempt: str) -> None:
     """`belady` keeps what is used soonest, of iterations as they come with pre-emption: it copies the least, and no

@@ -21,7 +21,7 @@ from sim.real.generate import open_checkpoint, speak, talk  # noqa: E402
 from sim.real.run import execute_real  # noqa: E402
 from sim.run import prepare  # noqa: E402
 from traces.format.bundled import DEFAULT, bundled_traces  # noqa: E402
-from traces.format.catalogue import default_trace  # noqa: E402
+from traces.format.catalogue import open_trace  # noqa: E402
 from traces.record.load import named  # noqa: E402
 
 pytestmark = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the default trace is not in this checkout")
@@ -51,7 +51,7 @@ def test_it_says_what_transformers_says():
     finally:
         lanes.close()
     (tokens,) = spoken.tokens.values()
-    with default_trace() as trace:  # its prompt
+    with open_trace(DEFAULT) as trace:  # its prompt
         (number,) = spoken.tokens
         request = trace.requests[number]
         text = np.array(trace.token_ids[request.first_row : request.first_row + request.prompt_len + N - 1])

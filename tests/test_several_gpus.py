@@ -30,7 +30,7 @@ from sim.machine.cost import Cost, key_share
 from sim.machine.several import Several
 from sim.options import RunSpec
 from sim.policy.decisions import Predict, Prefetch
-from sim.profiles.hardware import Link, load_hardware
+from sim.profiles.hardware import SHARED, Link, load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
 from sim.run import execute, prepare
@@ -494,11 +494,11 @@ def test_the_bound_is_near_where_everything_is_resident(capsys, gpus, dense):
 def test_what_only_sharing_cites_tells_no_other_runs_apart():
     """The profile without that figure is the profile as it was before there was one, its sources among it."""
     hw = load_hardware("rtx3090")
-    assert {"kt2175"} == hw.sources.keys() - hw.without_sharing.sources.keys()
+    assert {"kt2175"} == hw.sources.keys() - hw.without(SHARED).sources.keys()
     own = load_hardware("rtx3090", {"cpu.copies_bandwidth_bytes_per_s": 1e11})  # it cites nothing of the file
-    bare = own.without_sharing
-    assert bare.cpu == hw.without_sharing.cpu
-    assert bare.without_sharing == bare
+    bare = own.without(SHARED)
+    assert bare.cpu == hw.without(SHARED).cpu
+    assert bare.without(SHARED) == bare
 
 
 # -- as users ask for it ---------------------------------------------------------------------------------------------

@@ -9,15 +9,16 @@ import msgspec
 import pytest
 
 from sim.base.errors import BadInput
+from sim.base.files import bundled
 from sim.base.quantities import quantities
 from sim.profiles.hardware import load_hardware
 from sim.profiles.models import load_model
-from sim.profiles.stack import load_stack, stack_names
+from sim.profiles.stack import PACKAGE, load_stack
 
 
 def test_names() -> None:
     engines = ["freetoken", "imp", "ktransformers", "llama_cpp", "tinyserve"]
-    assert sorted(stack_names()) == sorted(["bare", "hf", "separate", *engines])
+    assert sorted(bundled(PACKAGE, ".yaml")) == sorted(["bare", "hf", "separate", *engines])
     assert load_stack("llama.cpp").id == "llama_cpp"
     assert load_stack("huggingface").id == "hf"
 
@@ -32,7 +33,7 @@ def test_bare_is_free_of_host_time() -> None:
 
 def test_what_the_stacks_group_and_replay() -> None:
     """`bare` does what engines do by default; `separate` is what it was in version 0.1, with the same kernels."""
-    assert {name: (load_stack(name).grouped, load_stack(name).graphs) for name in stack_names()} == {
+    assert {name: (load_stack(name).grouped, load_stack(name).graphs) for name in bundled(PACKAGE, ".yaml")} == {
         "bare": (True, True),
         "freetoken": (True, True),
         "hf": (False, False),
@@ -125,7 +126,7 @@ def test_how_far_builds_of_2025_lie_apart_in_what_a_hybrid_layer_costs() -> None
 
 
 def test_every_figure_has_a_reason() -> None:
-    for name in stack_names():
+    for name in bundled(PACKAGE, ".yaml"):
         stack = load_stack(name)
         for path, figure in quantities(stack):
             assert figure.note, path

@@ -24,7 +24,6 @@ def test_names_and_paths(tmp_path, monkeypatch):
     for module in (bundled, catalogue):
         monkeypatch.setattr(module, "bundled_traces", lambda: {"mixtral-8x7b-small": full})
     assert open_trace("mixtral-8x7b-small").n_tokens == 28
-    assert catalogue.default_trace().path == full
     assert bundled.traces_that_fit(5, 6, 2) == ["mixtral-8x7b-small"]
     assert bundled.traces_that_fit(5, 6, 3) == []
     with pytest.raises(BadInput, match="did you mean 'mixtral-8x7b-small'"):

@@ -69,16 +69,6 @@ def as_a_start(package: str, what: str, name: str | None, alone: bool) -> str:
     return OF_THE_ORIGINAL.sub("", read_text(find(package, what, name), MAX_YAML_BYTES))
 
 
-def aliases(package: str) -> dict[str, Path]:
-    """Map every id, alias and Hugging Face id of a data package to its file; ids come first."""
-    files = bundled(package, ".yaml")
-    found = dict(files)
-    for file in files.values():
-        for name in _aliases(file):
-            found.setdefault(name, file)
-    return found
-
-
 def _aliases(file: Path) -> list[str]:
     known = index.facts(file)
     return names_in(file) if known is None else list(known["names"])

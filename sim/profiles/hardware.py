@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,6 +20,11 @@ from sim.profiles.drives import OWN, SOURCES, Drive, DrivePower, drive_of
 GPUS, CPUS = "hwprofiles.gpus", "hwprofiles.cpus"
 READ, TOTAL = "cpu.memory_bandwidth_bytes_per_s", "cpu.total_bandwidth_bytes_per_s"
 
+SHARED = ("cpu.copies_bandwidth_bytes_per_s",)
+"""What copies to several GPUs share of host memory."""
+ASKED_FOR = ("gpu.quantised_flops_per_s", "gpu.quantised_bytes_per_s", "gpu.compute_capability")
+"""What only stacks of engines ask for."""
+WATTS = ("gpu.power", "cpu.power", "drive.power")
 Dtype = Literal["fp32", "fp16", "bf16", "fp8"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 COUNTED = GPU, MACHINE = "gpu", "machine"
@@ -189,22 +193,22 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         every = (*(() if self.curves is None else (self.curves,)), *self.more_curves)
         return next((c for c in every if (c.model, c.precision) == (model, precision)), None)
 
-    @property
-    def without_sharing(self) -> Hardware:
-        """The same without what copies to several GPUs share of host memory, and without what only that cites."""
-        figure = self.cpu.copies_bandwidth_bytes_per_s
-        if not isinstance(figure, Quantity):
-            return self
-        cpu = msgspec.structs.replace(self.cpu, copies_bandwidth_bytes_per_s=msgspec.UNSET)
-        return msgspec.structs.replace(self, cpu=cpu)._without_sources_of([figure])
-
-    @property
-    def without_engines(self) -> Hardware:
-        """The same without what only stacks of engines ask for."""
-        asked_for = ("quantised_flops_per_s", "quantised_bytes_per_s", "compute_capability")
-        gpu = msgspec.structs.replace(self.gpu, **dict.fromkeys(asked_for, msgspec.UNSET))
-        figures = [figure for name in asked_for if isinstance(figure := getattr(self.gpu, name), Quantity)]
-        return msgspec.structs.replace(self, gpu=gpu)._without_sources_of(figures)
+    def without(self, paths: Iterable[str]) -> Hardware:
+        """The same without these figures of its parts, `gpu.power`, and without what only they cite."""
+        parts: dict[str, Any] = {}
+        gone: list[Quantity] = []
+        for part, _, name in (path.partition(".") for path in paths):
+            before = parts.get(part, getattr(self, part))
+            figure = msgspec.UNSET if before is msgspec.UNSET else getattr(before, name)
+            if figure is not msgspec.UNSET:
+                gone += [each for _, each in quantities(figure)]
+                parts[part] = msgspec.structs.replace(before, **{name: msgspec.UNSET})
+        left = msgspec.structs.replace(self, **parts)
+        cited, before_keys = (
+            {key for one in of for key in one.refs} for of in ((q for _, q in quantities(left)), gone)
+        )
+        sources = {key: text for key, text in self.sources.items() if key in cited or key not in before_keys}
+        return msgspec.structs.replace(left, sources=sources)
 
     @property
     def power(self) -> dict[str, Power | msgspec.UnsetType]:
@@ -212,35 +216,14 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         parts: dict[str, Power | msgspec.UnsetType] = {"gpu": self.gpu.power, "cpu": self.cpu.power}
         return parts if self.drive is msgspec.UNSET else {**parts, "drive": self.drive.power}
 
-    @property
-    def without_power(self) -> Hardware:
-        """The same without watts, and without what only they cite."""
-        blocks = {name: block for name, block in self.power.items() if block is not msgspec.UNSET}
-        if not blocks:
-            return self
-        parts = {name: msgspec.structs.replace(getattr(self, name), power=msgspec.UNSET) for name in blocks}
-        watts = [figure for block in blocks.values() for _, figure in quantities(block)]
-        return msgspec.structs.replace(self, **parts)._without_sources_of(watts)
-
     def lacking(self, counted: str) -> list[str]:
         """The blocks without which the joules of what `--set sim.energy` counts are not known."""
         wanted = {"gpu"} if counted == GPU else self.power.keys()
         return [f"{name}.power" for name, block in self.power.items() if name in wanted and block is msgspec.UNSET]
 
-    def _without_sources_of(self, figures: Iterable[Quantity]) -> Hardware:
-        """The same without what only figures cited that it no longer has."""
-        cited, before = ({key for one in of for key in one.refs} for of in ((q for _, q in quantities(self)), figures))
-        sources = {key: text for key, text in self.sources.items() if key in cited or key not in before}
-        return msgspec.structs.replace(self, sources=sources)
-
     def citation(self, figure: Quantity) -> str:
         """The full text behind a figure's `ref`."""
         return "; ".join(self.sources[key] for key in figure.refs) or figure.ref
-
-
-def hardware_names() -> dict[str, Path]:
-    """Bundled profile ids and their aliases, with the file each one means; ids come first."""
-    return profiles.aliases(GPUS)
 
 
 def load_hardware(

@@ -6,12 +6,10 @@ import math
 import os
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from sim.base.files import bundled
 from sim.base.quantities import Quantity, check_quantities
 from sim.profiles import find as profiles
 from sim.profiles import overrides as sets
@@ -177,11 +175,6 @@ NEWER = (
 def _newer() -> dict[str, Any]:
     """`NEWER` with what each says when it says nothing."""
     return {field.name: field.default for field in msgspec.structs.fields(Stack) if field.name in NEWER}
-
-
-def stack_names() -> dict[str, Path]:
-    """Bundled stack ids and their files."""
-    return bundled(PACKAGE, ".yaml")
 
 
 def load_stack(name_or_path: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> Stack:

@@ -26,7 +26,7 @@ from sim.policy.api import overrides
 from sim.policy.pieces import Pieces
 from sim.policy.policy_file import file_of, without_file
 from sim.policy.registry import find
-from sim.profiles.hardware import GPUS
+from sim.profiles.hardware import ASKED_FOR, GPUS, SHARED, WATTS
 from sim.profiles.models import PACKAGE as MODELS
 from sim.profiles.stack import PACKAGE as STACKS
 from sim.setup.memory import MemoryPlan, check_host, host_need
@@ -248,15 +248,12 @@ class Setup:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        hw = self.hw
-        if self.spec.gpus_host_bandwidth == PER_LINK:  # what has no part in a run does not tell it from others
-            hw = hw.without_sharing
-        if self.stack.quantised is None and self.stack.graphs_from is None:
-            hw = hw.without_engines
-        if self.spec.sim_energy is None:
-            hw = hw.without_power
+        unread: list[str] = []  # what has no part in a run does not tell it from others
+        unread += SHARED if self.spec.gpus_host_bandwidth == PER_LINK else ()
+        unread += ASKED_FOR if self.stack.quantised is None and self.stack.graphs_from is None else ()
+        unread += WATTS if self.spec.sim_energy is None else ()
         return {
-            "hw": of_data(hw),
+            "hw": of_data(self.hw.without(unread)),
             "model": of_data(self.model.without_newer),
             "engine": of_data(self.stack.without_newer),
         }

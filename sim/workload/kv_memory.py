@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     from sim.workload.batching import Running
     from sim.workload.iterations import RequestInfo
 
-PAGE_TOKENS = 16  # vLLM's default block size
-RECOMPUTE, SWAP = "recompute", "swap"
-PREEMPTIONS = {
-    RECOMPUTE: "its pages are freed; taken again, prompt and what it has put out are prefilled anew as one prompt",
-    SWAP: "its pages go to host memory, and come back before it goes on",
-}
+SWAP = "swap"
+"""Pages of whom makes room go to host memory, and come back before it goes on. Else they are freed; taken again, prompt
+and what it has put out are prefilled anew as one prompt."""
 WATERMARK_FRAC = 0.01
 """Of all pages; so many stay free where a request starts beside others, so that it is not sent away at once (the
 `watermark` of vLLM's block manager, 0.01 in release 0.2.7). Rounded down, as there: pools of fewer than 100

@@ -11,7 +11,7 @@ from sim.base.errors import BadInput, did_you_mean
 from sim.base.paths import mode_of
 from sim.base.units import show_bytes
 from traces.format import growing
-from traces.format.bundled import DEFAULT, bundled_traces
+from traces.format.bundled import bundled_traces
 from traces.format.reader import Trace
 
 SUCCEEDED = {  # names that were bundled once, and what took their place
@@ -91,11 +91,6 @@ def facts_of(trace: Trace) -> dict[str, str]:
 
 def _nats(loss: dict[str, float], name: str) -> str:
     return f"{loss[name]:.2f} nats per token" if name in loss else "-"
-
-
-def default_trace() -> Trace:
-    """The trace used when none is named. Raises BadInput when this installation does not carry it."""
-    return open_trace(DEFAULT)
 
 
 def _rows_of(path: Path, request: int) -> growing.Rows:
