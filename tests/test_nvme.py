@@ -174,6 +174,29 @@ def test_host_memory_has_a_policy_of_its_own(tmp_path):
     assert reads == {"lru": 5, "lfu": 4, "fifo": 4}
 
 
+MINE = """
+from policies.lru import Lru
+from sim.policy import Param
+
+class Mine(Lru):
+    name = "mine"
+    params = (*Lru.params, Param("lists", 2, "how many"))
+    as_one_list = {"scope": "global", "%s": 1}
+
+    def bind(self, view):
+        super().bind(view)
+        assert (self.scope, self.lists) == ("global", 1)
+"""
+
+
+def test_a_policy_says_with_which_parameters_it_is_one_list(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE % "lists")
+    (tmp_path / "wrong.py").write_text(MINE % "list")
+    assert run(Lru(), tmp_path, [[[0, 1]]], 2, 2, evict=f"{tmp_path}/mine.py").result.host_memory.reads == 2
+    with pytest.raises(BadInput, match=r"parameter mine\.list: no such parameter; did you mean 'lists'"):
+        run(Lru(), tmp_path, [[[0, 1]]], 2, 2, evict=f"{tmp_path}/wrong.py")
+
+
 def test_warm_host_memory_holds_the_end_of_the_file(tmp_path):
     cold = run(Lru(), tmp_path, [[[3]], [[0]]], room=2, host=2, lengths=[(1, 2)])
     warm = run(Lru(), tmp_path, [[[3]], [[0]]], room=2, host=2, lengths=[(1, 2)], start="warm")

@@ -261,6 +261,15 @@ def test_a_tensor_that_is_too_good_to_squeeze_stays_plain(both, tmp_path):
     assert len(blocks.pack(noise)[0]) < blocks._most_packed(noise.size)
 
 
+def test_a_tensor_that_is_to_stay_plain_does(both, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main(["traces", "squeeze", str(both[0]), str(tmp_path / "s"), "--plain", "experts"])
+    assert ended.value.code == 0
+    with Trace(tmp_path / "s") as trace, Trace(both[1]) as whole:
+        assert "experts.squeezed" not in read_file(tmp_path / "s")[0]
+        assert trace.squeezed and trace.sha256 == whole.sha256 and check_trace(trace) == []
+
+
 def test_a_digest_that_is_another_traces_is_found_out(both, tmp_path):
     """M25."""
     path = surgery(both[1], tmp_path / "b", pairs_of(plain_sha256="0" * 64))
