@@ -98,7 +98,7 @@ class Setup:
 
     def cost(self) -> Cost:
         """Prices of everything on its hardware."""
-        cost = Cost(self.hw, self.model, self.stack, self.spec.precision, self.several, self.contends)
+        cost = Cost(self.hw, self.model, self.stack, self.spec.precision, self.several, self.spec.sim_contention)
         if self.tier is not None:
             from sim.setup.third_tier import price_drive
 
@@ -125,11 +125,6 @@ class Setup:
         engine_does = stack.resident is not None and stack.reads_routers and not loops  # a measured loop reads them all
         one_lane = self.spec.gpus == 1 or self.several.in_turn  # what crosses to experts elsewhere waits for the gate
         return engine_does and one_lane and overrides(self.policy, "kept_layers")
-
-    @property
-    def contends(self) -> bool:
-        """Whether what runs at once slows one another."""
-        return self.spec.sim_contention
 
     @cached_property
     def slos(self) -> Slos:
@@ -244,7 +239,7 @@ class Setup:
 
     @property
     def _needs_events(self) -> bool:
-        return crowded(self.hw, self.stack, self.several) or (self.contends and needs_events(self.hw))
+        return crowded(self.hw, self.stack, self.several) or (self.spec.sim_contention and needs_events(self.hw))
 
     @cached_property
     def _digests(self) -> dict[str, str]:
@@ -314,7 +309,7 @@ class Setup:
     def _meanings(self) -> dict[str, Any]:
         """What decides numbers by what it means, and is not in `resolved`."""
         spec, found = self.spec, dict[str, Any]()
-        if self.simulator == SIMPY and not self._needs_events and self.contends:
+        if self.simulator == SIMPY and not self._needs_events and self.spec.sim_contention:
             found["simulator"] = SIMPY  # else either gives the same numbers, or none but one any
         if spec.replicas > 1 and read_from(self.router) is None:
             found["router"] = self.router.name
