@@ -108,7 +108,10 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         kind: how it is written. choices: all values there are. lists: names there are, beside files. least, most: of
             a number. otherwise: what holds where it is left out, if that is no value of its own.
         identity: whether its VALUE is part of `run_id` (where it is not the default), or what it MEANT.
-        bound: whether a lower bound of the time depends on it. title: of a run, `{}` for its value; empty: the name.
+        bound: whether a lower bound of the time depends on it. decides: whether decisions may depend on it beyond the
+            experts that fit; runs that differ in other options alone may share a recording. workload: it says what is
+            served, so that runs that differ in it are not ranked against one another.
+        title: of a run, `{}` for its value; empty: the name.
         per_policy: it may differ between policies of one comparison. replaces: it stands for figures of a profile, or
             room, so that results list it among what was set. axis: it may vary in a sweep.
         column: of a table; empty: its field, and unit.
@@ -130,6 +133,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     otherwise: str = ""
     identity: str = VALUE
     bound: bool = True
+    decides: bool = True
+    workload: bool = False
     title: str = ""
     per_policy: bool = False
     replaces: bool = False
@@ -247,6 +252,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         metavar="NAME|FILE",
         otherwise="the one that the trace names, or one of its routing shape",
         identity=MEANT,
+        workload=True,
     )
     precision: str = option(
         "bf16",
@@ -255,6 +261,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         top=True,
         flags=("--quant",),
         metavar="TYPE",
+        workload=True,
     )
     trace: str | None = option(
         None,
@@ -264,6 +271,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         metavar="NAME|FILE",
         otherwise="the bundled one of the model's shape",
         identity=MEANT,
+        workload=True,
     )
     engine: str = option(
         "bare",
@@ -285,8 +293,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         otherwise="all of the split",
         title="first {} request{s}",
         column="max_requests",
+        workload=True,
     )
-    split: str = option("test", WHAT, "Requests to score: test, train or all", choices=("test", "train", "all"))
+    split: str = option(
+        "test", WHAT, "Requests to score: test, train or all", choices=("test", "train", "all"), workload=True
+    )
     predictor: str | None = option(
         None,
         WHAT,
@@ -328,7 +339,16 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         replaces=True,
     )
     gpus: int = option(
-        1, MACHINE, "GPUs that hold experts", top=True, metavar="N", kind=WHOLE, least=1, most=MAX_GPUS, title="{} GPUs"
+        1,
+        MACHINE,
+        "GPUs that hold experts",
+        top=True,
+        metavar="N",
+        kind=WHOLE,
+        least=1,
+        most=MAX_GPUS,
+        title="{} GPUs",
+        workload=True,
     )
     gpus_map: str | None = option(
         None,
@@ -347,6 +367,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         dotted=True,
         choices=PEER_WAYS,
         title="dispatch {}",
+        decides=False,
     )
     gpus_host_bandwidth: str = option(
         HOST_LINKS_WAYS[0],
@@ -355,6 +376,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         dotted=True,
         choices=HOST_LINKS_WAYS,
         title="host bandwidth {}",
+        decides=False,
     )
     parallel: str | None = option(
         None,
@@ -384,6 +406,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         otherwise="all that it has",
         replaces=True,
         bound=False,
+        decides=False,
     )
     cache: str | None = option(
         None,
@@ -395,6 +418,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         otherwise="all VRAM left",
         replaces=True,
         bound=False,
+        decides=False,
     )
     ram: int | None = option(
         None,
@@ -404,6 +428,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         kind=RAM_SIZE,
         otherwise="what the profile's host has",
         bound=False,
+        decides=False,
     )
     drive: str | None = option(
         None,
@@ -515,6 +540,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         kind=WHOLE,
         least=1,
         most=MOST_TOKENS,
+        workload=True,
     )
     batch_static: bool = option(
         False,
@@ -533,9 +559,17 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         metavar="SOURCE|FILE",
         otherwise="as the trace has it",
         identity=MEANT,
+        workload=True,
     )
     arrivals_scale: float = option(
-        1.0, LOAD, "Times the rate of --arrivals", dotted=True, metavar="X", kind=NUMBER, title="at {} times the rate"
+        1.0,
+        LOAD,
+        "Times the rate of --arrivals",
+        dotted=True,
+        metavar="X",
+        kind=NUMBER,
+        title="at {} times the rate",
+        workload=True,
     )
     scheduler: str | None = option(
         None, LOAD, "Whose prompt runs next", metavar="NAME|FILE", lists=_schedulers, otherwise="fcfs", identity=MEANT
@@ -571,6 +605,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         most=MAX_REPLICAS,
         title="{} replicas",
         bound=False,
+        workload=True,
     )
     router: str | None = option(
         None,
@@ -591,6 +626,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         title="SLO {}",
         axis=False,
         bound=False,
+        workload=True,
     )
 
     sim_simulator: str | None = option(
@@ -615,6 +651,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         kind=SWITCH,
         bound=False,
         title="contention {}",
+        decides=False,
     )
     sim_energy: str | None = option(
         None,
@@ -625,6 +662,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         otherwise="none",
         bound=False,
         title="energy of the {}",
+        decides=False,
     )
     sim_hit: str = option(
         "gate",
@@ -634,6 +672,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         choices=tuple(HITS),
         title="hits by {}",
         bound=False,
+        decides=False,
     )
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from sim.base.json import to_json
 from sim.base.units import show_flops
 from sim.options import RunSpec
 from sim.run import prepare
-from sim.setup.spec import dump_spec, read_spec
+from sim.setup.config_file import dump_spec, read_spec
 
 
 @pytest.fixture(scope="module")

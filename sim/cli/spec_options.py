@@ -104,7 +104,7 @@ def specify(given: dict[str, Any], settings: tuple[str, ...], config: Path | Non
     fields: dict[str, Any] = {}
     meant: dict[str, Any] = {}
     if config is not None:
-        from sim.setup.spec import read_spec
+        from sim.setup.config_file import read_spec
 
         fields, meant = read_spec(config)
     typed = stated(given, settings)

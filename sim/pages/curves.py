@@ -11,7 +11,7 @@ from sim.base.units import show_bytes, show_frac
 from sim.options import RunSpec
 from sim.pages.page import Plot, Section
 from sim.pages.plots import axis, line, points
-from sim.setup.spec import read_spec
+from sim.setup.config_file import read_spec
 from sim.studies.curve import ANY_HW, curve_of
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ class Run(Row):
     def realism(self) -> list[str]:
         """What its trace is, recorded, drawn or of a small model, in a line; none where the trace is not at hand, or is
         another by now."""
-        from sim.setup.spec import read_spec
+        from sim.setup.config_file import read_spec
         from traces.format.catalogue import open_trace
         from traces.stats.realism import judge
 

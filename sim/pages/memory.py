@@ -10,7 +10,7 @@ from sim.base.units import show_bytes
 from sim.options import RunSpec
 from sim.pages.page import Column, Plot, Section, Table
 from sim.pages.plots import axis, bars, line, said
-from sim.setup.spec import read_spec
+from sim.setup.config_file import read_spec
 
 if TYPE_CHECKING:
     from sim.pages.inputs import Run

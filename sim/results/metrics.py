@@ -29,7 +29,7 @@ from sim.figures import (
     Statistic,
 )
 from sim.machine.memory_law import BY_LAW, SLOWS
-from sim.results.sampling import SHARES
+from sim.results.sampling import FEWEST_FOR, SHARES
 from sim.workload.iterations import DECODE, MIXED, PREFILL
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def statistic(values: Iterable[float], under_load: bool = False) -> Statistic:
     """
     every = list(values)
     ordered, n = sorted(every), len(every)
-    found = {name: quantile(ordered, p) if n >= round(1 / (1 - p)) else None for name, p in SHARES.items()}
+    found = {name: quantile(ordered, p) if n >= FEWEST_FOR[name] else None for name, p in SHARES.items()}
     mean, given = math.fsum(ordered) / n if n else None, [name for name, value in found.items() if value is not None]
     told = Statistic(mean, found["p50"], found["p95"], found["p99"], n)
     if not under_load:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 """Percentiles, by their keys in a result."""
+FEWEST_FOR = {name: round(1 / (1 - share)) for name, share in SHARES.items()}
+"""Observations from which a percentile is given."""
 LEVEL = 0.95
 FEWEST = 8  # requests (batches of them) from which they are resampled
 RESAMPLES = 9_999

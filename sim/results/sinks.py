@@ -21,8 +21,8 @@ from sim.results.run_folder import CONFIG, FILES, RESULT, TABLES, check_apart, c
 from sim.results.timeline.document import Document
 from sim.results.timeline.run import Timeline
 from sim.results.timeline.window import Present, Window
+from sim.setup.config_file import dump_spec
 from sim.setup.naming import title_of
-from sim.setup.spec import dump_spec
 
 if TYPE_CHECKING:
     from sim.engine.run_loop import Step

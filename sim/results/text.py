@@ -27,6 +27,7 @@ from sim.figures import label_of, values_of, with_lines
 from sim.results.figure import show_figure
 from sim.results.record import of_bound
 from sim.results.routing_words import routing_words
+from sim.results.sampling import SHARES
 from sim.setup.naming import machine_of, policy_of, show, words
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ MOST_LAYERS = 3
 UNEVEN = 1.2
 """Times an even share: below that, which layer waits most says nothing."""
 LABEL = 13  # characters of the labels on the left, at least
-PERCENTILES = ("p50", "p90", "p95", "p99")
 
 _LANE = {lane.resource: lane for _, lane in CHARGED.values()}
 # GPU 0's memory, or the host's, where a run does not fit (`DoesNotFit.sizes`).
@@ -233,12 +233,12 @@ def _rates(result: Result) -> Pairs:
 
 def _under_load(result: Result) -> Table:
     """TTFT, its queue, and end to end, each above the ends of its interval."""
-    rows = plain("under load", "mean", *PERCENTILES)
+    rows = plain("under load", "mean", *SHARES)
     for key in ("ttft_s", "queue_s", "e2e_s"):
         stat = getattr(result, key)
         if not stat.sampling:
             continue
-        found = ((getattr(stat, name), getattr(stat.sampling, name)) for name in ("mean", *PERCENTILES))
+        found = ((getattr(stat, name), getattr(stat.sampling, name)) for name in ("mean", *SHARES))
         values, ends = zip(*found, strict=True)
         rows.add_row(label_of(f"{key}.mean"), *(show_value(value, "s") for value in values))
         blocks = f"{show_count(stat.sampling.blocks, 'block')} of {stat.sampling.block_requests:,}"

@@ -1,1 +1,1 @@
-"""Questions over many runs: which of several policies is fastest, and by how much."""
+"""Questions over many runs: which policy is fastest, what a sweep shows, what to buy, what changed."""

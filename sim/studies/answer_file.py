@@ -1,4 +1,4 @@
-"""`--out` of a comparison or a plan: what `--json` prints, kept in a folder that `moesim report` reads."""
+"""`--out` of a comparison, plan, explanation or rates: what `--json` prints, in a folder that `moesim report` reads."""
 
 from __future__ import annotations
 

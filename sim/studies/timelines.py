@@ -12,8 +12,8 @@ from sim.results.keep import Keep
 from sim.results.run_folder import CONFIG, MAX_RESULT_BYTES, RESULT
 from sim.results.sinks import Drawing, new_timeline, told
 from sim.run import execute, prepare
+from sim.setup.config_file import read_spec
 from sim.setup.naming import title_of
-from sim.setup.spec import read_spec
 
 Told = Callable[[int, int], None]
 

@@ -15,8 +15,8 @@ from sim.policy.policy_file import split
 from sim.profiles.overrides import of_profile
 from sim.results.record import Result
 from sim.results.run_folder import CONFIG, MAX_RESULT_BYTES, RESULT
+from sim.setup.config_file import read_spec
 from sim.setup.naming import words_of
-from sim.setup.spec import read_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,10 +19,9 @@ from sim.results.expectations import Expectation, holds, parsed
 from sim.results.figure import show_figure, unit_of
 from sim.results.metrics import statistic
 from sim.results.record import Result
+from sim.results.sampling import FEWEST_FOR
 from sim.workload.slo import Slo
 
-FEWEST_FOR = {"p50": 2, "p90": 10, "p95": 20, "p99": 100}
-"""Requests from which a percentile is given (`sim.results.metrics.statistic`)."""
 ATTAINED, GOODPUT = "slo.attained_frac", "slo.goodput_requests_per_s"
 
 

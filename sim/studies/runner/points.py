@@ -102,7 +102,7 @@ def run_points(
     if all(row.asked.status != OK for row in once):
         raise BadInput(_why(once))
     runner = Runner(records, workers, progress, pool, by_layer)
-    work = runner.run([row.asked for row in once], lambda n, n_all: f"sweep: {n:,} of {n_all:,} points", True)
+    work = runner.run([row.asked for row in once], lambda n, n_all: f"{n:,} of {n_all:,} points", True)
     for row in once:
         row.status, row.reason, row.result, row.sample = runner.outcome(row.asked, True)
     return once, work

@@ -1,4 +1,4 @@
-"""What a sweep has found so far: a record for each point and each bound, written whole or not at all."""
+"""What a study has found so far: a record for each point and each bound, written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the runner hands to its workers: what a point means, its run, and the lower bound it shares with others.
 
-Points that differ in hardware alone are a family: one is run and what it decided recorded, and the others are that
-recording, timed by their own prices. Where a price or time had a part in a decision, each runs by itself.
+Points that differ in nothing that decides are a family: one is run and what it decided recorded, and the others are
+that recording, timed by their own prices. Where a price or time had a part in a decision, each runs by itself.
 """
 
 from __future__ import annotations
@@ -191,13 +191,13 @@ def family_terms(setup: Setup) -> dict[str, Any] | None:
         return None
     spec, meant = setup.spec, setup.resolved()
     return {
+        **{row.field: value for row, value in unusual(spec) if row.decides and row.identity == VALUE},
         "expert_bytes": setup.memory.expert_bytes,
         **{
             name: meant.get(name)
             for name in ("version", "policy", "policy_sha256", "params", "drawn", "scheduler_sha256")
         },
         **{f"{what}_sha256": meant[f"{what}_sha256"] for what in ("model", "trace")},
-        **{name: getattr(spec, name) for name in ("precision", "split", "requests", "seed")},
         **setup.batch_terms,
     }
 

@@ -13,19 +13,7 @@ from sim.profiles.overrides import of_profile
 from sim.studies.rows import Common, Group, Rank, Row, common_bound, pareto
 from sim.workload.slo import slo_text
 
-WORKLOAD = (
-    "model",
-    "trace",
-    "split",
-    "requests",
-    "arrivals",
-    "arrivals.scale",
-    "slo",
-    "batch",
-    "gpus",
-    "replicas",
-    "precision",
-)
+WORKLOAD = tuple(row.key for row in OPTIONS.rows if row.workload)
 """Between these nothing is ranked: another model, other requests or others beside them are another question."""
 MOST_PAIRS = 20_000
 """Systems are held against one another as long as all groups together have no more pairs; else against the fastest."""
