@@ -224,6 +224,12 @@ def test_an_expert_without_room_passes_through(tmp_path):
     assert (seen.result.host_memory.reads, seen.result.host_memory.passed) == (2, 1)
 
 
+def test_an_expert_that_is_being_read_or_copied_does_not_leave(tmp_path):
+    # At 1, host memory's two places are taken by 2, which is being read, and 3, which will be: 0 finds none.
+    host = run(Ahead(), tmp_path, [[[0]]], room=3, host=2).result.host_memory
+    assert (host.reads, host.evicted, host.passed) == (3, 0, 1)
+
+
 # -- laws -----------------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 import random_worlds
-from easy_numbers import setup
+from easy_numbers import figure, setup
 from following import Followed, Today, difference_from_reference
 from tiny_traces import from_rows
 
@@ -42,6 +42,17 @@ WORTH_A_LOOK = {
 every_engine = pytest.mark.parametrize("kind", ENGINES)
 
 
+TERMS = {"gpu_slowdown_by_h2d": 0.5, "cpu_slowdown_by_h2d": 0.5, "h2d_slowdown_by_cpu": 0.25}
+
+
+def shared(of: random_worlds.World) -> random_worlds.World:
+    """A world in which copies slow kernels, and experts on the CPU and copies each other."""
+    hw, spec = of.facts["hw"], msgspec.structs.replace(of.facts["spec"], sim_contention=True)
+    terms = {name: figure(term) for name, term in TERMS.items()}
+    hw = msgspec.structs.replace(hw, contention=msgspec.structs.replace(hw.contention, **terms))
+    return replace(of, facts={**of.facts, "hw": hw, "spec": spec})
+
+
 def differences(first: int, n: int, folder: Path, kind: Any) -> Iterator[str]:
     for seed in range(first, first + n):
         of = random_worlds.world(seed, folder)
@@ -56,6 +67,16 @@ def differences(first: int, n: int, folder: Path, kind: Any) -> Iterator[str]:
 def test_random_worlds(at: int, kind: Any, tmp_path: Path) -> None:
     n = N_QUICK // SLICES
     assert not list(differences(at * n, n, tmp_path, kind))
+
+
+@every_engine
+def test_random_worlds_in_which_memory_is_shared(kind: Any, tmp_path: Path) -> None:
+    """Residency and counts hold as they are, and so does what is told when nobody looks."""
+    for seed in range(N_QUICK // 2):
+        of = random_worlds.world(seed, tmp_path)
+        told, _ = random_worlds.told_apart(shared(of), kind, time=False)
+        of.trace.unlink()
+        assert told is None, f"{of}\n  {told}"
 
 
 @every_engine
@@ -91,8 +112,7 @@ def test_every_policy(name: str, kind: Any, tmp_path: Path) -> None:
         assert told is None, f"{of}\n  {told}"
         if not seen.error:
             n_ran += 1
-            of.facts["spec"] = msgspec.structs.replace(of.facts["spec"], sim_contention=True)
-            told, _ = random_worlds.told_apart(of, kind, time=False)
+            told, _ = random_worlds.told_apart(shared(of), kind, time=False)
             assert told is None, f"with contention: {of}\n  {told}"
         of.trace.unlink()
         if n_ran == 3:

@@ -10,6 +10,7 @@ from cli_help import mixtral_shaped
 from scipy import stats
 
 from sim.options import RunSpec
+from sim.results.metrics import statistic
 from sim.results.sampling import FEWEST, LEVEL, RESAMPLES, Sample, drawn_sums, quantiles, ranks, student
 from sim.run import execute, prepare
 
@@ -126,6 +127,16 @@ def test_many_requests_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sim.results.sampling.LEAST_RESAMPLES", 99)
     assert len(sample(drawn(50)).resampled()) == 99
     assert len(sample(drawn(8)).resampled()) == 125
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 20, 100])
+def test_percentiles_of_a_statistic_are_those_of_numpy(n: int) -> None:
+    """Each from as many values on as one beyond it takes."""
+    values = np.random.default_rng(n).random(n).tolist()
+    found = statistic(values)
+    for share, name, least in ((0.5, "p50", 2), (0.95, "p95", 20), (0.99, "p99", 100)):
+        by_numpy = None if n < least else pytest.approx(float(np.quantile(values, share)))
+        assert getattr(found, name) == by_numpy
 
 
 @pytest.mark.parametrize("n", [*range(1, 28), 64, 100, 127, 128, 129, 200])

@@ -70,6 +70,8 @@ def finder(tree: Path, tests: list[str]) -> str:
     found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", ran.stdout, re.MULTILINE)
     if ran.returncode == 1 and found:
         return found[1]
+    if ran.returncode < 0:
+        return f"takes more than {LIMIT_BYTES} bytes, or crashes: signal {-ran.returncode}"
     if ran.returncode:
         raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
     return ""
