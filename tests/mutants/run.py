@@ -2,6 +2,7 @@
 
     python tests/mutants/run.py [N ...]          # these (all): the test files that each one names, until one fails
     python tests/mutants/run.py --full [N ...]   # then all other tests of the quick suite, too
+    python tests/mutants/run.py --control        # without a mutant: the tests that found one pass, as source
 
 A mutant is a wrong behaviour in words (`mutants.toml`) and the text that brings it about in today's code: new code is
 held to the same words with a text of its own. What is compiled runs as its source, since its digest is another.
@@ -18,6 +19,8 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +88,15 @@ def link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def try_one(mutant: dict[str, Any], full: bool) -> str:
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the tree."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, copy_function=link_or_copy, symlinks=True, ignore=LEFT_OUT)
+        yield shutil.copytree(ROOT, Path(folder) / "tree", copy_function=link_or_copy, symlinks=True, ignore=LEFT_OUT)
+
+
+def try_one(mutant: dict[str, Any], full: bool) -> str:
+    with copied() as tree:
         apply(mutant, tree)
         found = finder(tree, mutant["tests"])
         if not found and full:
@@ -97,17 +105,33 @@ def try_one(mutant: dict[str, Any], full: bool) -> str:
         return found
 
 
+def control() -> int:
+    """The exit code: 1 where a test that is to find a mutant fails without one."""
+    os.environ["MOESIM_PURE"] = "1"
+    with copied() as tree:
+        failed = finder(tree, sorted({name for name in known().values() if "::" in name}))
+    sys.stdout.write(f"without a mutant: {failed or 'all pass'}\n")
+    return int(bool(failed))
+
+
+def known() -> dict[str, str]:
+    """Who found which, as far as it is written down."""
+    path = HERE / "found.toml"
+    found: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))["found"] if path.exists() else {}
+    return found
+
+
 def note(n: int, found: str) -> None:
     """Write down who found a mutant."""
-    path = HERE / "found.toml"
-    known = tomllib.loads(path.read_text(encoding="utf-8"))["found"] if path.exists() else {}
-    known[str(n)] = found
-    rows = [f"{at} = '{known[at]}'\n" for at in sorted(known, key=int)]
+    every = known() | {str(n): found}
+    rows = [f"{at} = '{every[at]}'\n" for at in sorted(every, key=int)]
     head = '# The test that finds each mutant; "" where none of those that it names does.\n[found]\n'
-    path.write_text(head + "".join(rows), encoding="utf-8")
+    (HERE / "found.toml").write_text(head + "".join(rows), encoding="utf-8")
 
 
 def main(words: list[str]) -> int:
+    if "--control" in words:
+        return control()
     every = mutants()
     chosen = [int(word) for word in words if word != "--full"] or list(every)
     survived = []
