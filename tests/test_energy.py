@@ -324,7 +324,7 @@ def test_joules_are_a_figure_like_others(tiny: Path) -> None:
     (met,) = judged(parsed(("energy.joules_per_token > 1",)), result.to_dict())
     assert met.held
     (reading,) = readings(goals_of(["energy.joules_per_token <= 1e6"]), result)
-    assert reading.met and reading.band == result.energy.range_joules_per_token
+    assert reading.met and (reading.low, reading.high) == result.energy.range_joules_per_token
     assert better("energy.joules_per_token") == -1
     assert show_figure("energy.lanes_j.gpu_waiting", 1234.5) == "1.23 kJ"
     shown = render(result)

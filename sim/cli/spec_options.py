@@ -122,8 +122,10 @@ def stated(given: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     typed = {name: value for name, value in given.items() if value is not None}
     policy = typed.pop("policy", None)
     found = OPTIONS.values({**typed, "set": OPTIONS.settings(settings)})
-    if policy is not None:
+    if isinstance(policy, str):
         found = called(policy, found)
+    elif policy is not None:
+        found["policy"] = policy  # refused with the other fields
     return {name: value for name, value in found.items() if name != "set" or value}
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from sim.base.errors import BadInput, CheckFailed
 from sim.base.units import show_bytes, show_count, show_frac
@@ -183,7 +184,7 @@ def _facts(trace: Trace, progress: Progress, every: bool) -> dict[str, Any]:
         "model_source": header.model_source,
         "stands_for": header.stands_for or None,
         **{name: getattr(header, name) for name in ("n_layers", "n_experts", "top_k")},
-        "gate": asdict(header.gate),
+        "gate": msgspec.structs.asdict(header.gate),
         "expert_order": header.expert_order,
         **{name: getattr(header, name) or None for name in ("tokenizer", "text_source", "text_licence")},
         "labels": list(header.labels),

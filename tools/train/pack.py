@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import numpy as np
 
 from sim.base.errors import BadInput
@@ -201,7 +202,7 @@ def header_of(trace: Trace, checkpoint: Path, name: str, cut: str, n_tokens: int
     log, evaluation = read_facts(checkpoint / NAME), read_facts(checkpoint / "evaluation.json")
     settings, header = log["settings"], trace.header
     begun = f", begun from {Path(settings['begin_from']).name}" if settings["begin_from"] else ""
-    return replace(
+    return msgspec.structs.replace(
         header,
         model=name,
         model_source=(
