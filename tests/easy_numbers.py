@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from random_policy import key
 from tiny_traces import from_rows
 
 from sim.engine.engine import Engine
@@ -169,6 +170,20 @@ class Run:
                 where = "" if layer < 0 else f" {layer}" if expert < 0 else f" {layer}.{expert}"
                 rows.append((op + where, start_s, end_s, n_tokens))
         return sorted(rows, key=lambda row: row[1:3])
+
+    def end_state(self) -> dict[str, Any]:
+        """Where it has left its machine, its memory and its queue."""
+        view, machine = self.engine.view, self.machine
+        return {
+            "now_s": machine.now_s,
+            "residents": [key(piece) for piece in view.residents()],
+            "free_bytes": [view.free_bytes(gpu) for gpu in range(view.n_gpus)],
+            "queued": [key(piece) for piece in self.engine.copies.queue.pieces()],
+            "busy_s": machine.lane_busy_s(),
+            "ends_s": machine.lane_ends_s(),
+            "parts_s": list(machine.parts_s()),
+            "decisions": self.engine.tally.n_evicted,
+        }
 
     def classes(self, phase: str) -> dict[str, int]:
         """How many experts the gate found in which way; classes of none are left out."""

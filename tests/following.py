@@ -37,7 +37,7 @@ class Today:
         self.engine: Any = None
 
     def run(self, spans: Any, log: Any) -> Run:
-        """The finished run; `log` is called at once with each deed, `spans` with each span."""
+        """The finished run, and the state that it leaves; `log` is told of each deed at once, `spans` of each span."""
         outcome = execute(self.setup, spans, log, bounds=False, begun=self.begun)
         return Run(outcome, self.engine)
 
@@ -334,13 +334,17 @@ class Rooms(Reference):
         super().decision(hook, said)
         self.joined, self.run_s = before
         if isinstance(said, WriteBack) and not self.pieces.n_parts:  # of parts spans do not say which
-            self.read(said.piece, next(self.ends_s["write_back", said.piece.layer, said.piece.expert]))
+            self.read(said.piece, self.end_s("write_back", said.piece))
 
     def use(self, piece: Piece) -> None:
         if self.run_s is None or not self.joined:
-            self.run_s = next(self.ends_s["expert", piece.layer, piece.expert])
+            self.run_s = self.end_s("expert", piece)
         self.read(piece, self.run_s)
         super().use(piece)
+
+    def end_s(self, op: str, piece: Piece) -> float:
+        """When the next of these ends; of a run that breaks off some are never told."""
+        return next(self.ends_s.get((op, piece.layer, piece.expert), iter(())), math.inf)
 
     def read(self, piece: Piece, until_s: float) -> None:
         copy = self.resident[piece]

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 from easy_numbers import Run, figure, hardware, stack
 from following import Followed, Today, difference_from_reference
-from random_policy import key, random_policy
+from random_policy import random_policy
 from tiny_traces import TASKS, WIDTH, tiny_arrays, tiny_header
 from tiny_traces import requests_of as made_requests
 from untaught import UNTAUGHT
@@ -343,7 +343,7 @@ def run(of: World, loop: Callable[..., Any], watched: bool = True) -> Seen:
             outcome = loop(setup, spans, log)
             result = plain(outcome.result)
             seen.result = {name: result[name] for name in sorted(result) if name not in NOT_COMPARED}
-            seen.end = end_state(outcome)
+            seen.end = outcome.end_state()
         except Exception as error:
             seen.error = type(error).__name__
             seen.crash = "" if isinstance(error, MoesimError) else traceback.format_exc()
@@ -357,23 +357,6 @@ def by_engine(setup: Setup, spans: Any, log: Any) -> Run:
 
 def by_simpy(setup: Setup, spans: Any, log: Any) -> Run:
     return by_engine(replace(setup, spec=msgspec.structs.replace(setup.spec, sim_simulator="simpy")), spans, log)
-
-
-def end_state(outcome: Any) -> dict[str, Any]:
-    """Where a run has left its machine, its memory and its queue."""
-    engine, machine = outcome.engine, outcome.machine
-    view = engine.view
-    gpus = range(view.n_gpus)
-    return {
-        "now_s": machine.now_s,
-        "residents": [key(piece) for piece in view.residents()],
-        "free_bytes": [view.free_bytes(gpu) for gpu in gpus],
-        "queued": [key(piece) for piece in engine.copies.queue.pieces()],
-        "busy_s": machine.lane_busy_s(),
-        "ends_s": machine.lane_ends_s(),
-        "parts_s": list(machine.parts_s()),
-        "decisions": engine.tally.n_evicted,
-    }
 
 
 # -- comparing ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 from easy_numbers import Run, execute_easy, setup
-from random_worlds import end_state
 from tiny_traces import from_rows
 
 from policies.fifo import Fifo
@@ -95,7 +94,7 @@ def test_exchanged_together_is_as_if_one_by_one(
     assert n_together > 0.5 * together.outcome.report.counts.tally.n_demand > 0
     assert together.log == single.log
     assert together.spans == single.spans
-    assert end_state(unseen) == end_state(together) == end_state(single)
+    assert unseen.end_state() == together.end_state() == single.end_state()
     assert counts_by_expert(unseen) == counts_by_expert(together) == counts_by_expert(single)
     for phase in ("prefill", "decode"):
         assert together.classes(phase) == single.classes(phase)
