@@ -48,8 +48,8 @@ DIRECTIVES = {
 # With -O1 a replay runs 0.4 % more instructions than with -O2, and compiling takes a quarter less time.
 FLAGS = ("-O1", "-ffp-contract=off", "-fno-fast-math", "-g0", "-w")
 FLAGS_MSVC = ("/O2", "/fp:precise")
-# Loops over thousands of numbers: several at a time (-O3), where that changes none.
-SEARCHES = ("sim.policy.likeness", "sim.policy.path_search", "sim.policy.standings", "sim.policy.vector_search")
+# The core, and loops over thousands of numbers: several at a time (-O3), where that changes none.
+QUICK = {"sim.core.core", *(f"sim.policy.{name}" for name in ("likeness", "path_search", "standings", "vector_search"))}
 # Policies whose own Python is much of a replay's time: a tenth of all of it goes (docs/speed.md).
 POLICIES = (
     "policies/duoserve/policy.py",
@@ -171,7 +171,7 @@ def build(root: Path, folder: Path, scratch: Path) -> None:
                 if self.compiler.compiler_type == "msvc":
                     extension.extra_compile_args = list(FLAGS_MSVC)
                 else:
-                    extension.extra_compile_args = [*FLAGS, *(["-O3"] if extension.name in SEARCHES else [])]
+                    extension.extra_compile_args = [*FLAGS, *(["-O3"] if extension.name in QUICK else [])]
             super().build_extensions()
 
     def in_c(found: list[Path], directives: dict[str, Any], force: bool = False) -> list[Any]:

@@ -210,7 +210,7 @@ def test_phantom_slots(tmp_path):
         ("evict", 0, 3),
         ("fetch", 0, 2),
     ]
-    assert len(seen.engine.residency.resident_pieces()) == 2  # capacity less hits before exhaustion
+    assert len(list(seen.engine.view.residents())) == 2  # capacity less hits before exhaustion
     assert sum(e[0] == "evict" for e in run(MoeInfinity(variant="code_head"), tmp_path, rows, 4, n_experts=4).log) == 0
 
 

@@ -6,7 +6,8 @@ cdef int _MISS, _CAPACITY, _EVICTED_UNUSED, _WRONG_PREDICTION, _TOO_LATE, _EVICT
 
 @cython.final
 cdef class ByExpert:
-    cdef readonly int n_layers, n_experts, n_rows, stride, first
+    cdef readonly int n_layers, n_experts, n_rows, stride
+    cdef public int first
     cdef public int spoken
     cdef readonly long long pass_n
     cdef readonly bint predicts

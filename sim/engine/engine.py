@@ -73,6 +73,8 @@ class Engine:
         log: called with (kind, layer, expert) for every decision applied, or None.
     """
 
+    strides = False  # many tokens in a row without anybody asked in between (`Loop.stride`)
+
     def __init__(
         self,
         policy: Policy,
@@ -447,7 +449,16 @@ class Engine:
         """Tell the policy that a request is complete."""
         self.obey(self.policy.request_end(request, self.view), "request_end")
 
-    def idle(self) -> None:
-        """Tell the policy that there is nothing to do until the next arrival."""
+    def wait_until(self, until_s: float) -> None:
+        """Nobody is there until then; the policy is told before."""
         if self.on_idle:
             self.obey(self.policy.idle(self.view), "idle")
+        self.machine.wait_until(until_s)
+        if self.copies.polls:
+            self.copies.poll()
+
+    def finish(self) -> None:
+        """Nobody comes any more: let what is under way end, and close the counts."""
+        self.machine.drain()
+        self.tally.prefetch.finish()
+        self.tally.by_expert.end(self.residency)

@@ -204,14 +204,7 @@ class Residency:
             IllegalDecision: the layers together exceed a GPU's budget.
         """
         n_layers = self.pieces.n_layers
-        if [len(layers) for layers in layer_budget_bytes] != [n_layers] * self.n_gpus:
-            raise IllegalDecision(f"layer_budgets, got {layer_budget_bytes!r}: it answers with bytes by GPU and layer")
-        for gpu, layers in enumerate(layer_budget_bytes):
-            if sum(layers) > self.budget_bytes[gpu]:
-                raise IllegalDecision(
-                    f"layer_budgets, got {sum(layers)} bytes on GPU {gpu}: its expert budget is "
-                    f"{self.budget_bytes[gpu]}; divide no more than that"
-                )
+        check_division(layer_budget_bytes, n_layers, self.budget_bytes)
         self.layer_budget = ints(self.n_gpus * n_layers)
         self.layer_used = ints(self.n_gpus * n_layers)
         for gpu, layers in enumerate(layer_budget_bytes):
@@ -354,6 +347,18 @@ class Residency:
         self.busy.extend([None] * more)
         self._told.extend([None] * more)
         self.n_known = n
+
+
+def check_division(layer_budget_bytes: list[list[int]], n_layers: int, budget_bytes: Sequence[int]) -> None:
+    """Raises IllegalDecision for budgets of layers that are none, or exceed those of their GPUs."""
+    if [len(layers) for layers in layer_budget_bytes] != [n_layers] * len(budget_bytes):
+        raise IllegalDecision(f"layer_budgets, got {layer_budget_bytes!r}: it answers with bytes by GPU and layer")
+    for gpu, layers in enumerate(layer_budget_bytes):
+        if sum(layers) > budget_bytes[gpu]:
+            raise IllegalDecision(
+                f"layer_budgets, got {sum(layers)} bytes on GPU {gpu}: its expert budget is "
+                f"{budget_bytes[gpu]}; divide no more than that"
+            )
 
 
 def _in_a_row(parts: Sequence[Piece], whole: Piece) -> bool:

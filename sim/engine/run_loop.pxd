@@ -1,6 +1,4 @@
 cimport cython
-from sim.engine.engine cimport Engine
-from sim.machine.protocol cimport Machine
 from sim.workload.batching cimport Batching
 from sim.workload.iterations cimport Feed, Iteration, Range
 
@@ -57,6 +55,10 @@ cdef class Clockwork:
     @cython.locals(phase=PhaseTimes, cause=int, resource=int, after_s=double, complete=list, r=Range, times=RequestTimes,
                    n_taken=int)
     cdef list end(self, Iteration iteration, double start_s, double end_s, list parts_s, double[::1] path_s)
+    @cython.locals(phase=PhaseTimes, spent=list)
+    cdef list decoding(self)
+    @cython.locals(phase=PhaseTimes, times=RequestTimes, cause=int, resource=int, n_causes=int)
+    cdef decoded(self, object request, int n, list sums, double end_s)
     @cython.locals(prefill=PhaseTimes, decode=PhaseTimes, mixed=PhaseTimes)
     cdef Spent _spent(self)
     @cython.locals(cause=int, resource=int)
@@ -64,25 +66,22 @@ cdef class Clockwork:
 
 @cython.final
 cdef class Loop:
-    cdef readonly Engine engine
-    cdef readonly Machine machine
+    cdef readonly object engine, machine  # today's, or the core's
     cdef readonly Batching batching
     cdef readonly object trace
     cdef readonly Clockwork clockwork
     cdef readonly double end_s
-    cdef bint _open_loop
-    cdef object _compose, _on_step
+    cdef bint _open_loop, _strides
+    cdef object _compose, _on_step, _on_stride
     cdef Feed _feed
     cdef int _index
     cdef dict _n_iterations
     cpdef next(self)
-    @cython.locals(engine=Engine, machine=Machine, clockwork=Clockwork, iteration=Iteration, start_s=double, end_s=double,
-                   complete=list)
+    cpdef bint stride(self) except -1
+    @cython.locals(clockwork=Clockwork, iteration=Iteration, start_s=double, end_s=double, complete=list)
     cpdef list run(self, list ranges)
-    @cython.locals(engine=Engine, machine=Machine)
     cpdef wait(self, double until_s)
     cdef _make_room(self, object kv, double now_s)
-    @cython.locals(engine=Engine)
     cpdef finish(self)
 
 @cython.locals(composed=object)

@@ -245,6 +245,32 @@ class Clockwork:
                 del self._open[times.request.index]
         return complete
 
+    def decoding(self) -> list[float]:
+        """What decoding has taken: seconds; of GPU 0's by cause, and what those were before; of the critical path by
+        resource, and what those were before. Whoever decodes many tokens adds to them as `end` does."""
+        phase: PhaseTimes = self.phases[DECODE]
+        spent = list(phase.spent_s) + list(self._before_s)
+        return [phase.time_s] + spent + list(phase.charged_s) + list(self._charged_s)  # noqa: RUF005
+
+    def decoded(self, request: RequestInfo, n: int, sums: list[float], end_s: float) -> None:
+        """The last `n` tokens of a request have been decoded, one by one."""
+        phase: PhaseTimes = self.phases[DECODE]
+        times: RequestTimes = self._open.pop(request.index)
+        n_causes = len(CAUSES)
+        times.last_token_s = end_s
+        phase.n_iterations += n
+        phase.n_tokens += n
+        phase.time_s = sums[0]
+        for cause in range(n_causes):
+            phase.spent_s[cause] = sums[1 + cause]
+            self._before_s[cause] = sums[1 + n_causes + cause]
+        for resource in range(_N_RESOURCES):
+            phase.charged_s[resource] = sums[1 + 2 * n_causes + resource]
+            self._charged_s[resource] = sums[1 + 2 * n_causes + _N_RESOURCES + resource]
+        self.n_decoded += n
+        self.n_put_out += n
+        times.until_last = self._spent_on(times)
+
     def _spent(self) -> Spent:
         prefill: PhaseTimes = self.phases[PREFILL]
         decode: PhaseTimes = self.phases[DECODE]
@@ -274,7 +300,8 @@ class Loop:
     """The loop over iterations, to be taken step by step: whoever drives it asks `next`, and runs or waits.
 
     Args:
-        compose: makes an iteration of its ranges. on_step: told after each; what it raises ends the loop.
+        compose: makes an iteration of its ranges. on_step: told after each; what it raises ends the loop. on_stride:
+            told after each, or after many in a row.
     """
 
     def __init__(
@@ -287,6 +314,7 @@ class Loop:
         open_loop: bool = False,
         compose: Callable[..., Iteration] = Iteration,
         on_step: Callable[[Step], None] | None = None,
+        on_stride: Callable[[], None] | None = None,
     ) -> None:
         self.engine = engine
         self.machine = machine
@@ -297,6 +325,8 @@ class Loop:
         self._open_loop = open_loop
         self._compose = compose
         self._on_step = on_step
+        self._on_stride = on_stride
+        self._strides = on_step is None and engine.strides
         self._feed = Feed(trace)
         self._index = 0
         self._n_iterations = engine.tally.n_iterations
@@ -338,8 +368,28 @@ class Loop:
         self._n_iterations[iteration.counted] += 1
         if self._on_step is not None:
             self._on_step(Step(iteration, start_s, end_s))
+        if self._on_stride is not None:
+            self._on_stride()
         self._index += 1
         return complete
+
+    def stride(self) -> bool:
+        """Decode all that is left of the only request, where nobody asks or comes in between; False where one may."""
+        if not self._strides or not self.engine.ready_to_stride():
+            return False
+        rest = self.batching.rest()
+        if rest is None:
+            return False
+        request, row, n = rest
+        sums = self.clockwork.decoding()
+        self.end_s = self.engine.stride(self._feed, request, row, n, sums)
+        self.clockwork.decoded(request, n, sums, self.end_s)
+        self.batching.served([request], self.end_s)
+        self._index += n
+        self._n_iterations[DECODE] += n
+        if self._on_stride is not None:
+            self._on_stride()
+        return True
 
     def _make_room(self, kv: KvMemory, now_s: float) -> None:
         """Tell of requests that were pre-empted for this iteration, and move the pages that it cannot begin before."""
@@ -353,25 +403,20 @@ class Loop:
 
     def wait(self, until_s: float) -> None:
         """Nobody is there until then."""
-        engine, machine = self.engine, self.machine
-        engine.idle()
-        machine.wait_until(until_s)
-        if engine.copies.polls:
-            engine.copies.poll()
-        self.clockwork.skip(machine.parts_s(), machine.path_s())
+        self.engine.wait_until(until_s)
+        self.clockwork.skip(self.machine.parts_s(), self.machine.path_s())
 
     def finish(self) -> None:
         """Nobody comes any more: let what is under way end, and close the counts."""
-        engine = self.engine
-        self.machine.drain()
-        engine.tally.prefetch.finish()
-        engine.tally.by_expert.end(engine.residency)
+        self.engine.finish()
         self.clockwork.scheduler_stats = self.batching.scheduler.stats()
 
 
 def drive(loop: Loop) -> None:
     """Run every iteration that batching composes, and wait where nobody is there."""
     while True:
+        if loop.stride():
+            continue
         composed = loop.next()
         if composed is None:
             break

@@ -13,7 +13,7 @@ from sim.engine.pending_experts import PendingExperts
 from sim.engine.residency import Residency
 from sim.machine.turn import Turn
 from sim.policy.order import EXPERT, FREE, LAST, NOT_FOR_PREFETCH, Order, Rank, Recency
-from sim.policy.pieces import Piece
+from sim.policy.pieces import Piece, Pieces
 
 if TYPE_CHECKING:  # C, and only where this is compiled
     from cython.cimports.sim.policy.wide import next_at_most
@@ -325,16 +325,22 @@ class Ranked(Victims):
         return -1
 
 
-def victims_of(order: Order, residency: Residency, pending: PendingExperts) -> Victims:
-    """The engine's side of a policy's order. Raises IllegalDecision for what is none."""
+def check_order(order: Order, pieces: Pieces) -> None:
+    """Raises IllegalDecision for what is no order of a policy."""
     if not isinstance(order, Order):
         raise IllegalDecision(f"order, got {order!r}: must be a Recency, Insertion or Rank of sim.policy, or None")
     if isinstance(order, Rank):
-        n = residency.pieces.n_layers * residency.pieces.n_experts
+        n = pieces.n_layers * pieces.n_experts
         for what, numbers, kind in (("rank", order.rank, np.float64), ("bar", order.bar, np.uint8)):
             if not isinstance(numbers, np.ndarray) or numbers.shape != (n,) or numbers.dtype != kind:
                 raise IllegalDecision(
                     f"order, got another {what} than {n} of {kind.__name__}: make a Rank({n}), write into its arrays"
                 )
+
+
+def victims_of(order: Order, residency: Residency, pending: PendingExperts) -> Victims:
+    """The engine's side of a policy's order. Raises IllegalDecision for what is none."""
+    check_order(order, residency.pieces)
+    if isinstance(order, Rank):
         return Ranked(residency, pending, order)
     return InTurn(residency, pending, order.per_layer, isinstance(order, Recency))

@@ -87,8 +87,10 @@ class Cost:
         self.shared = lru_cache(maxsize=1024)(self._shared)
         self.head = lru_cache(maxsize=1024)(self._head)
         self.attention: Callable[[Iteration], Price] = self._measured_attention
+        self.attention_of_one: Callable[[int], Price] | None = None  # by the tokens before it; None: a curve says it
         if measured.curve("attention") is None:
-            self.attention = self._attention().price
+            attention = self._attention()
+            self.attention, self.attention_of_one = attention.price, attention.of_one
         self.n_dense_before = self._dense_layers_before()
         self.gpu_of, self.n_hops_before = self._stages()
 

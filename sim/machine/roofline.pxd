@@ -17,5 +17,12 @@ cdef class Attention:
     cdef readonly double window_key_bytes, window_key_flops
     cdef readonly int window
     cdef readonly object beyond
-    @cython.locals(n_bytes=double, flops=double, kept=double, keys=double, price=Price, n_kernels=double, seen=double, n_tokens=int, n_early=int, r=Range)
+    cdef double _n_bytes, _flops, _kept
+    @cython.locals(n_kernels=double, r=Range)
     cpdef Price price(self, Iteration iteration)
+    cpdef Price of_one(self, int context)
+    cdef void _begin(self, int n_tokens) noexcept
+    @cython.locals(keys=double, n_early=int, seen=double)
+    cdef bint _add(self, int n_tokens, int context) except -1
+    @cython.locals(price=Price)
+    cdef Price _end(self, double n_kernels)

@@ -87,6 +87,7 @@ class Attention:
         "window",
         "window_key_bytes",
         "window_key_flops",
+        *("_flops", "_kept", "_n_bytes"),
     )
 
     def __init__(
@@ -121,29 +122,48 @@ class Attention:
 
     def price(self, iteration: Iteration) -> Price:
         """Of one layer."""
-        n_bytes = self.n_bytes + self.token_bytes * iteration.n_tokens
-        flops, kept = 0.0, 0.0
+        self._begin(iteration.n_tokens)
+        for r in iteration.ranges:
+            self._add(r.stop_row - r.start_row, r.context)
         n_kernels = self.n_kernels
         if iteration.number != 1:  # not of `PHASES`' decode: a prompt runs, alone or beside others
             n_kernels += self.prompt_kernels
-        for r in iteration.ranges:
-            n_tokens = r.stop_row - r.start_row
-            keys = self.key_bytes * (r.context + n_tokens)
-            n_bytes += keys
-            kept += keys
-            # A prefill token sees on average the context before it plus half of its own prompt.
-            flops += 2 * n_tokens * (self.params + self.key_flops * (r.context + (n_tokens + 1) / 2.0))
-            if self.window:
-                keys = self.window_key_bytes * min(r.context + n_tokens, self.window + n_tokens - 1)
-                n_bytes += keys
-                kept += keys
-                # So many of the tokens see all that is before them, the others a full window.
-                n_early = min(max(self.window - r.context, 0), n_tokens)
-                seen = n_early * (r.context + (n_early + 1) / 2.0) + (n_tokens - n_early) * self.window
-                flops += 2 * self.window_key_flops * seen
-            if r.context + n_tokens > self.most_context:
-                self.beyond(r.context + n_tokens)
-        price = self.roofline.price(n_kernels, n_bytes, flops)
+        return self._end(n_kernels)
+
+    def of_one(self, context: int) -> Price:
+        """Of one layer of one decode token, behind so many others."""
+        self._begin(1)
+        self._add(1, context)
+        return self._end(self.n_kernels)
+
+    def _begin(self, n_tokens: int) -> None:
+        """Nothing is attended to yet."""
+        self._n_bytes = self.n_bytes + self.token_bytes * n_tokens
+        self._flops = 0.0
+        self._kept = 0.0
+
+    def _add(self, n_tokens: int, context: int) -> bool:
+        """Tokens of a request attend to its context; always True."""
+        keys = self.key_bytes * (context + n_tokens)
+        self._n_bytes += keys
+        self._kept += keys
+        # A prefill token sees on average the context before it plus half of its own prompt.
+        self._flops += 2 * n_tokens * (self.params + self.key_flops * (context + (n_tokens + 1) / 2.0))
+        if self.window:
+            keys = self.window_key_bytes * min(context + n_tokens, self.window + n_tokens - 1)
+            self._n_bytes += keys
+            self._kept += keys
+            # So many of the tokens see all that is before them, the others a full window.
+            n_early = min(max(self.window - context, 0), n_tokens)
+            seen = n_early * (context + (n_early + 1) / 2.0) + (n_tokens - n_early) * self.window
+            self._flops += 2 * self.window_key_flops * seen
+        if context + n_tokens > self.most_context:
+            self.beyond(context + n_tokens)
+        return True
+
+    def _end(self, n_kernels: float) -> Price:
+        """What that takes."""
+        price = self.roofline.price(n_kernels, self._n_bytes, self._flops)
         if self.roofline.as_weights != 1.0:  # what is moved are all bytes of keys and values
-            price.n_bytes += kept / self.roofline.as_weights - kept
+            price.n_bytes += self._kept / self.roofline.as_weights - self._kept
         return price

@@ -25,6 +25,8 @@ cdef class Batching:
     cdef readonly bint listens
     cdef public double owed_s
     cpdef next(self, double now_s)
+    @cython.locals(running=Running, row=int, alone=bint)
+    cpdef rest(self)
     cdef Running _started(self, double now_s, int n_there)
     @cython.locals(one=Running, anew=bint)
     cdef list _whole(self, double now_s)

@@ -116,6 +116,18 @@ class Batching:
             return self._passes(self._decode())
         return self._wait(now_s)
 
+    def rest(self) -> tuple[RequestInfo, int, int] | None:
+        """The only request that may run, its next row, and how many are left, all of which run now one by one; None
+        where anybody may come or ask in between."""
+        alone = self.batch == 1 and self.n_running == 1 and not self._n_later and self.kv is None
+        if not alone or self._most_tokens or self.drafts is not None or self.listens:
+            return None
+        running = self._running[0]
+        row, running.row = running.row, running.stop_row
+        self._running = []
+        self.n_running = 0
+        return running.request, row, running.stop_row - row
+
     def served(self, complete: Sequence[RequestInfo], now_s: float) -> None:
         """These requests are complete."""
         self.scheduler.served(complete, now_s)

@@ -39,5 +39,7 @@ cdef class Feed:
     cdef dict _blocks
     @cython.locals(only=Range, row=int, block=Block)
     cpdef Row row(self, list ranges)
+    @cython.locals(block=Block)
+    cpdef Block rest(self, object request, int row)
     @cython.locals(row=int, end=int, block=Block)
     cdef Block _read(self, Range only)

@@ -219,6 +219,12 @@ class Feed:
             del self._blocks[only.request.index]
         return Row(block, (row - block.first_row) * block.width, self._top_k)
 
+    def rest(self, request: RequestInfo, row: int) -> Block:
+        """Decode rows of a request from one on, as many as are read at a time; whoever asks keeps them."""
+        block = self._read(Range(request, row, row + 1, DECODE, row - request.first_row))
+        del self._blocks[request.index]
+        return block
+
     def _read(self, only: Range) -> Block:
         request, row = only.request, only.start_row
         end = request.first_row + request.prompt_len + request.outputs - 1
