@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sim.policy.api import Policy
     from sim.policy.view import View
     from sim.setup.third_tier import ThirdTier
+    from sim.workload.future import Future
 
 use_core = True
 """Tests alone set it to False, to hold today's engine beside the core."""
@@ -148,10 +149,10 @@ def assembled(setup: Setup, spans: Spans | None = None, log: Log | None = None) 
     if not (use_core and supports(setup)):
         return assemble(setup, spans, log)
     cost, policy, trace = setup.cost(), setup.policy, setup.trace
-    pieces, arrays = setup.pieces, Arrays(trace, policy.needs)
+    pieces, arrays, top_k = setup.pieces, Arrays(trace, policy.needs), setup.model.top_k
     machine = CoreMachine(cost, pieces.n_layers, pieces.n_experts, pieces.all[0], spans)
-    future = Future(trace, setup.batching(open_loop=False)) if "oracle" in policy.traits else None
-    engine = CoreEngine(policy, machine, pieces, cost, arrays, setup.model.top_k, future, log, spans)
+    room, future = setup.memory.expert_bytes, future_of(setup)
+    engine = CoreEngine(policy, machine, pieces, room, cost, arrays, top_k, future, log, spans)
     start_policy(engine, setup)
     return engine, machine
 
@@ -171,16 +172,20 @@ def engine_of(setup: Setup, machine: Machine, cost: Cost, log: Log | None = None
     """
     policy, trace = setup.policy, setup.trace
     residency, arrays = Residency(setup.pieces, setup.memory.expert_bytes), Arrays(trace, policy.needs)
-    future = None
-    if "oracle" in policy.traits:
-        from sim.workload.future import Future
-
-        future = Future(trace, setup.batching(open_loop=False))
     if setup.tier is not None:
         machine = above_drive(setup, setup.tier, machine, cost, arrays)
-    engine = Engine(policy, machine, residency, cost, arrays, setup.model.top_k, future, log)
+    engine = Engine(policy, machine, residency, cost, arrays, setup.model.top_k, future_of(setup), log)
     start_policy(engine, setup)
     return engine
+
+
+def future_of(setup: Setup) -> Future | None:
+    """What will be asked for, for policies that may know."""
+    if "oracle" not in setup.policy.traits:
+        return None
+    from sim.workload.future import Future
+
+    return Future(setup.trace, setup.batching(open_loop=False))
 
 
 def above_drive(setup: Setup, tier: ThirdTier, machine: Machine, cost: Cost, arrays: Arrays) -> Tiered:

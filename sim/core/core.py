@@ -18,7 +18,7 @@ numbers never overflow: give every product a type.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,7 +105,7 @@ INF = float("inf")
 PREDICTORS = ("side", "gpu", "host")
 
 
-def power(n):
+def power(n: int) -> int:
     """The least power of two that is no less."""
     return 1 << max(n - 1, 1).bit_length()
 
@@ -148,7 +148,7 @@ class Lanes:
     (`settle_demand`), or when the host waits (`settle_next`).
     """
 
-    def __init__(self, n_layers, n_experts, n_figures, prices, tells_spans):
+    def __init__(self, n_layers: int, n_experts: int, n_figures: int, prices: Any, tells_spans: bool) -> None:
         n = n_layers * n_experts
         n_late, n_tickets = power(16 * n_experts + 64), power(4 * n + 64 * n_experts + 1024)
         self.n_layers, self.n_experts = n_layers, n_experts
@@ -223,7 +223,7 @@ class Lanes:
 
     # -- prices -----------------------------------------------------------------------------------------------------
 
-    def forget(self):
+    def forget(self) -> None:
         """Prices of experts and counters of equal operations begin anew, between iterations."""
         self.n_ops = N_BLOCKS
         self.n_priced = self.n_lengths = 0
@@ -232,7 +232,7 @@ class Lanes:
         self.lead = self.g_op = -1
         self.g_open = False
 
-    def are_many(self):
+    def are_many(self) -> bool:
         """Whether it is time for that, so that memory does not grow with the trace."""
         return self.n_lengths > MOST_LENGTHS
 
@@ -1201,7 +1201,7 @@ class Lanes:
         self.sync(end, GPU, GPU, False)
         return 0
 
-    def begin(self, iteration):
+    def begin(self, iteration: Any) -> None:
         """An iteration begins: price it."""
         if self.are_many():
             self.forget()
@@ -1337,7 +1337,7 @@ class Lanes:
         self.sync(ticket.end_s, ticket.lane, ticket.cause, ticket.speculative)
         return 0
 
-    def wait_until(self, time_s):
+    def wait_until(self, time_s: float) -> None:
         """Nothing is asked for until then."""
         if time_s > self.now:
             self.now = time_s
@@ -1367,7 +1367,7 @@ class Lanes:
         self.settle_path()
         return [self.path[i] for i in range(N_RESOURCES)]
 
-    def drain(self):
+    def drain(self) -> None:
         """Let what is queued start."""
         while self.settle_next():
             pass
@@ -1452,7 +1452,7 @@ class Core:
     whoever takes it waits for that.
     """
 
-    def __init__(self, lanes, n_layers, n_experts, pieces, size, tells_log):
+    def __init__(self, lanes: Lanes, n_layers: int, n_experts: int, pieces: Any, size: int, tells_log: bool) -> None:
         n = n_layers * n_experts
         self.lanes = lanes
         self.L, self.E, self.size, self.pieces = n_layers, n_experts, size, pieces
@@ -1546,7 +1546,7 @@ class Core:
         if ranks is not None:
             self.rank, self.bar = ranks, bars
 
-    def listen(self, view, judge, hooks, assigns):
+    def listen(self, view: Any, judge: Any, hooks: dict[str, Any], assigns: bool) -> None:
         """Hooks of the policy that are asked and told of layers and pieces, by name; `judge` refuses what is wrong."""
         self.view, self.judge = view, judge
         self.on_victim, self.on_accessed = hooks["victim"], hooks.get("accessed")
@@ -2507,7 +2507,7 @@ class Core:
 
     # -- the pass ---------------------------------------------------------------------------------------------------
 
-    def feed(self, block):
+    def feed(self, block: Any) -> None:
         """Where the choices of decode tokens are read from now on."""
         self.block = block
         self.ids = block.ids
@@ -2528,7 +2528,7 @@ class Core:
             self.classify()
             self.serve()
 
-    def ask_all(self, needs):
+    def ask_all(self, needs: Any) -> None:
         """What a gate chooses: expert -> tokens."""
         for expert, n_tokens in needs.items():
             self.ask(expert, n_tokens)
@@ -2643,7 +2643,7 @@ class Core:
         found = [(self.row[k].came, k) for k in range(self.L * self.E) if self.row[k].here]
         return [key for _, key in sorted(found)]
 
-    def held(self):
+    def held(self) -> np.ndarray:
         """Whether each expert has its room, live."""
         return np.frombuffer(self.flags, dtype=np.uint8)
 
@@ -2668,7 +2668,9 @@ class Core:
 class View:
     """The run as its policy may know it (`sim.policy.view.View`), looked up in the core."""
 
-    def __init__(self, policy, core, pieces, cost, arrays, top_k, future, room):
+    def __init__(
+        self, policy: Any, core: Core, pieces: Any, cost: Any, arrays: Any, top_k: int, future: Any, room: Any
+    ) -> None:
         self._policy, self.core, self._pieces, self._all = policy, core, pieces, pieces.all
         self._arrays, self._future, self._room = arrays, future, room
         self.model_name, self.hidden_size = cost.model.id, cost.model.hidden_size
@@ -2679,46 +2681,46 @@ class View:
         self.phase = ""
 
     @property
-    def layer(self):
+    def layer(self) -> int:
         """The MoE layer entered last."""
         return self.core.entered
 
     # -- pieces and residency ---------------------------------------------------------------------------------------
 
-    def known(self, piece):
+    def known(self, piece: Any) -> Piece:
         """The same piece, of this run."""
         self.core.key(piece)
         return piece
 
-    def piece(self, layer, expert):
+    def piece(self, layer: int, expert: int) -> Piece:
         """The whole expert as a piece."""
         return self._pieces.whole[layer][expert]
 
-    def resident(self, layer, expert):
+    def resident(self, layer: int, expert: int) -> bool:
         """True when the whole expert has its room."""
         return self.core.row[self._pieces.whole[layer][expert].index].here != 0
 
-    def holds(self, piece):
+    def holds(self, piece: Any) -> bool:
         """True when this very piece has its room."""
         return self.core.row[self.core.key(piece)].here != 0
 
-    def held_of(self, pieces):
+    def held_of(self, pieces: Any) -> list[Piece]:
         """Those of these pieces that have their room."""
         return [piece for piece in pieces if self.core.row[self.core.key(piece)].here]
 
     @property
-    def held(self):
+    def held(self) -> np.ndarray:
         """Which pieces have their room, uint8 by `Piece.index`; read-only."""
         held = self.core.held()
         held.flags.writeable = False
         return held
 
     @property
-    def unused_prefetches(self):
+    def unused_prefetches(self) -> int:
         """Prefetched pieces that have their room and have not been used."""
         return self.core.n_unused
 
-    def residents(self):
+    def residents(self) -> Iterator[Piece]:
         """Every piece that has its room, oldest first."""
         return iter([self._all[k] for k in self.core.residents()])
 
@@ -2739,40 +2741,40 @@ class View:
                 return piece
         return None
 
-    def pending_experts(self):
+    def pending_experts(self) -> list[int]:
         """Experts that the running layer has asked for and not computed yet."""
         return self.core.experts()
 
-    def pending_tokens(self, piece):
+    def pending_tokens(self, piece: Any) -> int:
         """Tokens that the running layer has still to compute the piece's expert for."""
         return self.core.pending_of(piece.layer, piece.expert)
 
     @property
-    def capacity(self):
+    def capacity(self) -> int:
         """Whole experts that fit the budget."""
         return sum([self.capacity_of(gpu) for gpu in range(self.n_gpus)])
 
-    def capacity_of(self, gpu):
+    def capacity_of(self, gpu: int) -> int:
         """Whole experts that fit one GPU's budget."""
         return self._room.budget_bytes[self._gpu(gpu)] // self.expert_bytes
 
-    def free_bytes(self, gpu=0):
+    def free_bytes(self, gpu: int = 0) -> int:
         """Expert budget of a GPU not taken."""
         return self._room.budget_bytes[self._gpu(gpu)] - self.core.taken
 
-    def _gpu(self, gpu):
+    def _gpu(self, gpu: int) -> int:
         if not 0 <= gpu < self.n_gpus:
             raise IndexError(f"GPU {gpu} of {self.n_gpus}")
         return gpu
 
     # -- the pass ---------------------------------------------------------------------------------------------------
 
-    def embeddings(self):
+    def embeddings(self) -> np.ndarray:
         """Embedding-layer outputs of the iteration's tokens [n, h] (needs `embeddings`)."""
         require_declared("embeddings", self._policy.needs)
         return self._arrays.embeddings()
 
-    def part(self, layer, expert, start_frac, stop_frac, precision=None):
+    def part(self, layer: int, expert: int, start_frac: float, stop_frac: float, precision: str | None = None) -> Piece:
         """The whole expert as a piece; the core knows no others yet."""
         found = self._pieces.whole[layer][expert]
         if (start_frac, stop_frac) != (0.0, 1.0) or precision not in (None, found.precision):
@@ -2787,29 +2789,29 @@ class View:
         self._require("timing", "arrived")
         return self.core.row[k].here != 0 and self.core.lanes.has_arrived(k)
 
-    def n_arrived(self, pieces):
+    def n_arrived(self, pieces: Any) -> int:
         """Of how many of these pieces the copy has completed by now. Trait `timing`."""
         self._require("timing", "n_arrived")
         return sum([self.arrived(piece) for piece in pieces])
 
-    def queued(self):
+    def queued(self) -> list[Piece]:
         """Pieces waiting in the policy's own prefetch queue, best first. Trait `timing`."""
         self._require("timing", "queued")
         return [self._all[k] for k in self.core.waiting()]
 
     @property
-    def waiting(self):
+    def waiting(self) -> bool:
         """Whether anything waits in the policy's own prefetch queue. Trait `timing`."""
         self._require("timing", "waiting")
         return self.core.n_line > 0
 
     @property
-    def future(self):
+    def future(self) -> Any:
         """What will be asked for. Trait `oracle`."""
         self._require("oracle", "future")
         return self._future
 
-    def _require(self, trait, what):
+    def _require(self, trait: str, what: str) -> None:
         if trait not in self._policy.traits:
             name = self._policy.name
             raise IllegalDecision(f"view.{what} of {name}: needs the trait {trait!r}; declare it in `traits`")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 class Room:
     """What the budget is, and who lies in it, for who asks by pieces."""
 
-    def __init__(self, core: Core, pieces: Pieces) -> None:
+    def __init__(self, core: Core, pieces: Pieces, budget_bytes: Sequence[int]) -> None:
         self.core = core
         self.pieces = pieces
-        self.budget_bytes = [0]
+        self.budget_bytes = list(budget_bytes)
         self.layer_bytes: list[int] | None = None
 
     @property
@@ -93,6 +93,7 @@ class CoreEngine:
         policy: Policy,
         machine: CoreMachine,
         pieces: Pieces,
+        budget_bytes: Sequence[int],
         cost: Cost,
         arrays: Arrays,
         top_k: int,
@@ -110,7 +111,7 @@ class CoreEngine:
         self.log, self.spans = log, spans
         self.kept: frozenset[int] = frozenset()
         self.core = Core(lanes, pieces.n_layers, pieces.n_experts, pieces.all, pieces.all[0].n_bytes, log is not None)
-        self.residency = Room(self.core, pieces)
+        self.residency = Room(self.core, pieces, budget_bytes)
         self.view = View(policy, self.core, pieces, cost, arrays, top_k, future, self.residency)
         self.copies = Placing(self)
         self.tally = Tally(pieces.n_layers, pieces.n_experts)
