@@ -278,7 +278,7 @@ def run_through(
         def on_stride() -> None:
             progress(clockwork.n_put_out, total)
 
-    told = {"on_step": on_step, "on_stride": on_stride}
+    told: dict[str, Any] = {"on_step": on_step, "on_stride": on_stride}
     with seldom_collected():
         drive(Loop(engine, machine, setup.batching(), setup.trace, clockwork, setup.open_loop, **told))
     _all_served_once(setup, [clockwork])

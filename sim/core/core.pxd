@@ -233,6 +233,7 @@ cdef class Lanes:
     cdef void put_last(self, int i) noexcept
     @cython.locals(t=int, i=int)
     cdef bint withdraw(self, int k) noexcept
+    @cython.locals(arrive=double)
     cdef bint has_arrived(self, int k) noexcept
     @cython.locals(o=int)
     cdef int expert_op(self, int n, bint joins) except -1

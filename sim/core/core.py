@@ -114,6 +114,7 @@ class Later(Ticket):
     """A ticket whose end is told when it is known; `number` is the lanes' own."""
 
     __slots__ = ("number",)
+    number: int
 
 
 def next_of(steps: Any, answer: Any) -> Any:
@@ -161,7 +162,8 @@ class Lanes:
         self.l_first = self.n_late = self.n_q = self.n_demanded = self.n_kinds_met = self.n_tickets = 0
         self.l_mask, self.t_mask = n_late - 1, n_tickets - 1
         self.free_node = -1
-        self.told = {}
+        self.told: dict[int, Later] = {}
+        self.row = many("Row", 0)  # `Core` has them
         self.n_told = 0
         self.shares = prices.shares
         self.remembers = False
@@ -171,8 +173,9 @@ class Lanes:
         self.g_open = False
         self.g_launched = self.g_slack = 0.0
         self.g_op = self.lead = -1
-        self.g_waits = None
-        self.priced_at, self.length_at = {}, {}
+        self.g_waits: tuple[Any, ...] | None = None
+        self.priced_at: dict[tuple[int, float], int] = {}
+        self.length_at: dict[float, int] = {}
         self.s_room = 256
         self.n_spans = 0
         self.span_cap = 4096 if tells_spans else 0
@@ -745,7 +748,8 @@ class Lanes:
     def number_of(self, ticket: Any) -> int:
         """A ticket's number; one that is settled gets one anew."""
         if ticket.end_s < 0.0:
-            return ticket.number
+            number: int = ticket.number
+            return number
         t = self.ticket()
         self.ends[t].at = ticket.end_s
         self.ends[t].lane = ticket.lane
@@ -758,7 +762,7 @@ class Lanes:
     def ready_of(self, i: int) -> float:
         """When a queued copy may start; -1.0: that is not known yet."""
         j = self.q[i].after
-        r = self.q[i].ready
+        r: float = self.q[i].ready
         while j >= 0:
             e = self.ends[self.node[j].ticket].at
             if e < 0.0:
@@ -772,7 +776,7 @@ class Lanes:
         """The lane of what it waited for last."""
         j = self.q[i].after
         r = self.q[i].ready
-        lane = self.q[i].lane
+        lane: int = self.q[i].lane
         while j >= 0:
             if self.ends[self.node[j].ticket].at > r:
                 r = self.ends[self.node[j].ticket].at
@@ -783,7 +787,7 @@ class Lanes:
     def carry(self, k: int, start: float, lane: int, op: int) -> float:
         """The link copies an expert from then on; its end."""
         c = self.kind_of[k]
-        end = start + self.kinds[c].dur
+        end: float = start + self.kinds[c].dur
         if start > self.link:
             self.began(H2D, start, lane)
         self.link = end
@@ -1008,7 +1012,10 @@ class Lanes:
         """Whether an expert's copy has ended by now."""
         if self.row[k].coming >= 0 and not self.link > self.now:
             self.advance()
-        return self.row[k].coming < 0 and self.row[k].arrive <= self.now
+        if self.row[k].coming >= 0:
+            return False
+        arrive: float = self.row[k].arrive
+        return arrive <= self.now
 
     # -- experts ----------------------------------------------------------------------------------------------------
 
@@ -1375,7 +1382,7 @@ class Lanes:
     def busy_s(self) -> Any:
         """Seconds of the stream, and of the link."""
         self.tell_uses()
-        by_s = {}
+        by_s: dict[float, int] = {}
         for i in range(self.n_kinds_met):
             c = self.kind_order[i]
             by_s[self.kinds[c].dur] = by_s.get(self.kinds[c].dur, 0) + self.kinds[c].n
@@ -1464,18 +1471,22 @@ class Core:
         self.order, self.layer, self.entered, self.tick = ASKED, -1, 0, 1
         self.depth, self.n_line, self.n_asked, self.n_fly = -1, 0, 0, 0
         self.quiet, self.checked = 0.0, -1.0
-        self.wish_after, self.after_tickets, self.arrivals = {}, {}, {}
+        self.wish_after: dict[int, tuple[Any, ...]] = {}
+        self.after_tickets: dict[int, list[int]] = {}
+        self.arrivals: dict[int, Any] = {}
         self.waits_after = False
-        self.asked_from = self.w_tickets = None
+        self.asked_from: Any = None
+        self.w_tickets: tuple[Any, ...] | None = None
         self.w_after, self.w_lane = 0.0, HOST
         self.spoken, self.phase, self.by_first, self.pass_n = n_layers, 0, 0, 1
         self.n_issued = self.n_cancelled = self.n_dropped = self.n_unused = 0
         self.n_demand = self.n_evicted = self.n_executed = 0
         self.n_events = 0
         self.log_cap = 4096 if tells_log else 0
-        self.view = self.judge = self.block = None
+        nobody: Any = None
+        self.view = self.judge = self.block = nobody
         self.tells_accessed = self.tells_evicted = self.tells_placed = False
-        self.on_accessed = self.on_evicted = self.on_placed = self.on_victim = None
+        self.on_accessed = self.on_evicted = self.on_placed = self.on_victim = nobody
         self.row = many("Row", n + n_layers)
         self.flags = bytearray(n)
         self.layer_budget = ints(n_layers)
@@ -1690,7 +1701,7 @@ class Core:
             known = 0 <= v < self.L * self.E and self.pieces[v] is named
             if known and self.row[v].here and self.row[v].mark != self.tick:
                 return v
-        return self.judge.victim(named)  # which says what is wrong with it
+        return int(self.judge.victim(named))  # which says what is wrong with it
 
     def least(self, k: int, speculative: bool) -> int:
         """The least rank of residents, by bars (`sim.policy.order.Rank`)."""
@@ -2474,7 +2485,7 @@ class Core:
         self.judge.needs_queue("Foresee")
         if not isinstance(outlook, Outlook) or not (predict is None or type(predict) is Predict):
             raise TypeError(f"got {asked!r}: an Outlook, and a Predict or None")
-        after = ()
+        after: tuple[Any, ...] = ()
         if predict is not None:
             after = (self.predict(predict),)
             outlook.foresee(asked.layer)
@@ -2681,26 +2692,26 @@ class View:
         self.phase = ""
 
     @property
-    def layer(self) -> int:
+    def layer(self) -> Any:
         """The MoE layer entered last."""
         return self.core.entered
 
     # -- pieces and residency ---------------------------------------------------------------------------------------
 
-    def known(self, piece: Any) -> Piece:
+    def known(self, piece: Any) -> Any:
         """The same piece, of this run."""
         self.core.key(piece)
         return piece
 
-    def piece(self, layer: int, expert: int) -> Piece:
+    def piece(self, layer: int, expert: int) -> Any:
         """The whole expert as a piece."""
         return self._pieces.whole[layer][expert]
 
-    def resident(self, layer: int, expert: int) -> bool:
+    def resident(self, layer: int, expert: int) -> Any:
         """True when the whole expert has its room."""
         return self.core.row[self._pieces.whole[layer][expert].index].here != 0
 
-    def holds(self, piece: Any) -> bool:
+    def holds(self, piece: Any) -> Any:
         """True when this very piece has its room."""
         return self.core.row[self.core.key(piece)].here != 0
 
@@ -2709,14 +2720,14 @@ class View:
         return [piece for piece in pieces if self.core.row[self.core.key(piece)].here]
 
     @property
-    def held(self) -> np.ndarray:
+    def held(self) -> Any:
         """Which pieces have their room, uint8 by `Piece.index`; read-only."""
         held = self.core.held()
         held.flags.writeable = False
         return held
 
     @property
-    def unused_prefetches(self) -> int:
+    def unused_prefetches(self) -> Any:
         """Prefetched pieces that have their room and have not been used."""
         return self.core.n_unused
 
@@ -2724,7 +2735,7 @@ class View:
         """Every piece that has its room, oldest first."""
         return iter([self._all[k] for k in self.core.residents()])
 
-    def evictable(self, piece: Any) -> bool:
+    def evictable(self, piece: Any) -> Any:
         """False while the layer being served still needs the piece's expert."""
         if type(piece) is not Piece:
             raise TypeError(f"evictable, got {piece!r}: a Piece")
@@ -2741,40 +2752,40 @@ class View:
                 return piece
         return None
 
-    def pending_experts(self) -> list[int]:
+    def pending_experts(self) -> Any:
         """Experts that the running layer has asked for and not computed yet."""
         return self.core.experts()
 
-    def pending_tokens(self, piece: Any) -> int:
+    def pending_tokens(self, piece: Any) -> Any:
         """Tokens that the running layer has still to compute the piece's expert for."""
         return self.core.pending_of(piece.layer, piece.expert)
 
     @property
-    def capacity(self) -> int:
+    def capacity(self) -> Any:
         """Whole experts that fit the budget."""
         return sum([self.capacity_of(gpu) for gpu in range(self.n_gpus)])
 
-    def capacity_of(self, gpu: int) -> int:
+    def capacity_of(self, gpu: int) -> Any:
         """Whole experts that fit one GPU's budget."""
         return self._room.budget_bytes[self._gpu(gpu)] // self.expert_bytes
 
-    def free_bytes(self, gpu: int = 0) -> int:
+    def free_bytes(self, gpu: int = 0) -> Any:
         """Expert budget of a GPU not taken."""
         return self._room.budget_bytes[self._gpu(gpu)] - self.core.taken
 
-    def _gpu(self, gpu: int) -> int:
+    def _gpu(self, gpu: int) -> Any:
         if not 0 <= gpu < self.n_gpus:
             raise IndexError(f"GPU {gpu} of {self.n_gpus}")
         return gpu
 
     # -- the pass ---------------------------------------------------------------------------------------------------
 
-    def embeddings(self) -> np.ndarray:
+    def embeddings(self) -> Any:
         """Embedding-layer outputs of the iteration's tokens [n, h] (needs `embeddings`)."""
         require_declared("embeddings", self._policy.needs)
         return self._arrays.embeddings()
 
-    def part(self, layer: int, expert: int, start_frac: float, stop_frac: float, precision: str | None = None) -> Piece:
+    def part(self, layer: int, expert: int, start_frac: float, stop_frac: float, precision: str | None = None) -> Any:
         """The whole expert as a piece; the core knows no others yet."""
         found = self._pieces.whole[layer][expert]
         if (start_frac, stop_frac) != (0.0, 1.0) or precision not in (None, found.precision):
@@ -2789,7 +2800,7 @@ class View:
         self._require("timing", "arrived")
         return self.core.row[k].here != 0 and self.core.lanes.has_arrived(k)
 
-    def n_arrived(self, pieces: Any) -> int:
+    def n_arrived(self, pieces: Any) -> Any:
         """Of how many of these pieces the copy has completed by now. Trait `timing`."""
         self._require("timing", "n_arrived")
         return sum([self.arrived(piece) for piece in pieces])
@@ -2800,7 +2811,7 @@ class View:
         return [self._all[k] for k in self.core.waiting()]
 
     @property
-    def waiting(self) -> bool:
+    def waiting(self) -> Any:
         """Whether anything waits in the policy's own prefetch queue. Trait `timing`."""
         self._require("timing", "waiting")
         return self.core.n_line > 0

@@ -112,7 +112,7 @@ class CoreEngine:
         self.kept: frozenset[int] = frozenset()
         self.core = Core(lanes, pieces.n_layers, pieces.n_experts, pieces.all, pieces.all[0].n_bytes, log is not None)
         self.residency = Room(self.core, pieces, budget_bytes)
-        self.view = View(policy, self.core, pieces, cost, arrays, top_k, future, self.residency)
+        self.view: Any = View(policy, self.core, pieces, cost, arrays, top_k, future, self.residency)
         self.copies = Placing(self)
         self.tally = Tally(pieces.n_layers, pieces.n_experts)
         self.drafts: Drafts | None = None  # of decode steps that verify some
@@ -133,7 +133,9 @@ class CoreEngine:
                 f"victim of {policy.name}: the `bind` it inherits names a native order, which decides instead; "
                 "set self.order = None in a `bind` of its own"
             )
-        kind, per_layer, ranks, bars, options = "asked", False, None, None, (False, False, True)
+        kind, per_layer, options = "asked", False, (False, False, True)
+        ranks: Any = None
+        bars: Any = None
         if order is not None:
             check_order(order, self.pieces)
             per_layer = order.per_layer
@@ -339,7 +341,8 @@ class CoreEngine:
 
     def reassign(self, gate: Gate) -> Gate:
         """Let a lossy policy change the routing."""
-        return reassign.reassign(self, gate)
+        engine: Any = self
+        return reassign.reassign(engine, gate)
 
     def run_layers(self, iteration: Iteration) -> None:
         """All layers of an iteration, then the output head."""
@@ -453,7 +456,8 @@ class CoreMachine:
 
     def parts_s(self) -> list[float]:
         """GPU 0's time line until now."""
-        return self.lanes.parts_s()
+        parts_s: list[float] = self.lanes.parts_s()
+        return parts_s
 
     def path_s(self) -> array[float]:
         """The critical path until now."""

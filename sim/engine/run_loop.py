@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.base.flat import floats
 from sim.base.lanes import H2D, NVME, RESOURCES
-from sim.engine.engine import Engine
 from sim.machine.lanes import CAUSES
-from sim.machine.protocol import Machine
 from sim.workload.batching import Batching
 from sim.workload.draft_steps import Drafted
 from sim.workload.iterations import DECODE, MIXED, PHASES, PREFILL, Feed, Iteration, Range, RequestInfo
@@ -306,8 +304,8 @@ class Loop:
 
     def __init__(
         self,
-        engine: Engine,
-        machine: Machine,
+        engine: Any,
+        machine: Any,
         batching: Batching,
         trace: Trace,
         clockwork: Clockwork,
