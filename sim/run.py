@@ -71,7 +71,8 @@ def execute(
         spans: receives every span. log: receives every decision. on_step: receives every iteration once it is over.
         progress: called with (tokens put out, in all) after an iteration, or after many in a row.
         bounds: work out the lower bound on time too (`sim.bounds.time_bound`); without it the key `bound` is None.
-        begun: told of the engine, with all that lies in its cache, before the first iteration.
+        begun: told of the engine, with all that lies in its cache, before the first iteration. Whoever looks into it as
+            it runs (timelines, `check` of a log) is given today's: the core tells after each iteration.
         watched: of several replicas, what each is told of in place of `spans`, `log`, `on_step` and `begun`.
         by_layer: work out the key `by_layer` too, of a single replica; without it that is empty.
     """
@@ -79,7 +80,7 @@ def execute(
         if setup.spec.replicas > 1:
             return _execute_replicas(setup, progress, watched)
         began_s = time.perf_counter()
-        engine, machine = assembled(setup, spans, log)
+        engine, machine = (assembled if begun is None else assemble)(setup, spans, log)
         if begun is not None:
             begun(engine)
         clockwork = run_through(setup, engine, machine, on_step, progress)
@@ -111,7 +112,7 @@ def _execute_replicas(setup: Setup, progress: Progress | None, watched: Callable
     loops: list[Loop] = []
     for number, own in enumerate(setups_of(setup)):
         told = Watched() if watched is None else watched(number)
-        engine, machine = assembled(own, told.spans, told.log)
+        engine, machine = (assembled if told.begun is None else assemble)(own, told.spans, told.log)
         if told.begun is not None:
             told.begun(engine)
         clockwork = Clockwork()
