@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
 
 from sim.base.files import bundled, owned_prefix, parse_yaml
 from traces.format.container import Entry, header_bytes
@@ -521,6 +523,107 @@ def value_of(param: Any, bench: Bench, rng: random.Random) -> list[str]:
 # -- every class of input: what a user can hand to a command -----------------------------------------------------------
 
 SLOWEST_S = 20
+MODEL: dict[str, Any] = {
+    "schema": 1,
+    "id": "tiny",
+    "name": "tiny",
+    "source": "tests",
+    "gate": {"score": "softmax", "renormalised": True},
+    "hidden_size": 8,
+    "n_layers": 3,
+    "n_experts": 4,
+    "top_k": 2,
+    "expert_intermediate_size": 5,
+    "n_heads": 1,
+    "n_kv_heads": 1,
+    "head_dim": 8,
+    "vocab_size": 100,
+    "n_shared_experts": 1,
+    "shared_intermediate_size": 5,
+}
+SMALL = {
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "vocab_size": 101,
+    "num_key_value_heads": 6,
+    "torch_dtype": "bfloat16",
+    "num_hidden_layers": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 88,
+    "moe_intermediate_size": 40,
+}
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {**SMALL, "model_type": "mixtral", "num_local_experts": 9},
+    {
+        **SMALL,
+        "model_type": "qwen2_moe",
+        "num_experts": 9,
+        "shared_expert_intermediate_size": 56,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [1],
+    },
+    {
+        **SMALL,
+        "model_type": "deepseek_v2",
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 9,
+        "first_k_dense_replace": 2,
+        "n_shared_experts": 2,
+        "q_lora_rank": None,
+        "quantization_config": {"quant_method": "fp8"},
+    },
+    {
+        "model_type": "llama4",
+        "text_config": {
+            **SMALL,
+            "model_type": "llama4_text",
+            "num_local_experts": 9,
+            "intermediate_size_mlp": 88,
+            "interleave_moe_layer_step": 2,
+            "head_dim": 16,
+        },
+    },
+    {
+        "model_type": "switch_transformers",
+        "d_model": 96,
+        "d_kv": 16,
+        "d_ff": 40,
+        "num_layers": 4,
+        "num_decoder_layers": 6,
+        "num_heads": 6,
+        "num_sparse_encoder_layers": 2,
+        "num_sparse_decoder_layers": 2,
+        "num_experts": 9,
+        "vocab_size": 101,
+    },
+)
+
+LANES = {
+    "format": 1,
+    "environment": {
+        "model": "mixtral-8x7b",
+        "precision": "bf16",
+        "cores": 4,
+        "measured": "2026-01-01",
+        "load": [0.1],
+        "device": "CPU backend",
+        "machine": {"cpu": "a CPU", "cores": {"physical": 4}, "memory_bytes": 64e9, "versions": {"torch": "2"}},
+    },
+    "operations": [{"op": "expert", "at": 1.0, "case": "lru 1", "seconds": [1e-4, 2e-4, 3e-4]}],
+    "copies": {"4096": [1e-5] * 3, "100000000": [1e-2] * 3},
+    "sends": {"4096": [1e-5] * 3},
+    "verbs": {
+        "sync": {"1: lru": [1e-5] * 3},
+        "before sync": {"1: lru": [1e-6] * 3},
+        "launch expert": {"1: lru": [1e-6] * 3},
+        "launch copy": {"1: lru": [1e-6] * 3},
+    },
+    "overlap": {"lru": [[0.5, 1e-3]]},
+}
+
 REPORTS = Path(__file__).parents[1] / "reports" / "validation"
 LOAD = ["closed:1", "closed:2:think=1s", "poisson:0.01", "gamma:0.01:cv=2", "recorded"]
 NEVER = {"--real", "--device", "--checkpoint", "--workers", "--cluster", "--out", "--replicas", "--trust-remote-code"}
@@ -559,13 +662,62 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         import msgspec
         from convert_samples import SAMPLES
-        from test_fuzz import Bench as Runs
+        from tiny_traces import ALL, tiny_trace
 
-        runs = Runs(folder)
-        self.sound, self.work, self.traces, self.data = runs.sound, runs.work, runs.traces, runs.data
+        from sim.policy.registry import policies
+        from sim.profiles.hardware import load_hardware
+        from sim.profiles.stack import load_stack
+        from traces.format.container import read_file
+        from traces.format.reader import Trace
+        from traces.format.squeeze import squeeze
+        from traces.format.writer import Layout
+
+        self.sound, self.work = folder / "sound", folder / "work"
+        self.sound.mkdir()
+        self.work.mkdir()
+        self.traces = []
+        for name, levels, store in (
+            ("all", "all", None),
+            ("no_arrivals", ALL - {"arrivals", "iterations"}, None),
+            (
+                "packed",
+                ALL - {"arrivals"},
+                Layout(
+                    codes={"scores": "u6_square", "next_scores_1": "u8_square"},
+                    sparse={"shared_scores": 2},
+                    decode_only=frozenset({"next_scores_1", "next_scores_2"}),
+                ),
+            ),
+            ("experts", (), None),
+            ("squeezed", ALL - {"arrivals"}, None),
+        ):
+            path = tiny_trace(self.sound / f"{name}.safetensors", levels=levels, store=store, n_requests=6, outputs=4)
+            if name == "squeezed":
+                with Trace(path) as plain:
+                    path = squeeze(plain, self.sound / "in_blocks.safetensors")
+                with Trace(path) as trace:
+                    assert trace.squeezed, "else no case reads a block"
+            pairs, entries, data = read_file(path)
+            arrays = {
+                tensor: data[entry.start : entry.stop].view(DTYPES[entry.dtype]).reshape(entry.shape).copy()
+                for tensor, entry in entries.items()
+            }
+            self.traces.append((path, pairs, arrays))
+        self.data: dict[str, dict[str, Any]] = {
+            "hw": json.loads(msgspec.json.encode(load_hardware("rtx3090"))),
+            "model": MODEL,
+            "engine": json.loads(msgspec.json.encode(load_stack("hf"))),
+        }
+        for figures in (self.data["hw"], self.data["engine"]):
+            for text in figures["sources"]:
+                figures["sources"][text] = "a source"
+        self.files = {}
+        for kind, data in self.data.items():  # JSON reads faster than YAML, but a model in JSON is a config.json
+            self.files[kind] = self.sound / f"{kind}.{'yaml' if kind == 'model' else 'json'}"
+            self.files[kind].write_bytes(dump(data) if kind == "model" else json.dumps(data).encode())
+        self.policies = {name: kind.params for name, kind in policies().items()}
         self.untouched = folder / "untouched"
-        self.files, self.policies = runs.files, runs.policies
-        trace = str(runs.traces[0][0])
+        trace = str(self.traces[0][0])
         self.line = ["--policy", "lru", "--hw", str(self.files["hw"]), "--model", str(self.files["model"])]
         self.line += ["--engine", str(self.files["engine"]), "--trace", trace, "--cache", "3experts", "--requests", "1"]
         self.profiles = sorted(bundled("traces.profiles", ".yaml").values(), key=lambda path: path.stat().st_size)[:2]
@@ -670,8 +822,6 @@ def of_profile(kind: str) -> Make:
 
 
 def of_hf_config(bench: Bench, rng: random.Random) -> list[str]:
-    from test_fuzz_files import CONFIGS
-
     data = json.dumps(spoil_data(rng.choice(CONFIGS), rng)).encode()
     return ["models", bench.put("config.json", spoil_bytes(data, rng) if rng.random() < 0.3 else data), "--json"]
 
@@ -923,6 +1073,18 @@ def of_texts(bench: Bench, rng: random.Random) -> list[str]:
     return ["run", *bench.swap(option, spoil_text(value, rng))]
 
 
+def of_several(bench: Bench, rng: random.Random) -> list[str]:
+    """Some of what a run reads broken at once, under any policy."""
+    words = ["--policy", rng.choice(sorted(bench.policies)), "--cache", rng.choice(("3experts", "50%", "2000B"))]
+    if rng.random() < 0.5:
+        words += ["--trace", bench.broken_trace(rng)]
+    for kind in bench.files:
+        if rng.random() < 0.4:
+            words += [f"--{kind}", bench.put(f"broken-{kind}.yaml", spoil_document(bench.data[kind], rng))]
+    more = rng.choice(([], ["--batch", "2"], ["--gpus", "2"], ["--set", f"sim.hit={rng.choice(SCALARS)}"]))
+    return ["run", *bench.swap(*words), *more]
+
+
 def of_goal(bench: Bench, rng: random.Random) -> list[str]:
     path = bench.put(
         "prices.yaml",
@@ -992,11 +1154,45 @@ def of_fit(bench: Bench, rng: random.Random) -> list[str]:
     return ["traces", "synth", profile, "-o", out, "--requests", "2", "--prompt-tokens", "3", "--output-tokens", "2"]
 
 
-def of_predictor(bench: Bench, rng: random.Random) -> list[str]:
+def of_predictor(bench: Bench, rng: random.Random) -> Callable[[], object]:
+
     name = rng.choice(("duoserve", "emoe"))
-    sound = bundled("policies.data", ".safetensors")[f"seeded.{name}"].read_bytes()
-    path = bench.put("weights.safetensors", spoil_container(sound, rng))
-    return ["run", *bench.swap("--policy", name, "--cache", "12experts"), "--predictor", path]
+    path = bundled("policies.data", ".safetensors")[f"seeded.{name}"]
+    arrays = {key: array.copy() for key, array in load_file(path).items()}
+    with safe_open(str(path), framework="numpy") as file:
+        facts = json.loads(file.metadata()["facts"])
+    with np.errstate(all="ignore"):
+        rng.choice((spoil_shape, spoil_values, spoil_values))({}, arrays, rng)
+    facts = spoil_data(facts, rng) if rng.random() < 0.5 else facts
+    whole = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+    spoilt = save(whole, {"facts": json.dumps(facts)})
+    data = rng.choice((spoilt, spoil_container(path.read_bytes(), rng)))
+    return [
+        "run",
+        *bench.swap("--policy", name, "--cache", "12experts", "--predictor", bench.put("w.safetensors", data)),
+    ]
+
+
+def of_samples(bench: Bench, rng: random.Random) -> Callable[[], object]:
+    """The samples of a calibration, and what was measured of its lanes, from which a profile is fitted again."""
+    from calibrate import in_situ_file, in_situ_fit
+    from calibrate.session import CalibrationRequest, finish
+
+    home = bench.work
+    environment = json.loads((REPORTS / "cpu-backend.environment.json").read_text(encoding="utf-8"))
+    bench.put("card.environment.json", json.dumps(spoil_data(environment, rng)).encode())
+    lines = [json.loads(line) for line in bench.samples_of_machine.splitlines()]
+    at = rng.randrange(len(lines))
+    lines[at] = spoil_data(lines[at], rng) if rng.random() < 0.9 else rng.choice((None, [], 3, {}))
+    packed = gzip.compress("\n".join(map(json.dumps, lines)).encode(), 1)
+    bench.put("card.samples.jsonl.gz", spoil_bytes(packed, rng) if rng.random() < 0.3 else packed)
+    text = json.dumps(spoil_data(LANES, rng)).encode()
+    packed = gzip.compress(spoil_bytes(text, rng) if rng.random() < 0.3 else text, 1)
+    lanes = Path(bench.put("card.lanes.json.gz", spoil_bytes(packed, rng) if rng.random() < 0.3 else packed))
+    plain = yaml.safe_load(bundled("hwprofiles.gpus", ".yaml")["h100-sxm"].read_text(encoding="utf-8"))
+    if rng.random() < 0.5:
+        return lambda: in_situ_fit.apply(plain, in_situ_file.load(lanes), "card")
+    return lambda: finish(CalibrationRequest("", ("mixtral-8x7b",), "card", home, 0.0))
 
 
 def of_training(bench: Bench, rng: random.Random) -> list[str]:
@@ -1034,12 +1230,14 @@ CLASSES: dict[str, Make] = {
     "arrivals": of_arrivals,
     "draft": of_draft,
     "texts": of_texts,
+    "several": of_several,
     "goal": of_goal,
     "policy": of_policy,
     "log": of_log,
     "prompts": of_prompts,
     "fit": of_fit,
     "predictor": of_predictor,
+    "samples": of_samples,
     "training": of_training,
 }
 
@@ -1090,9 +1288,30 @@ def outcome(made: list[str] | Callable[[], object]) -> Said:
     return call(made)
 
 
-def judge(said: Said) -> None:
-    """What is wrong with how a case ended; AssertionError."""
+WAYS_OUT = ("; ", "did you mean", "write ")
+SIMULATED = {"trace", "hardware", "model", "engine", "configuration", "several"}  # classes of what a run reads
+ROOM_BYTES = 1 << 30
+"""Address space that cases may take beyond what there is before the first; most of it is what they import."""
+
+
+def limit_memory() -> None:
+    """Allow this process little more than it has; where the system counts address space (Linux)."""
+    if sys.platform == "linux":
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + ROOM_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir())) if sys.platform == "linux" else 0
+
+
+def judge(said: Said, name: str) -> None:
+    """What is wrong with how a case of a class ended; AssertionError."""
     assert said.code in (0, 1, 2), said
+    assert len(said.err) < 4_000, said.err
     for text in (said.out, said.err):
         assert "Traceback" not in text, text[-2000:]
         odd = {c for c in text if not (c.isprintable() or c in "\n\t")}
@@ -1101,6 +1320,7 @@ def judge(said: Said) -> None:
         *_, last = said.err.splitlines() or [""]
         in_table = bool(said.out) and not said.err  # a sweep none of whose points can run says why in each row
         assert in_table or last.startswith("error: ") or "Usage:" in said.err, said
+        assert in_table or name not in SIMULATED or any(word in said.err for word in WAYS_OUT), said
 
 
 def case(bench: Bench, name: str, seed: str) -> Said:
@@ -1130,7 +1350,7 @@ def case(bench: Bench, name: str, seed: str) -> Said:
         if alarmed:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, before)
-    judge(said)
+    judge(said, name)
     return said
 
 
@@ -1148,6 +1368,8 @@ def hunt(folder: Path, n: int, seed: str, names: Sequence[str] = ()) -> tuple[Co
     bench, ended, failed = Bench(folder), Counter[str](), defaultdict[str, list[str]](list)
     importlib.import_module("traces.synth.write")
     importlib.import_module("traces.synth.fitted").DRAWN_REQUESTS = 3
+    n_open = open_descriptors()
+    limit_memory()
     for number in range(n):
         name, own = names[number % len(names)], seed if n == 1 else f"{seed}/{number}"
         try:
@@ -1166,6 +1388,8 @@ def hunt(folder: Path, n: int, seed: str, names: Sequence[str] = ()) -> tuple[Co
                 if n == 1:
                     traceback.print_exc()
             failed[kind].append(own)
+    if open_descriptors() > n_open + 2:
+        failed["descriptors left open"].append(seed)
     return ended, failed
 
 

@@ -12,7 +12,7 @@ import pytest
 from fuzz_inputs import CLASSES
 
 
-@pytest.mark.parametrize("each", [2, pytest.param(100, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("each", [4, pytest.param(100, marks=pytest.mark.thorough)])
 def test_whatever_is_handed_over(tmp_path: Path, each: int) -> None:
     script = Path(__file__).with_name("fuzz_inputs.py")
     n = each * len(CLASSES)

@@ -6,8 +6,8 @@ from itertools import product
 from random import Random as Draws
 
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded, written
-from easy_numbers import execute_easy, run, setup
+from cpu_bench import check_knobs, replay, resident, written
+from easy_numbers import run
 from tiny_traces import tiny_trace
 
 from policies.dali import Dali
@@ -163,15 +163,3 @@ def test_every_parameter_matters(tmp_path):
     levels = {"scores", "next_scores_1"}
     path = tiny_trace(tmp_path / "knobs.safetensors", 4, 8, 4, n_requests=6, prompt=3, outputs=9, levels=levels)
     check_knobs(Dali, path, 16, KNOBS, batch=2)
-
-
-@pytest.mark.parametrize("room", [3, 7, 20])
-def test_batches_and_gpus(room, tmp_path):
-    with seeded(tmp_path, prompt=12) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            seen = execute_easy(setup(Dali(u_size=4, w_size=1), trace, room, **world))
-            assert sum(seen.classes("decode").values()) > 0
-
-
-def test_conformance():
-    assert failures(Dali) == []

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded, written
-from easy_numbers import execute_easy, setup
+from cpu_bench import check_knobs, replay, resident, seeded, written
 
 from policies.common.placement import uses
 from policies.daop import Daop
-from sim.base.errors import BadInput
 from sim.workload.learn_split import StoreSplit, requests_of
 from traces.format.reader import Trace
 
@@ -226,18 +224,3 @@ KNOBS = {
 def test_every_parameter_matters(tmp_path):
     with seeded(tmp_path, n_layers=7, n_experts=5, prompt=9, outputs=9) as trace:
         check_knobs(Daop, trace.path, 12, KNOBS)
-
-
-@pytest.mark.parametrize("variant", ["paper", "code"])
-def test_batches_and_gpus(variant, tmp_path):
-    with seeded(tmp_path, prompt=12) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            seen = execute_easy(setup(Daop(variant=variant, first_predict_layer=1), trace, 4, **world))
-            assert seen.classes("decode")["hit"] > 0
-            assert seen.outcome.report.counts.tally.n_executed > 0
-        with pytest.raises(BadInput, match="at least 1 whole expert"):
-            execute_easy(setup(Daop(), trace, 0))
-
-
-def test_conformance():
-    assert failures(Daop) == []

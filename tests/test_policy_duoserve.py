@@ -321,10 +321,6 @@ def seen_with(tmp_path, room=6, **settings):
         return execute_easy(setup(DuoServe(**BASE | settings), trace, room))
 
 
-def test_every_parameter_is_known_to_this_table():
-    assert set(KNOBS) == {param.name for param in DuoServe.params}
-
-
 @pytest.mark.parametrize("knob", KNOBS)
 def test_no_knob_is_dead(knob, tmp_path):
     default, other = seen_with(tmp_path), seen_with(tmp_path, **{knob: KNOBS[knob]})

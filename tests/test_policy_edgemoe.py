@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded, taught
-from easy_numbers import execute_easy, setup
+from cpu_bench import check_knobs, replay, resident, seeded, taught
 from tiny_traces import from_rows
 
 from policies.edgemoe import EdgeMoe
@@ -98,14 +97,3 @@ KNOBS = {"preload": ({}, 2), "path_layers": ({}, 1)}
 def test_every_parameter_matters(tmp_path):
     with seeded(tmp_path, outputs=20) as trace:
         check_knobs(EdgeMoe, trace.path, 6, KNOBS)
-
-
-def test_batches_and_gpus(tmp_path):
-    with seeded(tmp_path) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            for room in (1, 5):
-                assert sum(execute_easy(setup(EdgeMoe(), trace, room, **world)).classes("decode").values()) > 0
-
-
-def test_conformance():
-    assert failures(EdgeMoe) == []

@@ -343,10 +343,6 @@ KNOBS = {
 }
 
 
-def test_every_parameter_has_a_knob():
-    assert set(KNOBS) == {param.name for param in Emoe.params}
-
-
 @pytest.mark.parametrize("name", KNOBS)
 def test_no_parameter_is_dead(name, tmp_path, known):
     tensors, facts = load(find("seeded"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded, taught
-from easy_numbers import EXPERT_BYTES, execute_easy, setup
+from cpu_bench import check_knobs, replay, resident, taught
+from easy_numbers import EXPERT_BYTES
 from tiny_traces import from_rows
 
 from policies.common.cpu_or_copy import Constants, cpu_is_better
@@ -129,17 +129,3 @@ def test_every_parameter_matters(tmp_path):
     rows = [[[1, 0]]] * 10 + [[[1, 2]]] * 3 + [[[0, 2]]]
     path = taught(tmp_path, [[[0, 3]]], rows, 4, prompt=13)
     check_knobs(Fiddler, path, 2, KNOBS)
-
-
-@pytest.mark.parametrize("variant", ["paper", "code"])
-def test_batches_and_gpus(variant, tmp_path):
-    with seeded(tmp_path, prompt=12) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            seen = execute_easy(setup(Fiddler(variant=variant), trace, 3, **world))
-            assert sum(seen.classes("decode").values()) > 0
-        with pytest.raises(BadInput, match="at least 1 whole expert"):
-            execute_easy(setup(Fiddler(), trace, 0))
-
-
-def test_conformance():
-    assert failures(Fiddler) == []

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cpu_bench import check_knobs, failures, replay, seeded, written
-from easy_numbers import EXPERT_BYTES, execute_easy, setup
+from cpu_bench import check_knobs, replay, seeded, written
+from easy_numbers import EXPERT_BYTES
 
 from policies.floe import Floe
 from sim.base.errors import BadInput
@@ -158,15 +158,3 @@ KNOBS = {
 def test_every_parameter_matters(tmp_path):
     with seeded(tmp_path, n_experts=8, outputs=12, levels={"weights", "next_scores_1"}) as trace:
         check_knobs(Floe, trace.path, 1, KNOBS)
-
-
-def test_batches_and_gpus(tmp_path):
-    with seeded(tmp_path, levels={"weights", "next_scores_1"}) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            for predictor in ("gate_reuse", "surrogate:0.9"):
-                seen = execute_easy(setup(Floe(predictor=predictor), trace, 1, **world))
-                assert sum(seen.classes("decode").values()) > 0
-
-
-def test_conformance():
-    assert failures(Floe) == []

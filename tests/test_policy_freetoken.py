@@ -6,7 +6,7 @@ import dataclasses
 from random import Random as Draws
 
 import pytest
-from cpu_bench import check_knobs, failures, resident, seeded
+from cpu_bench import check_knobs, resident, seeded
 from easy_numbers import EXPERT_BYTES, execute_easy, figure, run, setup
 from msgspec.structs import replace
 from tiny_traces import from_rows
@@ -275,15 +275,3 @@ def test_every_parameter_matters(tmp_path):
     rows = [[draw.sample(range(4), 3) for _ in range(3)] for _ in range(24)]
     path = from_rows(tmp_path / "knobs", rows, 4, [(2, 6), (2, 8), (2, 7)])
     check_knobs(FreeToken, path, 10, KNOBS)
-
-
-@pytest.mark.parametrize("settings", [{"backend": "offload"}, {"backend": "hybrid"}, {"prefill_hit_d2d": True}])
-def test_batches_and_gpus(settings, tmp_path):
-    with seeded(tmp_path, prompt=12) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            seen = execute_easy(setup(FreeToken(**settings), trace, 20, **world))
-            assert sum(seen.classes("decode").values()) > 0
-
-
-def test_conformance():
-    assert failures(FreeToken) == []

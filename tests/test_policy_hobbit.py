@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded, written
+from cpu_bench import check_knobs, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 
 from policies.hobbit.policy import Hobbit
 from policies.hobbit.records import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, classes_of_token, needed
-from sim.base.errors import BadInput
 from sim.policy.pieces import Piece
 
 
@@ -291,17 +290,3 @@ def test_every_parameter_matters(tmp_path):
 def test_needs_follow_the_lookahead():
     assert Hobbit().needs == {"experts", "weights", "next_scores_1", "next_scores_2", "next_scores_3"}
     assert Hobbit(lookahead=0).needs == {"experts", "weights"}
-
-
-def test_batches_and_gpus(tmp_path):
-    with seeded(tmp_path, n_layers=4, n_experts=8) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            for room in (2, 9):
-                seen = execute_easy(setup(Hobbit(), trace, room, **world))
-                assert seen.result.activations_lowered_frac > 0
-        with pytest.raises(BadInput, match="at least 2 whole experts"):
-            execute_easy(setup(Hobbit(), trace, 1))
-
-
-def test_conformance():
-    assert failures(Hobbit) == []

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded, written
-from easy_numbers import execute_easy, setup
+from cpu_bench import check_knobs, replay, resident, seeded, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -389,17 +388,3 @@ def test_needs_follow_the_parameters():
     assert HybriMoe().needs == {"experts", "scores", "next_scores_1", "next_scores_2", "next_scores_3"}
     assert HybriMoe(lookahead=1).needs == {"experts", "scores", "next_scores_1"}
     assert HybriMoe(variant="code").needs == {"experts", "scores"}
-
-
-@pytest.mark.parametrize("variant", ["paper", "code"])
-def test_batches_and_gpus(variant, tmp_path):
-    with seeded(tmp_path, n_layers=4, n_experts=8) as trace:
-        for room, world in ((16, {"batch": 2}), (12, {"gpus": 2}), (12, {"gpus": 2, "batch": 2})):
-            seen = execute_easy(setup(HybriMoe(variant=variant), trace, room, **world))
-            assert seen.classes("decode").get("hit", 0) > 0
-        with pytest.raises(BadInput, match="at least 12 whole experts"):
-            execute_easy(setup(HybriMoe(), trace, 11))
-
-
-def test_conformance():
-    assert failures(HybriMoe) == []

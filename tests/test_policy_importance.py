@@ -548,10 +548,6 @@ def tiny(tmp_path_factory):
         yield trace
 
 
-def test_every_parameter_has_a_knob():
-    assert set(KNOBS) == {param.name for param in Importance.params}
-
-
 @pytest.mark.parametrize("name", KNOBS)
 def test_no_parameter_is_dead(name, tiny):
     value, others = KNOBS[name]

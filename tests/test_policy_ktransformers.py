@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded, taught
-from easy_numbers import execute_easy, setup
+from cpu_bench import check_knobs, replay, resident, taught
 
 from policies.ktransformers import KTransformers
 from sim.base.errors import DoesNotFit
@@ -211,14 +210,6 @@ def test_every_parameter_matters(tmp_path):
     check_knobs(KTransformers, taught(tmp_path, STORE, rows, 4, prompt=3), 6, KNOBS)
 
 
-def test_batches_and_gpus(tmp_path):
-    settings = {"gpu_prefill_threshold": 3, "dynamic_update": True, "max_deferred": 1}
-    with seeded(tmp_path) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            seen = execute_easy(setup(KTransformers(**settings), trace, 5, **world))
-            assert seen.classes("decode")["hit"] > 0
-
-
 def test_room_for_less_than_a_layer(tmp_path):
     """No prompt can go through the GPU then; the mask has the room there is, or none of it."""
     rows = [[[0, 1], [0, 1]], [[1, 0], [0, 1]], [[0, 2], [3, 0]], [[2, 0], [0, 1]]]
@@ -229,7 +220,3 @@ def test_room_for_less_than_a_layer(tmp_path):
         assert "fetch" not in {kind for kind, _, _ in seen.log}
         assert {kind for kind, *_ in seen.log} == ({"cpu", "gpu"} if there else {"cpu"})
     assert "fetch" in {kind for kind, _, _ in replay(KTransformers(gpu_prefill_threshold=3), path, 4).log}
-
-
-def test_conformance():
-    assert failures(KTransformers) == []

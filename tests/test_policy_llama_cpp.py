@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded
-from easy_numbers import EXPERT_BYTES, execute_easy, setup
+from cpu_bench import check_knobs, replay, resident
+from easy_numbers import EXPERT_BYTES
 from tiny_traces import from_rows
 
 from policies.llama_cpp import LlamaCpp
@@ -175,17 +175,3 @@ KNOBS = {
 def test_every_parameter_matters(tmp_path):
     rows = [[[0], [1], [0]]] * 64 + ROWS
     check_knobs(LlamaCpp, traced(tmp_path, rows, 64, 5), 9, KNOBS)
-
-
-def test_batches_and_gpus(tmp_path):
-    with seeded(tmp_path, prompt=40, n_requests=2) as trace:
-        for room, world in ((6, {"batch": 2}), (3, {"gpus": 2}), (3, {"gpus": 2, "batch": 2})):
-            seen = execute_easy(setup(LlamaCpp(), trace, room, **world))
-            assert seen.classes("decode")["hit"] > 0
-            assert seen.classes("prefill")["miss"] > 0
-        with pytest.raises(BadInput, match="at least 2 whole experts"):
-            execute_easy(setup(LlamaCpp(), trace, 1))
-
-
-def test_conformance():
-    assert failures(LlamaCpp) == []

