@@ -1,4 +1,4 @@
-"""The lanes once more, naively, as SimPy processes and events; `test_lanes.py` holds the arithmetic equal to it.
+"""The lanes once more, naively, as SimPy processes and events.
 
 A script is a list of host operations, run one after the other. Tickets are numbered in order of asking.
 

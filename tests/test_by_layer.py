@@ -20,7 +20,6 @@ from policies.lru import Lru
 from sim.figures import values_of
 from sim.policy.decisions import Prefetch, RunCpu
 from sim.results.by_layer import COUNTS, FOUND, MISSES, WAITS_S, expert_table
-from sim.results.text import by_layer
 from sim.run import execute
 from traces.format.reader import Trace
 
@@ -297,32 +296,3 @@ def test_identities_in_random_worlds(at: int, tmp_path: Path) -> None:
         alone, _ = replayed(of, watched=False)
         assert alone.result.by_layer == outcome.result.by_layer  # to the last bit, whoever looks
     assert n_run > N_WORLDS // SLICES // 2
-
-
-def test_the_machine_on_events_counts_the_same(tmp_path: Path) -> None:
-    for seed in range(5100, 5112):
-        of = random_worlds.world(seed, tmp_path)
-        one, _ = replayed(of, watched=False)
-        other, _ = replayed(of, watched=False, engine="simpy")
-        if one is None or other is None:
-            continue
-        assert other.setup.simulator == "simpy"
-        for mine, its in zip(one.result.by_layer, other.result.by_layer, strict=True):
-            assert {name: mine[name] for name in COUNTS} == {name: its[name] for name in COUNTS}
-            for name in WAITS_S:
-                assert mine[name] == pytest.approx(its[name], rel=1e-9, abs=1e-9 * one.result.simulated_s)
-
-
-def test_misses_are_told_in_a_line(tmp_path: Path) -> None:
-    seen = run(Lru(scope="global"), tmp_path, [[[0, 1], [0, 1]], [[0, 2], [0, 1]]], room=3, n_experts=3)
-    said = dict(by_layer(seen.outcome.result))
-    assert said["misses"] == "3 in decode: cold 33.3 %, capacity 33.3 %, evicted in the same pass 33.3 %"
-    assert "waits" not in said  # two layers: no telling which waits most
-
-
-def test_the_layers_that_wait_most_are_told(tmp_path: Path) -> None:
-    # Five layers, all of whose experts have room; the second token asks layer 3 alone for another.
-    rows = [[[0]] * 5, [[0], [0], [0], [1], [0]]]
-    seen = run(Lru(scope="global"), tmp_path, rows, room=6, n_experts=2, kernel_s=0.0)
-    said = dict(by_layer(seen.outcome.result))
-    assert said["waits"].startswith("10.0 s of decode, most in layers 3 (100.0 %), 0 (0.0 %), 1 (0.0 %); an even share")

@@ -9,15 +9,10 @@ from easy_numbers import run
 from test_timeline_copies import Placed
 
 from sim.base.errors import IllegalDecision
-from sim.engine.flying import Flying
-from sim.engine.prefetch_queue import PrefetchQueue
-from sim.engine.residency import PLACED, Residency
 from sim.policy.api import Policy
 from sim.policy.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunCpu, RunGpu, RunPart, Serve
-from sim.policy.pieces import Pieces
 from sim.policy.tickets import Ticket
 from sim.policy.view import View
-from sim.policy.wishes import Wishes
 
 ROWS = [[[0, 1], [0, 1]]]
 
@@ -273,130 +268,6 @@ def test_partial_hit_and_hit_by_parts(tmp_path):
     assert seen.classes("prefill") == {"hit": 1, "partial": 1}
 
 
-class TestPrefetchQueue:
-    def test_largest_priority_first_ties_in_order_of_asking(self):
-        queue, (a, b, c) = waiting(1, 3)
-        for piece, priority in ((a, 1.0), (b, 2.0), (c, 1.0)):
-            queue.push(piece, priority, ())
-        assert queue.pieces() == [b, a, c]
-        queue.push(a, 3.0, ())  # asking again replaces
-        assert (queue.remove(b), queue.remove(b)) == (True, False)
-        assert queue.n_waiting == 2
-        assert [queue.pop(0) for _ in range(2)] == [a, c]
-        assert queue.best(Flying(1), 1) == -1
-        assert queue.n_waiting == 0
-
-    def test_every_link_has_its_own_order(self):
-        queue, (a, b, c, d) = waiting(2, 4)  # a and c for link 0, b and d for link 1
-        for made_at_once in (False, True):
-            asked = [Prefetch(piece, priority) for piece, priority in ((a, 1.0), (b, 2.0), (c, 3.0), (d, 2.0))]
-            if made_at_once:
-                queue.replace(asked)
-            else:
-                for one in asked:
-                    queue.push(*one)
-            flying = Flying(2)
-            assert queue.best(flying, 1) == 0
-            flying.add(9, 0, Ticket(1.0, 0))
-            assert queue.best(flying, 1) == 1  # the other link is busy
-            flying.drop(9, 0)
-            queue.remove(c)
-            assert queue.best(flying, 1) == 1  # b, asked for before d
-            assert [queue.pop(1), queue.pop(1)] == [b, d]
-            assert queue.best(flying, 1) == 0
-            assert queue.pop(0) == a
-            assert queue.best(flying, 1) == -1
-
-
-class TestFlying:
-    def test_order_of_handing_over_by_link(self):
-        flying, ticket = Flying(2), Ticket(1.0, 0)
-        for index, link in ((4, 0), (7, 1), (30, 0), (1, 0)):
-            flying.add(index, link, ticket)
-        assert in_order(flying) == [[4, 30, 1], [7]]
-        flying.drop(30, 0)
-        flying.drop(30, 0)  # once is enough
-        flying.drop(99, 1)
-        assert in_order(flying) == [[4, 1], [7]]
-        assert [flying.holds(index) for index in (4, 30, 99)] == [True, False, False]
-        later = Ticket(2.0, 0)
-        flying.add(4, 0, later)  # keeps its place
-        assert in_order(flying) == [[4, 1], [7]]
-        assert flying.tickets[4] is later
-        assert list(flying.n) == [2, 1]
-
-    def test_what_is_withdrawn_does_not_pile_up(self):
-        queue, (kept, best, *others) = waiting(1, 1002)
-        queue.push(kept, 9.0, ())
-        for other in others * 10:
-            queue.push(other, 0.0, ())
-            queue.remove(other)
-            queue.push(best, 10.0, ())
-            assert queue.pop(0) == best
-            assert queue.n_waiting == 1
-        assert queue.pieces() == [kept]
-
-    def test_what_a_piece_waits_for_is_said_by_its_index(self):
-        queue, (a, b) = waiting(1, 2)
-        gate = Ticket(5.0, 0)
-        queue.push(a, 1.0, (gate,))
-        queue.replace([(b, 1.0, (gate,)), (a, 2.0, ())])
-        assert [(piece, queue.after[piece.index]) for piece in (queue.pop(0), queue.pop(0))] == [(a, ()), (b, (gate,))]
-
-    def test_what_is_resident_is_not_asked_for_again(self):
-        queue, (a, b, c) = waiting(1, 3, there=[1])
-        queue.replace([(piece, 1.0, ()) for piece in (a, b, c)])
-        assert queue.pieces() == [a, c]
-
-    def test_a_slice_of_wishes_equals_asking_one_by_one(self):
-        queue, (a, b, c, d, e) = waiting(1, 5, there=[2])
-        gate = Ticket(5.0, 0)
-        wishes = Wishes([e.index, a.index, b.index, c.index, d.index], [9.0, 1.0, 3.0, 8.0, 3.0])
-        queue.take(wishes, 1, 5, 4, (gate,), -1)  # d waits for the gate; c is there, e not in the slice
-        assert [(one, queue.after[one.index]) for one in queue.pieces()] == [(b, ()), (d, (gate,)), (a, ())]
-        queue.take(wishes, 1, 5, 4, (gate,), 2)  # at most two: those named first
-        assert queue.pieces() == [b, a]
-
-    def test_up_to_a_layer_all_is_withdrawn(self):
-        made = Pieces(3, 2, "bf16", 1, lambda _: 16)
-        queue = PrefetchQueue(Residency(made, [1000]))
-        for piece in made.all:
-            queue.push(piece, float(piece.index), ())
-        queue.drop(1)
-        assert queue.pieces() == made.whole[2][::-1]
-        queue.clear()
-        assert (queue.pieces(), queue.n_waiting) == ([], 0)
-
-    def test_parts_made_since_queue_as_wholes_do(self):
-        made = Pieces(1, 2, "bf16", 1, lambda _: 16)
-        queue = PrefetchQueue(Residency(made, [1000]))
-        parts = [made.part(0, 1, at / 8, (at + 1) / 8) for at in range(8)]
-        for at, part in enumerate(parts):
-            queue.push(part, float(at % 4), ())
-        assert queue.pieces() == [parts[at] for at in (3, 7, 2, 6, 1, 5, 0, 4)]
-
-
-def in_order(flying):
-    """What flies on each link."""
-    found = []
-    for link in range(flying.n_links):
-        found.append([])
-        at = flying.after(link)
-        while at >= 0:
-            found[-1].append(at)
-            at = flying.after(link, at)
-    return found
-
-
-def waiting(n_gpus, n, there=()):
-    """An empty queue, and the experts of one layer, dealt over the GPUs in turn; those in `there` are resident."""
-    made = Pieces(1, n, "bf16", n_gpus, lambda _: 16)
-    residency = Residency(made, [16 * n] * n_gpus)
-    for at in there:
-        residency.add(made.all[at], None, 0.0, PLACED)
-    return PrefetchQueue(residency), made.whole[0]
-
-
 class Queuer(Placed):
     """Queues these experts of layer 1, in falling priority, before the pass; serves as they come."""
 
@@ -409,20 +280,3 @@ class Queuer(Placed):
 
     def iteration_start(self, iteration, view):
         return [Requeue(tuple(Prefetch(view.piece(1, expert), -at) for at, expert in enumerate(self.experts)))]
-
-
-@pytest.mark.parametrize(
-    ("depth", "first", "second"),
-    [
-        (1, [("2", 0, 10)], [("1", 0, 10)]),
-        (2, [("2", 0, 10), ("4", 10, 20)], [("1", 0, 10)]),
-    ],
-)
-def test_a_depth_counts_per_link_and_a_full_one_holds_up_no_other(depth, first, second, tmp_path):
-    """Experts 2, 4, 6 of layer 1 come over link 0, expert 1 over link 1; a copy takes 10 s, the pass 7.
-
-    Depth 1 hands over one to each link; the second for link 0 stands before expert 1 and does not hold it up.
-    """
-    seen = run(Queuer([2, 4, 6, 1], depth), tmp_path, [[[0], [0]]], room=9, n_experts=8, gpus=2)
-    links = [[(what.split(".")[1], start, end) for what, start, end in seen.lane(f"h2d{link}")] for link in (0, 1)]
-    assert links == [first, second]

@@ -15,9 +15,7 @@ from sim.policy import (
     Ticket,
     VectorSearch,
     inverse_norm,
-    most_alike,
     replaced_in_turn,
-    scaled,
 )
 
 
@@ -140,23 +138,6 @@ def test_a_search_among_vectors_is_the_cosine_with_each(n_values):
         search.nearest(vectors[0], 0)
 
 
-def test_vectors_are_scaled_to_twelve_bits_and_halves_go_to_the_even():
-    assert scaled(np.array([-4.0, 1.0, 0.0])).tolist() == [-2047, 512, 0]  # 511.75
-    assert scaled(np.array([4094.0, 1.0, 3.0, 5.0, -1.0])).tolist() == [2047, 0, 2, 2, 0]  # 0.5, 1.5, 2.5
-    assert scaled(np.zeros(2)).tolist() == [0, 0]
-
-
-def test_the_most_alike_by_both_is_the_first_of_equals():
-    assert most_alike(np.array([1.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0]), 0.25) == 2
-    assert most_alike(np.array([1.0, 0.0, 1.0]), np.array([1.0, 3.0, 1.0]), 0.75) == 0  # 1, 0.75, 1
-    with pytest.raises(ValueError, match="3 and 2 numbers"):
-        most_alike(np.zeros(3), np.zeros(2), 0.5)
-    rng = np.random.default_rng(5)
-    for n in range(1, 40):  # with many ties, in every place of those that are taken several at a time
-        one, other = rng.integers(-2, 3, (2, n)).astype(float)
-        assert most_alike(one, other, 0.25) == int((0.25 * one + 0.75 * other).argmax())
-
-
 @pytest.mark.parametrize("n_experts", [4, 8, 24])  # 24: more than are looked at one by one
 def test_choices_from_a_search_are_those_from_the_rows_that_it_finds(n_experts):
     rng = np.random.default_rng(n_experts)
@@ -189,59 +170,6 @@ def test_choices_from_a_search_are_those_from_the_rows_that_it_finds(n_experts):
         named.choose_found(search, 0, 7, 1, True)
     with pytest.raises(ValueError, match="12 paths"):
         search.find(np.zeros((6, n_experts)), 12)
-
-
-def test_a_path_is_stored_where_it_is_put():
-    for kind in (np.float32, np.float64):
-        paths, norms = np.zeros((2, 3, 4), dtype=kind), np.zeros((2, 4))
-        search, new = PathSearch(paths, norms), np.arange(6.0).reshape(2, 3)
-        search.put(1, new, np.array([0.5, 0.25]))
-        assert paths[:, :, 1].tolist() == new.tolist()
-        assert norms.tolist() == [[0, 0.5, 0, 0], [0, 0.25, 0, 0]]
-        assert paths.sum() == new.sum()
-        with pytest.raises(ValueError, match="for slot 4"):
-            search.put(4, new, np.zeros(2))
-        with pytest.raises(ValueError, match="1 norms"):
-            search.put(0, new, np.zeros(1))
-
-
-def test_a_search_in_single_precision_refuses_what_it_would_round():
-    paths, norms = np.ones((1, 1, 1), dtype=np.float32), np.ones((1, 1))
-    search = PathSearch(paths, norms)
-    room = (np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
-    assert search.along(np.array([[4096.0]]), 1, *room)  # squared: 2 ** 24
-    assert not search.along(np.array([[4097.0]]), 1, *room)
-
-
-def test_shapes_that_do_not_fit_are_refused():
-    search = PathSearch(np.ones((2, 3, 4), dtype=np.float32), np.ones((2, 4)))
-    two, four, slots = np.zeros(2), np.zeros(4), np.zeros(2, dtype=np.int64)
-    for rows, n, whole in (
-        (np.ones((2, 3)), 5, np.zeros(5)),
-        (np.ones((3, 3)), 4, four),
-        (np.ones((2, 2)), 4, four),
-        (np.ones((2, 3)), 4, two),
-    ):
-        with pytest.raises(ValueError, match="along, got"):
-            search.along(rows, n, slots, two, whole, two)
-    with pytest.raises(ValueError, match="got room for 1 slots"):
-        search.along(np.ones((2, 3)), 4, slots[:1], two, four, two)
-    with pytest.raises(ValueError, match="got slot 4"):
-        search.rows(0, slots + 4, np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="from layer 1"):
-        search.rows(1, slots, np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="got norms of shape"):
-        PathSearch(np.ones((2, 3, 4), dtype=np.float32), np.ones((4, 2)))
-    outlook = Outlook(2, 3, 1, Rank(6))
-    with pytest.raises(ValueError, match="2 rows from layer 1"):
-        outlook.choose(1, np.ones((2, 3)), two, 1, True)
-    for call in (outlook.believe, outlook.forget, outlook.named_of):
-        with pytest.raises(ValueError, match="got layer 2"):
-            call(2)
-    with pytest.raises(ValueError, match="got expert 3"):
-        outlook.visit(0, {3: 1})
-    with pytest.raises(ValueError, match="got an order of 5"):
-        Outlook(2, 3, 1, Rank(5))
 
 
 def test_newcomers_take_slots_as_if_they_came_one_by_one():
@@ -333,27 +261,3 @@ def test_a_prediction_about_all_layers_to_the_last_is_replaced_by_the_next_one()
     assert seen == [([(2, 0.75), (4, 0.375), (6, 0.25)], 0), ([(5, 0.75), (7, 0.375)], 0)]
     outlook.visit(2, {1: 1})
     assert (outlook.needed, outlook.named, outlook.right) == (1, 1, 1)  # by the last prediction alone
-
-
-def test_visits_can_be_taken_back():
-    order = Rank(2)
-    outlook = Outlook(1, 2, 1, order)
-    outlook.visit(0, {0: 1, 1: 1})
-    outlook.visit(0, {0: 1, 1: 1})
-    outlook.uncount(0, 1.0)
-    outlook.uncount(1, np.inf)
-    assert order.rank.tolist() == [0.5, 0.0]  # half of the layer's gate mass each
-    with pytest.raises(ValueError, match="got index 2"):
-        outlook.uncount(2, 1.0)
-
-
-def test_an_outlook_may_leave_ranks_and_bars_to_others():
-    order = Rank(2)
-    order.rank[:] = 7.0
-    order.bar[:] = LAST
-    outlook = Outlook(1, 2, 1, order, FREE, ranks=False)
-    outlook.choose(0, np.array([[1.0, 3.0]]), np.ones(1), 1, True)
-    outlook.believe(0)
-    outlook.visit(0, {1: 1})
-    outlook.forget(0)
-    assert (order.rank.tolist(), order.bar.tolist(), outlook.right) == ([7, 7], [LAST, LAST], 1)

@@ -1,7 +1,7 @@
 """Every policy's result to the last bit, whatever the hashes, and however the interpreter adds up floats.
 
 Python 3.12 began to add up floats with a correction, so `sum` of three or more is not the same number everywhere. With
-either way put in its place nothing may move: one interpreter shows what `test_versions.py` needs several for.
+either way put in its place nothing may move: one interpreter shows what several would.
 """
 
 from __future__ import annotations

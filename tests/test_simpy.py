@@ -6,13 +6,11 @@ arithmetic to compare with: `test_contention` has other oracles for that.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cli_help import simulated
 from grids import MANY_KINDS, few_each_time
 from tiny_traces import ALL, tiny_trace
 from untaught import UNTAUGHT
@@ -90,33 +88,3 @@ def test_which_one_replays(tiny: Path) -> None:
         machine_of(tiny, "core", set=ACTIVE)
     with pytest.raises(BadInput, match="no such value; did you mean 'simpy'"):
         machine_of(tiny, "simpi")
-
-
-def test_from_the_command_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rest = ("--policy", "lru", "--hw", "rtx3090", "--trace", str(tiny), "--split", "all", "--json")
-    active = ("--set", "hw.contention.h2d_slowdown_by_gpu=0.1")
-    plain, simpy, slowed = (simulated(capsys, *rest, *more).json for more in ((), ("--simpy",), active))
-    assert [result["simulator"] for result in (plain, simpy, slowed)] == ["core", "simpy", "simpy"]
-    assert len({plain["run_id"], simpy["run_id"], slowed["run_id"]}) == 3, "where things share memory, engines differ"
-    alone = [simulated(capsys, *rest, "--set", "sim.contention=off", *more).json for more in ((), ("--simpy",))]
-    assert alone[0]["run_id"] == alone[1]["run_id"] != plain["run_id"], "an engine decides no number"
-    assert alone[0]["tpot_s"] == alone[1]["tpot_s"] != slowed["tpot_s"]
-
-
-# -- docs/simpy.md ----------------------------------------------------------------------------------------------------
-
-
-def test_the_lane_that_the_page_adds(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the page shows runs as it stands, and copies do wait for the new lane."""
-    page = (Path(__file__).parents[1] / "docs" / "simpy.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    scope: dict[str, Any] = {"__name__": "example"}
-    exec(code, scope)
-    result = scope["result"]
-    assert capsys.readouterr().out.split()[0] == result.simulator == "FromDisk"
-    assert result.lane_utilisation["disk"] == max(result.lane_utilisation.values()) > 0.5
-    made = prepare(scope["setup"].spec)
-    without = execute(made).result
-    made.close()
-    assert result.tpot_s.mean > without.tpot_s.mean
-    assert result.h2d_bytes == without.h2d_bytes

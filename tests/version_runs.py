@@ -1,6 +1,4 @@
-"""Every policy on one trace, as one JSON object: what `test_versions.py` has each interpreter print.
-
-    python tests/version_runs.py TRACE
+"""Every policy on one trace, as one JSON object: for `test_same_bits.py`.
 
 By "policy batch gpus": the result without `wall_s`, or the message of a policy that cannot run there.
 """
