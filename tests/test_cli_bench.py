@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_help import mixtral_shaped, moesim
+from cli_help import mixtral_shaped
 
 from sim.cli import bench, bench_work
 from sim.cli.bench import Row
-from sim.cli.bench_policy import Plain
 from sim.machine.events.copies import Copy, CopyEngine
-from sim.policy.registry import find
-from traces.format.check import check_trace
-from traces.format.reader import Trace
-from traces.synth.chat_lengths import load_lengths, write_drawn_log
+from traces.synth.chat_lengths import write_drawn_log
 
 BARE = Row("bare", "pass")
 
@@ -64,36 +59,6 @@ def test_rows_are_commands_in_processes_of_their_own(tmp_path: Path) -> None:
     assert (found["after wrong"]["ratio"], found["after wrong"]["ok"]) == (None, False)
 
 
-def test_rows_are_chosen_by_how_they_begin_with_what_they_stand_beside(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = (BARE, Row("other", "1 / 0"), Row("mine", "pass", "bare", 1e-9))
-    monkeypatch.setattr(bench, "ROWS", rows)
-    said = moesim(capsys, "bench", "--repeat", 1, "--only", "mi", "--json").json
-    assert [row["name"] for row in said["rows"]] == ["bare", "mine"]
-    checked = moesim(capsys, "bench", "--repeat", 1, "--only", "mi", "--check")
-    assert checked.code == 1 and "misses it" in checked.out and checked.err.startswith("error: bench")
-    assert checked.out.startswith(f"engine compiled: {'yes' if bench.compiled() else 'no'}\n")
-    assert "ZeroDivisionError" in moesim(capsys, "bench", "--repeat", 1, "--only", "other").out
-    unknown = moesim(capsys, "bench", "--only", "mime")
-    assert (unknown.code, unknown.out) == (2, "") and "did you mean 'mine'" in unknown.err
-
-
-def test_every_row_stands_beside_one_that_runs_before_it_and_every_ratio_has_a_bound() -> None:
-    names = [row.name for row in bench.ROWS]
-    assert len(set(names)) == len(names)
-    for at, row in enumerate(bench.ROWS):
-        assert not row.beside or (row.beside in names[:at] and (row.at_most or row.at_least))
-
-
-def test_short_replays_count_decode_tokens_alone(tmp_path: Path) -> None:
-    assert bench_work.timeouts(2000)["value"] > 0
-    for policy, n_store in ((bench_work.PLAIN, 0), ("fine_moe", 5)):
-        found = bench_work.replay(str(tmp_path), policy, n_store, 6)
-        assert found["value"] > 0 and "tokens/s" in found["note"]
-    assert bench_work.bound(str(tmp_path), 20, 2)["value"] > 0
-
-
 def test_engines_are_compared_key_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = bench_work.both(str(tmp_path), "fine_moe", n_test=4)
     assert found["value"] > 0 and "keys of both results equal" in found["note"]
@@ -107,42 +72,6 @@ def test_engines_are_compared_key_by_key(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(CopyEngine, "submit", slower)
     wrong = bench_work.both(str(tmp_path), "lru", n_test=4)
     assert "tpot_s" in wrong["error"] and "h2d_bytes" not in wrong["error"]
-
-
-def test_synthetic_traces_are_sound(tmp_path: Path) -> None:
-    bench_work.synthetic_trace(tmp_path / "t.safetensors", (3, 8, 2), 4, 10, requests=2)
-    with Trace(tmp_path / "t.safetensors") as trace:
-        assert check_trace(trace) == []
-        assert trace.header.labels == ("synthetic",)
-        assert [request.outputs for request in trace.requests] == [5, 6, 6]
-
-
-@pytest.mark.parametrize("said", [True, False, None])
-def test_it_asks_the_engine_whether_it_is_compiled(monkeypatch: pytest.MonkeyPatch, said: bool | None) -> None:
-    monkeypatch.setattr("sim.engine.compiled", None if said is None else lambda: said, raising=False)
-    assert bench.compiled() is bool(said)
-
-
-def test_the_plain_policy_answers_three_questions_and_one_hook() -> None:
-    hooks = {name for name, value in vars(Plain).items() if inspect.isfunction(value)} - {"bind"}
-    assert hooks == {"accessed", "victim", "evicted", "layer_done"}
-    assert find(bench_work.PLAIN).name == Plain.name
-
-
-def test_a_log_is_drawn_as_the_published_one(tmp_path: Path) -> None:
-    """Read as Azure's own: its rate, and its lengths by their quantiles."""
-    from traces.synth.arrivals import arrivals
-
-    write_drawn_log(tmp_path / "azure.csv", 4000)
-    found, published = arrivals(str(tmp_path / "azure.csv"), 4000), load_lengths()
-    assert found[-1].at_s / (len(found) - 1) == pytest.approx(published.mean_gap_s, rel=0.05)
-    for lengths, tokens in (
-        ([one.prompt_len or 0 for one in found], published.prompt_tokens),
-        ([one.outputs or 0 for one in found], published.output_tokens),
-    ):
-        middle = sorted(lengths)[len(lengths) // 2]
-        assert middle == pytest.approx(tokens[published.shares.index(0.5)], rel=0.05)
-        assert tokens[0] <= min(lengths) <= max(lengths) <= tokens[-1]
 
 
 @pytest.mark.thorough

@@ -11,18 +11,13 @@ import pytest
 from cli_help import called
 from tiny_traces import tiny_trace
 
-from sim.base.errors import IllegalDecision
-from sim.bounds.time_bound import lower_bound
 from sim.cli import main
 from sim.figures import Statistic
 from sim.policy.registry import policies
-from sim.results.routing_words import routing_words
 from sim.results.sampling import Sample
 from sim.studies.compare import Comparison
 from sim.studies.rows import Group, Row
-from traces.format.bundled import DEFAULT, bundled_traces
 
-BUNDLED = pytest.mark.skipif(DEFAULT not in bundled_traces(), reason="the bundled traces are not in this checkout")
 LEVELS = {"weights", "scores", "token_ids", "embeddings", "tasks"}
 
 
@@ -62,44 +57,6 @@ def test_it_ranks_systems_and_lists_bounds_beside_them(capsys, trace):
     assert len({run["cache_capacity_bytes"][0] for run in runs if run["applied_as"] != "gpu_only"}) == 1
 
 
-def test_labels_of_all_runs_are_said_once(capsys, tmp_path):
-    drawn = tiny_trace(tmp_path / "t.safetensors", 32, 8, 2, n_requests=2, prompt=4, outputs=4, labels=("synthetic",))
-    both = ("--hw", "rtx3090", "--trace", str(drawn), "--policy", "lru", "--policy", "belady")
-    _, out, _ = call(capsys, *both)
-    assert out.count("all of them: synthetic") == 1
-    assert out.count("trace t: synthetic, fitted to a trace; no published routing of the shape") == 1
-    assert "\nall of them: synthetic\n" in out
-    assert re.search(r"^belady .* oracle$", out, re.MULTILINE)
-    _, out, _ = call(capsys, *both[:-2])
-    assert re.search(r"^lru .* synthetic$", out, re.MULTILINE)
-
-
-def test_long_notes_stand_below_the_table(capsys):
-    """A queue that grows has a sentence of its own, which a column would fold into ten lines."""
-    code, out, _ = call(
-        *(capsys, "--policy", "lru scope=global", "--policy", "lfu scope=global", "--hw", "rtx3090", "--requests", "4"),
-        *("--arrivals", "poisson:0.05"),
-    )
-    assert code == 0
-    table, below = out.split("────\n")[1].split("\n\n")
-    assert "unstable" not in table
-    assert re.findall(r"^(\w+) scope=global: unstable queue: arrives", below, re.MULTILINE) == [
-        line.split()[0] for line in table.splitlines()
-    ]
-
-
-def test_the_verdict_names_the_fastest_system_not_a_bound(capsys, trace):
-    names = ("gpu_only", "lfu", "on_demand")
-    args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
-    code, out, _ = call(capsys, *args)
-    assert code == 0
-    assert out.startswith("lfu: ") and "faster than on_demand" in out.splitlines()[0]
-    assert "does not fit" in out
-    line = r"^lower bound: TPOT [\d.]+ m?s, which no lossless policy in this table beats \(with this link and room\)$"
-    assert re.search(line, out, re.MULTILINE)
-    assert "not run" not in out
-
-
 def row(label: str, tpot_s: float, *labels: str, times: tuple[float, ...] = ()) -> Row:
     sample = Sample(dict(enumerate(times or (tpot_s, tpot_s))))
     said = SimpleNamespace(
@@ -119,44 +76,6 @@ def verdict(rows: list[Row]) -> str:
     return Comparison(Group(rows), [], "").answer()
 
 
-ON = "per token on easy over 2 requests"
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([row("a", 1.0), row("b", 1.0)], f"a: 1.00 s {ON}, exactly as fast as b"),
-        ([row("a", 1.0), row("b", 1.004)], f"a: 1.00 s {ON}, 0.4 % faster than b"),
-        ([row("a", 1.0), row("b", 1.0000003)], f"a: 1.00 s {ON}, 3e-05 % faster than b"),
-        ([row("a", 1.0), row("b", 1.0125)], f"a: 1.00 s {ON}, 1.01x faster than b"),
-        ([row("a", 1.0)], f"a: 1.00 s {ON}"),
-        ([row("o", 0.5, "oracle"), row("a", 1.0)], f"a: 1.00 s {ON}"),
-        ([row("g", 0.5, "does not fit: needs 2 GB")], "only bounds were compared"),
-        ([row("g", 0.5, "--cache 2experts not applied: every expert is kept")], "only bounds were compared"),
-        (
-            [row("c", 0.5, "lossy"), row("a", 1.0), row("b", 2.0)],
-            f"a: 1.00 s {ON}, 2.00x faster than b; a lossy one, c, takes 500 ms",
-        ),
-        ([row("a", 1.0), row("c", 1.5, "lossy"), row("b", 2.0)], f"a: 1.00 s {ON}, 2.00x faster than b"),
-        ([row("c", 0.5, "lossy"), row("d", 1.0, "lossy")], f"c: 500 ms {ON}, 2.00x faster than d"),
-        # Paired: every request is faster by the same share, though requests differ more among themselves.
-        ([row("a", 2.0, times=(1.0, 3.0)), row("b", 2.1, times=(1.1, 3.1))], f"a: 2.00 s {ON}, 1.05x faster than b"),
-        # Two requests that disagree tell nothing, whatever their mean says.
-        (
-            [row("a", 1.0, times=(1.0, 1.0)), row("b", 2.0, times=(0.9, 3.1)), row("c", 3.0, times=(3.0, 3.0))],
-            f"a: 1.00 s {ON}, 2.00x faster than b; not told apart from it",
-        ),
-        (
-            [row("a", 1.0, times=(1.0,)), row("b", 2.0, times=(2.0,))],
-            "a: 1.00 s per token on easy over 1 request, 2.00x faster than b there; of n = 1 no sampling error can be "
-            "given, so this is no ranking",
-        ),
-    ],
-)
-def test_verdicts(rows, said):
-    assert verdict(rows) == said
-
-
 def test_ranks_leave_open_what_requests_do():
     rows = [
         row("o", 0.5, "oracle"),
@@ -167,24 +86,6 @@ def test_ranks_leave_open_what_requests_do():
     _, a, b, c = rows
     assert Group(rows).ranks == {a: (1, 2, [b]), b: (1, 3, [a, c]), c: (2, 3, [b])}
     assert Group([row("a", 1.0, times=(1.0,)), row("b", 2.0, times=(2.0,))]).ranks == {}
-
-
-@BUNDLED
-@pytest.mark.thorough
-def test_two_requests_leave_open_what_twelve_say(capsys):
-    """With twelve requests `fiddler` leads `lfu` beyond doubt, with two it may be either, and one says nothing."""
-    load = ("--trace", "qwen1.5-moe-chat", "--arrivals", "none")
-    args = ("--hw", "rtx3090", *load, "--policy", "lfu", "--policy", "fiddler")
-    leads = {}
-    for n in (1, 2, 12):
-        found = json.loads(call(capsys, *args, "--requests", str(n), "--json")[1])["runs"]
-        leads[n] = found[0]["applied_as"], found[0]["rank"], found[0]["tied_with"]
-        assert [run["uncertainty"]["sampling"]["tpot_n"] for run in found] == [n, n]
-    assert leads == {1: ("fiddler", None, None), 2: ("fiddler", [1, 2], ["lfu"]), 12: ("fiddler", [1, 1], [])}
-    out = call(capsys, *args, "--requests", "1")[1].splitlines()
-    assert "over 1 request, " in out[0]
-    assert out[0].endswith("of n = 1 no sampling error can be given, so this is no ranking")
-    assert [line.split()[1] for line in out if line.startswith(("lfu ", "fiddler "))] == ["-", "-"]
 
 
 def test_all_ranks_what_can_run_and_lists_the_rest(capsys, trace):
@@ -211,13 +112,6 @@ def test_a_named_policy_that_cannot_run_is_listed_and_the_rest_ranked(capsys, tr
     assert f"not run: {name}: " in out
 
 
-@pytest.mark.parametrize("words", ["lruu", "lfu scop=layer", "lfu scope=card"])
-def test_a_mistake_in_the_words_of_a_policy_ends_a_comparison(capsys, trace, words):
-    code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), "--policy", "lru", "--policy", words)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ") and err.count("\n") == 1
-
-
 def test_none_can_run(capsys, trace, monkeypatch):
     monkeypatch.setattr("sim.policy.registry.policies", lambda: {"lru": policies()["lru"], "fifo": policies()["fifo"]})
     code, out, err = call(capsys, "--hw", "rtx3091", "--trace", str(trace), "--policy", "all")
@@ -228,18 +122,6 @@ def test_none_can_run(capsys, trace, monkeypatch):
     assert (code, out) == (2, "")
     assert [line.split(":")[:2] for line in err.splitlines()[:2]] == [["not run", f" {name}"] for name in two[1::2]]
     assert err.splitlines()[2].startswith("error: --policy, got 2 policies: none of them can run here")
-
-
-def test_a_policy_that_breaks_a_rule_is_no_success(capsys, trace, monkeypatch):
-    monkeypatch.setattr("sim.policy.registry.policies", lambda: {"lru": policies()["lru"], "fifo": policies()["fifo"]})
-
-    def bind(self, *args):
-        raise IllegalDecision("got nonsense: a bug")
-
-    monkeypatch.setattr(policies()["fifo"], "bind", bind)
-    code, out, _ = call(capsys, "--hw", "rtx3090", "--trace", str(trace), "--policy", "all")
-    assert code == 1
-    assert out.startswith("lru: ") and out.endswith("not run: fifo: fifo.bind: got nonsense: a bug\n")
 
 
 def test_a_named_policy_that_breaks_a_rule_is_named(capsys, trace, monkeypatch):
@@ -267,24 +149,6 @@ def test_equal_runs_are_shown_once(capsys, trace):
         "note: on_demand is the same run as accelerate; it is shown once",
         "note: lru is the same run as LRU; it is shown once",
     ]
-
-
-def test_the_bound_is_worked_out_once_for_each_room(capsys, trace, monkeypatch):
-    asked = []
-
-    def counted(setup, cpu):
-        asked.append((setup.memory.expert_bytes, cpu))
-        return lower_bound(setup, cpu)
-
-    monkeypatch.setattr("sim.bounds.time_bound.lower_bound", counted)
-    names = ("lru", "lfu", "fiddler", "gpu_only", "ktransformers", "belady")
-    args = ("--hw", "rtx3090", "--trace", str(trace), *(word for name in names for word in ("--policy", name)))
-    _, out, _ = call(capsys, *args, "--json", "--workers", "1")
-    assert len(asked) == len(set(asked)) == 3  # the card's room with and without its CPU, and gpu_only's
-    runs = {run["applied_as"]: run["lower_bound"] for run in json.loads(out)["runs"]}
-    assert runs["lru"]["tpot_s"] == runs["lfu"]["tpot_s"] == runs["belady"]["tpot_s"]
-    assert runs["lru"]["above_frac"] != runs["lfu"]["above_frac"]
-    assert runs["fiddler"]["resource"] == runs["ktransformers"]["resource"] == "copy + cpu"
 
 
 def test_each_row_has_the_bound_of_its_own_inputs(capsys, trace):
@@ -390,29 +254,6 @@ def test_a_baseline_stands_at_one_and_all_else_is_relative_to_it(capsys, trace, 
     code, out, err = call(capsys, *args, "--scheduler", "fcfs,sjf", "--against", "lfu")
     assert (code, out) == (2, "")
     assert "--against 'lfu, fcfs'" in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("labels", "model", "words"),
-    [
-        ((), "mixtral-8x7b", ""),
-        (("one-prompt",), "mixtral-8x7b", "routing rests on one prompt"),
-        (("synthetic", "fitted-to-qwen3-30b-a3b"), "qwen3-235b-a22b", ""),
-        (("synthetic", "fitted-to-qwen3-30b-a3b", "scaled-by-assumption"), "gpt-oss-20b", "another model family"),
-        (("synthetic", "fitted-to-olmoe-1b-7b", "one-prompt"), "gpt-oss-20b", "another family's one prompt"),
-        (("synthetic", "fitted-to-my-log"), "gpt-oss-20b", ""),  # of whom, nobody knows
-    ],
-)
-def test_the_first_line_says_in_five_words_what_routing_rests_on(labels, model, words):
-    runs = [row("a", 1.0, *labels), row("b", 2.0, *labels)]
-    for one in runs:
-        one.result.model = model
-    said = routing_words(labels, model)
-    assert words in said
-    assert len(said.split()) == (5 if words else 0)
-    assert verdict(runs).endswith(f"; {said}" if said else "faster than b")
-    runs[1].result.caveats = []
-    assert verdict(runs).endswith(f"; {said} in part" if said else "faster than b")
 
 
 @pytest.mark.parametrize(

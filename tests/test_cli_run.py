@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_help import Said, mixtral_shaped, moesim, simulated
+from cli_help import Said, mixtral_shaped, simulated
 
 from sim.base.errors import BadInput
 from sim.base.json import to_json
-from sim.base.units import show_flops
 from sim.options import RunSpec
 from sim.run import prepare
 from sim.setup.config_file import dump_spec, read_spec
@@ -62,36 +61,6 @@ class TestOutput:
         assert said.out.count("\n") == 1
         assert said.err == ""
 
-    def test_verdict_comes_first_and_names_the_bound(self, run: Any) -> None:
-        first = run().out.splitlines()[0]
-        assert re.match(
-            r"lru on rtx3090 \(mixtral-8x7b bf16\): [\d.]+ m?s per token \([\d.]+ tokens/s decoding\), "
-            r"bound by the copy link \(\d+ % of decode time waiting for copies\)$",
-            first,
-        )
-
-    def test_human_output_is_short_and_plain(self, run: Any) -> None:
-        said = run(policy="on_demand")
-        lines = said.out.splitlines()
-        assert len(lines) <= 37
-        assert max(map(len, lines)) <= 160
-        assert "\x1b" not in said.out
-        for word in (
-            "TTFT",
-            "TPOT",
-            "PCIe traffic",
-            "peak VRAM",
-            "rests on",
-            "uncertainty",
-            "expert budget",
-            "caveats",
-        ):
-            assert word in said.out, word
-
-    def test_both_commands_are_one(self, run: Any, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        other = moesim(capsys, "run", "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--json")
-        assert same(other.json, run("--json").json)
-
     def test_aliases_resolve_and_are_named(self, run: Any) -> None:
         result = run("--json", policy="accelerate", hw="RTX-3090").json
         assert (result["policy"], result["hw"]) == ("on_demand", "rtx3090")
@@ -110,19 +79,6 @@ class TestOutput:
     def test_json_has_no_infinities(self) -> None:
         odd = {"a": float("nan"), "b": [float("inf"), 1.5], "c": True}
         assert to_json(odd) == '{"a": null, "b": [null, 1.5], "c": true}'
-
-    def test_rates_say_what_they_mean(self, run: Any) -> None:
-        assert re.search(
-            r"per token at batch 2 \([\d.]+ tokens/s over all requests, prefill included\)", run("--batch", 2).out
-        )
-        assert "at batch" not in run("--batch", 2, "--requests", 1).out.splitlines()[0]
-        said, result = run().out, run("--json").json
-        assert f"({1 / result['tpot_s']['mean']:.2f} tokens/s decoding)" in said
-        rate = result["throughput_tokens_per_s"]
-        assert f"throughput     {rate:.2f} tokens/s: 18 output tokens in the whole run, prefill included" in said
-
-    def test_one_request_is_no_requests(self, run: Any) -> None:
-        assert re.search("split test: 1 request, 8 decode tokens$", run("--requests", 1).out, re.MULTILINE)
 
     def test_a_cap_that_is_not_kept_to_is_mentioned(self, run: Any) -> None:
         label = "--cache 40experts not applied: every expert is kept"
@@ -148,41 +104,8 @@ class TestOutput:
         assert far.json["memory"]["kv_cache_bytes"] == 2 * run("--json").json["memory"]["kv_cache_bytes"]
         assert (both.err, far.err) == ("", "note: --batch 100000: no more than 2 requests to run together\n")
 
-    def test_missing_folders_are_made(self, run: Any, tmp_path: Path) -> None:
-        line, out = tmp_path / "a" / "b" / "lanes.json", tmp_path / "c" / "d"
-        assert run("--timeline", line, "--out", out).code == 0
-        assert line.is_file()
-        assert (out / "result.json").is_file()
-
-    def test_help_fits(self, capsys: pytest.CaptureFixture[str]) -> None:
-        said = simulated(capsys, "--help")
-        assert said.code == 0
-        assert max(map(len, said.out.splitlines())) <= 110
-        for option in ("--policy", "--real", "--timeline", "--config"):
-            assert option in said.out
-
 
 class TestRefusals:
-    def test_no_policy_and_no_hardware(self, capsys: pytest.CaptureFixture[str]) -> None:
-        error = simulated(capsys).error
-        for word in ("--policy", "--hw", "lru", "rtx3090", "moesim hw"):
-            assert word in error
-
-    @pytest.mark.parametrize(
-        ("args", "hint"),
-        [
-            (("--policy", "lruu", "--hw", "rtx3090"), "did you mean 'lru'"),
-            (("--policy", "lru", "--hw", "rtx3091"), "did you mean 'rtx3090'"),
-            (("--policy", "lru", "--hw", "rtx3090", "--model", "mixtral-8x7c"), "did you mean 'mixtral-8x7b'"),
-            (("--policy", "lru", "--hw", "rtx3090", "--engine", "baer"), "did you mean 'bare'"),
-            (("--policy", "lru", "--hw", "rtx3090", "--trace", "nothing-like-it"), "no bundled trace and no file"),
-            (("--polcy", "lru"), "No such option"),
-            (("--policy", "lru", "--hw"), "requires an argument; see simulate --help"),
-        ],
-    )
-    def test_unknown_names(self, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], hint: str) -> None:
-        assert hint in simulated(capsys, *args).error
-
     @pytest.mark.parametrize(
         ("args", "hint"),
         [
@@ -238,51 +161,11 @@ class TestRefusals:
         assert (found["expert budget"], found["of which the predictor takes"]) == ("15.7 GB", "216 MB")
         assert "got an expert budget of 15.5 GB" in error
 
-    @pytest.mark.parametrize(("option", "text"), [("--vram", "24"), ("--ram", "1"), ("--vram", " 999 ")])
-    def test_a_number_of_gigabytes_without_the_unit(self, run: Any, option: str, text: str) -> None:
-        assert f"did you mean {text.strip()}GB?" in run(option, text).error
-
     def test_a_shape_without_a_trace_has_a_way_out(self, capsys: pytest.CaptureFixture[str]) -> None:
         own = ("--model", "qwen3-235b-a22b", "--set", "model.n_experts=4096")
         error = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", *own).error
         assert "got 94 layers of 4096 experts" in error
         assert "moesim traces synth qwen3-30b-a3b --model qwen3-235b-a22b -o FILE" in error
-
-    def test_missing_level_names_the_remedy(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        bare = mixtral_shaped(tmp_path, levels=())
-        error = simulated(capsys, "--policy", "fine_moe", "--hw", "rtx3090", "--trace", bare).error
-        assert "needs embeddings" in error
-
-
-@pytest.mark.parametrize(
-    ("flops_per_s", "shown"),
-    [(7.2e13, "72.0 TFLOPS"), (1e12, "1.0 TFLOPS"), (8.7e10, "87 GFLOPS"), (9.5e8, "0.95 GFLOPS")],
-)
-def test_rates_keep_their_digits(flops_per_s: float, shown: str) -> None:
-    assert show_flops(flops_per_s) == shown
-
-
-def test_the_band_says_over_how_many_requests(run: Any) -> None:
-    def band(*args: object) -> str:
-        return " ".join(run(*args, policy="on_demand").out.split("uncertainty")[1].split())
-
-    assert band("--requests", 1).endswith("end of its range; n = 1: no sampling error can be given")
-    assert band("--requests", 2).endswith("for the choice of requests (95 %, n = 2)")
-    assert band("--batch", 2).endswith("; n = 2 in 1 batch: no sampling error can be given")
-    one, two = (run("--requests", n, "--json").json["uncertainty"] for n in (1, 2))
-    assert one["sampling"] == {"tpot_s": None, "ttft_s": None, "tpot_n": 1, "ttft_n": 1}
-    low, high = two["sampling"]["tpot_s"]
-    assert two["tpot_s"][0] <= low < high <= two["tpot_s"][1]
-
-
-class TestSizes:
-    @pytest.mark.parametrize("words", ["6GB", "6e9B", "6 GB", "6000000000 B"])
-    def test_units(self, run: Any, words: str) -> None:
-        assert run("--json", "--cache", words, policy="on_demand").json["cache_capacity_bytes"] == [6_000_000_000]
-
-    def test_experts_are_whole(self, run: Any) -> None:
-        result = run("--json", "--cache", "17experts", policy="on_demand").json
-        assert result["cache_capacity_bytes"] == [17 * result["expert_bytes"]]
 
 
 class TestConfig:

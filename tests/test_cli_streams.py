@@ -11,14 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_help import called, mixtral_shaped, moesim, simulated
+from cli_help import mixtral_shaped, moesim
 from grids import few_each_time
 
 from sim.base import compiled
 from sim.base.errors import BadInput
 from sim.base.files import must_be_writable
 from sim.cli import main
-from sim.cli.calibrate import main as calibrate
 
 DEV_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 POSIX = pytest.mark.skipif(os.name != "posix", reason="closed pipes are another error here")
@@ -29,29 +28,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     trace = mixtral_shaped(tmp_path_factory.mktemp("streams"))
     code = "from sim.cli import main; main()"
     return [sys.executable, "-c", code, "run", "--policy", "lru", "--hw", "rtx3090", "--trace", str(trace)]
-
-
-@pytest.mark.parametrize("group", [(), ("train",)])
-def test_a_group_by_itself_shows_its_help(capsys: pytest.CaptureFixture[str], group: tuple[str, ...]) -> None:
-    said = moesim(capsys, *group)
-    assert (said.out + said.err).startswith("Usage: ")
-    assert "error" not in said.err
-
-
-def test_short_help_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    for group in ("train", "traces"):
-        listed = moesim(capsys, group, "--help").out.split("Commands:")[1]
-        assert "..." not in listed.replace("TRACE...", ""), group
-
-
-def test_every_entry_point_knows_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    said = {
-        moesim(capsys, "--version").out,
-        simulated(capsys, "--version").out,
-        called(capsys, calibrate, "--version").out,
-    }
-    assert len(said) == 1
-    assert said.pop().startswith("moesim, version ")
 
 
 @pytest.mark.parametrize(("outdated", "terminal"), [(True, True), (True, False), (False, True)])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from easy_numbers import run
-from quicker import MAKES, RESOURCES, generic, run_of, worth
+from quicker import MAKES, generic, run_of, worth
 
 from policies.lru import Lru
 from sim.base.errors import MoesimError
-from sim.base.lanes import CHARGED, GPU, H2D, HOST
+from sim.base.lanes import GPU, H2D, HOST
 from sim.machine.runs import Paths
 from sim.policy.api import Policy
 from sim.policy.decisions import Predict, RunCpu
@@ -80,12 +80,6 @@ def test_what_the_host_waits_for_is_charged_to_what_it_waits_for(tmp_path: Path)
     assert seen.result.bottleneck.prefill.back == 1 / 16
 
 
-def test_resources_that_share_the_verdict_are_both_named(tmp_path: Path) -> None:
-    # attention 0..1, the copy 1..5, the expert 5..7, the head 7..8.
-    seen = run(Lru(), tmp_path, [[[0]]], room=1, n_experts=1, copy_s=4.0)
-    assert seen.result.bottleneck.resource == "gpu and copy link"
-
-
 def test_of_a_lane_that_stays_busy_only_its_stretch_is_kept() -> None:
     """A link that is busy over many settlements: what was charged before is known, and nothing else is kept of it."""
     paths = Paths()
@@ -98,7 +92,3 @@ def test_of_a_lane_that_stays_busy_only_its_stretch_is_kept() -> None:
     host.begin(1003.0, GPU)
     paths.busy_until_s[H2D] = 0.0
     assert list(paths.settle(1003.0)) == [3.0, 998.0, 2.0, 0, 0, 0, 0, 0, 0]
-
-
-def test_shares_of_bound_by_are_resources() -> None:
-    assert [resource for resource, _ in CHARGED.values()] == [at for at in range(len(RESOURCES)) if at != 6]

@@ -136,17 +136,6 @@ def test_the_index_has_every_page_once() -> None:
     assert "](docs/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_a_page_is_short_and_its_blocks_fit(path: Path) -> None:
-    """No page over 25 kB but the list of all figures, no line of a block over 100 columns; a single word, such as a
-    path, is not broken."""
-    page = path.read_text(encoding="utf-8")
-    assert len(page.encode()) <= 26_000 or path.name == "figures.md"
-    inside = re.findall(r"^```\w+\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    wide = [line for text in inside for line in text.splitlines() if len(line) > 100 and len(line.split()) > 1]
-    assert wide == []
-
-
 class TestOutputPage:
     page = (ROOT / "docs" / "output.md").read_text(encoding="utf-8")
     figures = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")

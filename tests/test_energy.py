@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import easy_numbers
 import msgspec
 import pytest
 import tiered_worlds
-from cli_help import moesim, simulated
+from cli_help import simulated
 from easy_numbers import EXPERT_BYTES, figure
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,17 +21,13 @@ from tiny_traces import from_rows
 
 from policies.lru import Lru
 from sim.base.errors import BadInput
-from sim.base.files import bundled
 from sim.options import RunSpec
 from sim.profiles.drives import DrivePower
-from sim.profiles.hardware import COUNTED, GPUS, WATTS, CpuPower, GpuPower, Hardware, load_hardware
+from sim.profiles.hardware import COUNTED, WATTS, CpuPower, GpuPower, Hardware, load_hardware
 from sim.results.energy import Spent, parts
-from sim.results.expectations import judged, parsed
-from sim.results.figure import better, show_figure
-from sim.results.text import render, verdict
+from sim.results.text import render
 from sim.run import prepare
 from sim.setup.third_tier import ThirdTier
-from sim.studies.plan.goal import goals_of, readings
 from traces.format.reader import Trace
 
 replace = msgspec.structs.replace
@@ -264,26 +259,6 @@ def test_where_watts_are_lacking_there_is_no_number(tiny: Path) -> None:
     assert run(tiny, "lru", hw="rtx3090", set={"hw.cpu": "epyc-9355"}, sim_energy="gpu").result.energy.energy_j > 0
 
 
-def test_watts_of_nothing_are_said(tiny: Path) -> None:
-    none = {f"hw.gpu.power.{figure}": 0.0 for figure in ("waiting_w", "memory_bound_w", "compute_bound_w")}
-    result = run(tiny, "lru", hw="rtx3090", set=none, sim_energy="gpu").result
-    assert (result.energy.energy_j, result.energy.mean_w) == (0.0, 0.0)
-    assert "0 J: every watt that was counted is 0" in render(result)
-
-
-def test_bundled_watts_are_those_of_these_profiles() -> None:
-    """Where somebody found sources: a part draws no less at work, and every reference is a citation."""
-    every = [load_hardware(path) for path in bundled(GPUS, ".yaml").values()]
-    found = {hw.id for hw in every if hw.gpu.power is not msgspec.UNSET}
-    assert found == set(POWERED)
-    assert all(isinstance(hw.cpu.power, CpuPower) for hw in every if hw.id in found)
-
-
-def test_profiles_show_watts(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = moesim(capsys, "hw", "h100-sxm").out
-    assert "121.7 W" in shown and "595 W to 700" in shown
-
-
 # -- words in and out --------------------------------------------------------------------------------------------------
 
 
@@ -316,71 +291,3 @@ def test_a_real_run_measures_no_watts(capsys: Any) -> None:
     words = ("--policy", "lru", "--hw", "rtx3090", "--model", "cpu-small", "--requests", 1, "--real=cpu")
     said = simulated(capsys, *words, "--set", "sim.energy=gpu").error
     assert "--set sim.energy, got 'gpu' with --real" in said
-
-
-def test_joules_are_a_figure_like_others(tiny: Path) -> None:
-    """`--expect` and `--goal` know it, less is better, and text shows it with its unit."""
-    result = run(tiny, "lru", hw="rtx3090", sim_energy="gpu").result
-    (met,) = judged(parsed(("energy.joules_per_token > 1",)), result.to_dict())
-    assert met.held
-    (reading,) = readings(goals_of(["energy.joules_per_token <= 1e6"]), result)
-    assert reading.met and (reading.low, reading.high) == result.energy.range_joules_per_token
-    assert better("energy.joules_per_token") == -1
-    assert show_figure("energy.lanes_j.gpu_waiting", 1234.5) == "1.23 kJ"
-    shown = render(result)
-    assert "of the GPU per output token, prefill included" in shown
-    assert "gpu.power.waiting_w = 130 W (measured) [clubp2]" in shown
-    with pytest.raises(BadInput, match=r"nobody counts joules; add --set sim\.energy=gpu"):
-        readings(goals_of(["energy.energy_j <= 1"]), run(tiny, "lru", hw="rtx3090").result)
-
-
-# -- several machines, several policies --------------------------------------------------------------------------------
-
-
-def test_the_first_line_has_the_joules_that_were_asked_for(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ("--hw", "rtx3090", "--model", "mixtral-8x7b", "--trace", tiny)
-    first = simulated(capsys, "--policy", "lru", *where, "--set", "sim.energy=gpu").out.splitlines()[0]
-    assert re.search(r"tokens/s decoding\), \d+ J of the GPU per output token, bound by", first)
-    policies = ("--policy", "lru", "--policy", "lfu")
-    first = moesim(capsys, "compare", *policies, *where, "--set", "sim.energy=gpu").out.splitlines()[0]
-    assert re.search(r"; least energy per token under (lru|lfu): \d+ J$", first)
-    links = ("--pcie", "gen3x16,gen5x16")
-    first = moesim(capsys, "sweep", *policies, *where, *links, "--set", "sim.energy=gpu").out.splitlines()[0]
-    assert re.search(r"; least energy per token under (lru|lfu) \(pcie gen5x16\): [\d.]+ J$", first)
-    first = moesim(capsys, "sweep", "--policy", "lru", *where, "--set", "sim.energy=gpu,machine").out.splitlines()[0]
-    assert "energy per token" not in first, "boards and machines are not held against each other"
-
-
-@pytest.mark.parametrize(
-    ("world", "energy", "whose"),
-    [
-        ({"gpus": 2}, "gpu", "the GPUs"),
-        ({"gpus": 2}, "machine", "the machine"),
-        ({"replicas": 2, "arrivals": "poisson:0.1"}, "gpu", "the GPUs"),
-        ({"replicas": 2, "arrivals": "poisson:0.1"}, "machine", "the machines"),
-    ],
-)
-def test_it_is_said_whose_joules_these_are(tiny: Path, world: dict[str, Any], energy: str, whose: str) -> None:
-    assert f"J of {whose} per output token" in verdict(
-        run(tiny, "lru", hw="rtx3090", sim_energy=energy, **world).result
-    )
-
-
-def test_a_table_says_why_it_has_no_joules(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ("--model", "mixtral-8x7b", "--trace", tiny, "--precision", "int4_g128", "--set", "sim.energy=gpu")
-    why = "energy not known: rtx3060 has no hw.gpu.power; give its watts in a profile of yours"
-    policies = ("--policy", "lru", "--policy", "lfu")
-    assert why in moesim(capsys, "compare", *policies, "--hw", "rtx3060", *where).out
-    said = moesim(capsys, "sweep", *policies, "--hw", "rtx3060,rtx3090", *where).out
-    assert why in said and "least energy per token" in said.splitlines()[0]
-
-
-def test_a_plan_passes_over_machines_without_watts(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ("--policy", "lru", "--model", "mixtral-8x7b", "--trace", tiny, "--precision", "int4_g128")
-    asked = (*where, "--goal", "energy.joules_per_token <= 100", "--set", "sim.energy=gpu")
-    found = moesim(capsys, "plan", "--hw", "rtx3060,rtx3090", *asked, "--json").json
-    assert found["best"]["hw"] == "rtx3090"
-    (other,) = (one for one in found["candidates"] if one["hw"] == "rtx3060")
-    assert (other["state"], other["reason"].partition(":")[0]) == ("not_run", "--set sim.energy, got gpu")
-    assert "has no hw.gpu.power; give its watts" in moesim(capsys, "plan", "--hw", "rtx3060", *asked).error
-    assert "add --set sim.energy=gpu" in moesim(capsys, "plan", "--hw", "rtx3060", *asked[:-2]).error

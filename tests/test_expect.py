@@ -9,8 +9,7 @@ import pytest
 from cli_help import mixtral_shaped, simulated
 
 from sim.base.errors import BadInput
-from sim.base.renamed import key_now
-from sim.results.expectations import judged, misspelt, names, parsed, unknown
+from sim.results.expectations import judged, parsed
 
 RESULT = {
     "hit_rate": 0.25,
@@ -57,13 +56,6 @@ def test_comparisons(text: str, held: bool) -> None:
     assert verdict(text)[0] is held
 
 
-def test_the_line_says_what_it_was() -> None:
-    assert verdict("hit_rate >= 0.30") == (False, "not met: hit_rate >= 0.30: it is 0.25")
-    assert verdict("h2d_bytes<=5MB") == (True, "met: h2d_bytes <= 5MB: it is 4.00 MB (4000000)")
-    assert verdict("hit_rate >= 30%") == (False, "not met: hit_rate >= 30%: it is 25 % (0.25)")
-    assert verdict("tpot_s.p95 < 1") == (False, "not met: tpot_s.p95 < 1: it is null here")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -86,37 +78,6 @@ def test_the_line_says_what_it_was() -> None:
 def test_what_is_no_comparison_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"--expect, got"):
         parsed((text,))
-
-
-@pytest.mark.parametrize(
-    ("old", "now"),
-    [
-        ("expert_budget_bytes", "memory.cache_capacity_bytes"),
-        ("memory.peak_expert_bytes", "memory.cache_peak_bytes"),
-        ("peak_host_bytes", "ram_peak_bytes"),
-        ("bound.tpot_s", "lower_bound.tpot_s"),
-        ("bound_tpot_s", "lower_bound.tpot_s"),
-        ("above_bound_frac", "lower_bound.above_frac"),
-        ("bound_by.decode.copy", "bottleneck.decode.copy"),
-        ("decode_copy_frac", "bottleneck.decode.copy"),
-        ("union_per_layer_step.experts", "distinct_experts.per_layer"),
-        ("union_per_layer_step.over_slots", "distinct_experts.per_slot"),
-        ("ttft_p95_s", "ttft_s.p95"),
-        ("goodput_requests_per_s", "slo.goodput_requests_per_s"),
-        ("slo_attained_frac", "slo.attained_frac"),
-        ("prediction.bound_by.decode.copy", "prediction.bottleneck.decode.copy"),
-    ],
-)
-def test_an_old_key_is_refused_with_the_new_one(old: str, now: str) -> None:
-    for what in ("--expect", "--goal"):
-        with pytest.raises(BadInput, match=f"{what}, got '{old}': no such key any more; write {now}$"):
-            parsed((f"{old} < 1",), what)
-    assert unknown(old, {"hit_rate": 0.5}) == f"no such key any more; write {now}"  # a baseline of `moesim check`
-    assert not misspelt(now)
-
-
-def test_no_figure_of_today_has_an_old_key() -> None:
-    assert [name for name in names() if key_now(name) != name] == []
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
-from cli_help import mixtral_shaped, moesim, simulated
+from cli_help import mixtral_shaped, simulated
 
 import moesim as face
 from sim import figures
-from sim.base.errors import BadInput
 from sim.figures import Figure, Figures, numbers, row_of, rows_of
 from sim.results import expectations
 from sim.results.compared import BETTER, Tolerance, verdict_of
@@ -107,24 +106,3 @@ def test_nulls_are_figures_where_a_number_may_stand(tmp_path: Path, capsys: pyte
     assert found["tpot_s.p99"] is None
     assert {"slo", "load", "policy_file", "bottleneck.resource", "caveats"}.isdisjoint(found)
     assert [key for key in found if row_of(key) is None] == []
-
-
-def test_files_of_before_are_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = mixtral_shaped(tmp_path)
-    run = tmp_path / "run"
-    simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--out", run)
-    result = run / "result.json"
-    result.write_text(result.read_text("utf-8").replace('"schema": 2', '"schema": 1'), "utf-8")
-    for words, way_out in (
-        (("report", run), "simulate again with this version"),
-        (("diff", run, run), "write it anew with simulate --out"),
-    ):
-        said = moesim(capsys, *words)
-        assert (said.code, said.err.count("\n")) == (2, 1)
-        assert "schema, got 1: 2 is read" in said.err
-        assert way_out in said.err
-    with pytest.raises(BadInput, match="schema, got 1: 2 is read; let `moesim validate --out` write it again"):
-        from sim.real.comparison import read
-
-        (tmp_path / "v.json").write_text('{"schema": 1, "comparisons": []}')
-        read(tmp_path / "v.json")

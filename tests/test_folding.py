@@ -8,89 +8,13 @@ from pathlib import Path
 import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 
-from sim.base.tables import IN_A_PIPE, NARROWEST, columns, fold, lines, listed, plain, prose, render, table, tabled
-from sim.base.units import show_change
+from sim.base.tables import plain, render
 
 
 def fits(text: str, width: int) -> None:
     """No line is wider, but for one that holds a single word: a path or an address is not broken."""
     for line in text.splitlines():
         assert len(line) <= width or len(line.split()) == 1, f"{len(line)}: {line}"
-
-
-@pytest.mark.parametrize(("said", "is_"), [("72", 72), ("1", NARROWEST), ("0", IN_A_PIPE), ("wide", IN_A_PIPE)])
-def test_a_pipe_has_100_columns_unless_told(monkeypatch: pytest.MonkeyPatch, said: str, is_: int) -> None:
-    monkeypatch.setattr("sys.__stdout__", None)
-    monkeypatch.setenv("COLUMNS", said)
-    assert columns() == is_
-    monkeypatch.delenv("COLUMNS")
-    assert columns() == 100
-
-
-def test_a_sentence_goes_on_under_its_own_text() -> None:
-    assert fold("a short line\nand another", 12) == "a short line\nand another"
-    assert fold("one two three four", 12) == "one two\n  three four"
-    assert fold("text    one two three", 14) == "text    one\n        two\n        three"
-    assert fold("  model   a b c d e f", 16) == "  model   a b c\n          d e f"
-    assert fold("written: /a/very/long/path/in/one/piece", 12) == "written:\n  /a/very/long/path/in/one/piece"
-    assert fold("", 12) == ""
-
-
-def test_words_fold_before_numbers() -> None:
-    rows = table("policy", "TPOT", "note")
-    prose(rows, -1)
-    rows.add_row("lru", "1,234 ms", "does not fit: needs 94.5 GB")
-    assert render(rows, 40) == (
-        "policy      TPOT  note\n"
-        "────────────────────────────────────────\n"
-        "lru     1,234 ms  does not fit: needs\n"
-        "                  94.5 GB\n"
-    )
-
-
-def test_numbers_that_are_too_wide_go_on_below() -> None:
-    rows = plain("policy", "first", "second", "third")
-    rows.add_row("lru", "1,000,000 ms", "2,000,000 ms", "3,000,000 ms")
-    rows.add_row("lfu", "1,000,000 ms", "2,000,000 ms", "")
-    assert render(rows, 40) == (
-        "policy         first        second\n"
-        "lru     1,000,000 ms  2,000,000 ms\n"
-        "lfu     1,000,000 ms  2,000,000 ms\n"
-        "\n"
-        "policy         third\n"
-        "lru     3,000,000 ms\n"
-    )
-
-
-def test_rows_stay_together_where_columns_may_go() -> None:
-    rows = table("policy", "first", "second", "third", "note")
-    prose(rows, -1)
-    rows.add_row("lru", "1,000,000 ms", "2,000,000 ms", "3,000,000 ms", "oracle")
-    rows.add_row("lfu", "4,000,000 ms", "", "6,000,000 ms", "")
-    assert render(rows, 44, ("third", "second")) == (
-        "policy         first        second  note\n"
-        "──────────────────────────────────────────\n"
-        "lru     1,000,000 ms  2,000,000 ms  oracle\n"
-        "lfu     4,000,000 ms\n"
-        "left out to fit: third; COLUMNS=56, or\n"
-        "  --json, shows them\n"
-    )
-    assert "left out to fit: second, third; " in render(rows, 40, ("third", "second")).replace("\n ", "")
-    assert render(rows, 56, ("third", "second")) == render(rows, 100)
-    assert render(rows, 100, ("third", "second")) == render(rows, 100)
-    # Where no column may go, or not enough of them, each row is a block.
-    assert render(rows, 40, ()) == (
-        "policy  lru\nfirst   1,000,000 ms\nsecond  2,000,000 ms\nthird   3,000,000 ms\nnote    oracle\n\n"
-        "policy  lfu\nfirst   4,000,000 ms\nsecond\nthird   6,000,000 ms\nnote\n"
-    )
-
-
-def test_a_long_word_is_broken_rather_than_lost() -> None:
-    rows = table("file", "", numbers=False)
-    rows.add_row("name", "x" * 100)
-    shown = render(rows, 40)
-    fits(shown, 40)
-    assert shown.count("x") == 100
 
 
 def test_what_would_move_a_cursor_is_shown_and_wide_characters_take_two() -> None:
@@ -229,31 +153,3 @@ def test_usage_folds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         said = moesim(capsys, *verb.split(), "--help")
         assert said.code == 0
         fits(said.out, width)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "unit", "said"),
-    [
-        (0.646, 0.768, "s", "+122 ms"),
-        (1.0, 1.0 + 4e-10, "s", "0"),  # less than a nanosecond
-        (0.1 + 0.2, 0.3, "", "0"),  # the order of a sum
-        (0.5, 0.12, "frac", "-38.0 points"),
-        (0.0003, 0.0, "share", "-0.03 points"),
-        (10_004, 4_530, "", "-5,474"),
-        (2.0, 1.5, "per_s", "-0.5"),
-        (0, 3.47e9, "bytes", "+3.47 GB"),
-        (None, 1.0, "s", ""),
-    ],
-)
-def test_a_change_is_told_in_its_unit(before: float | None, after: float | None, unit: str, said: str) -> None:
-    assert show_change(before, after, unit) == said
-    assert show_change(after, before, unit) == said.translate(str.maketrans("+-", "-+"))
-
-
-def test_lists_and_tables_of_the_kit() -> None:
-    assert [listed(parts) for parts in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
-    assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"
-    said = tabled(("what", "A", "why"), [("x", "1", "a word"), ("y", "10", "more")], words=(2,), width=60)
-    assert [line.split() for line in said.splitlines()[2:]] == [["x", "1", "a", "word"], ["y", "10", "more"]]
-    assert said.splitlines()[2].index("1") == said.splitlines()[3].index("0")  # numbers stand on the right
-    assert lines([("A", "one\x1b[31m"), ("", "two")]) == "A  one\\x1b[31m\n   two\n"

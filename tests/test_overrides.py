@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
-
-import msgspec
 import pytest
 
 from sim.base.errors import BadInput
 from sim.base.quantities import USER_REF
 from sim.options import RunSpec
 from sim.profiles.hardware import Hardware, load_hardware
-from sim.profiles.models import Model
-from sim.profiles.overrides import ONLY_SHOWN, Overrides, apply, grouped, parse_set
-from sim.profiles.stack import Stack
+from sim.profiles.overrides import Overrides, apply, grouped, parse_set
 from sim.run import prepare
 
 
@@ -84,28 +79,11 @@ def test_malformed_items_are_refused(items: list[str], message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_policy_parameters() -> None:
-    found = grouped_of(["distance=3", "window=1", "fine_moe.distance=4"])
-    assert found.for_policy("fine_moe") == {"distance": 4, "window": 1}
-    assert found.for_policy("lru", others=["fine_moe"]) == {"distance": 3, "window": 1}
-    with pytest.raises(BadInput, match=r"--set fine_moe\.distance, got prefix 'fine_moe': not hw, model, engine or a"):
-        found.for_policy("lru")
-    with pytest.raises(BadInput, match=r"did you mean 'model'\?"):
-        grouped_of(["modle.top_k=1"]).for_policy("lru")
-
-
 def test_apply_leaves_the_original_alone() -> None:
     data = {"h2d": {"latency_s": {"value": 1e-5, "source": "measured", "low": 1e-6}}}
     changed = apply(data, {"h2d.latency_s": 2e-5}, Hardware, "hw")
     assert changed["h2d"]["latency_s"] == {"value": 2e-5, "source": "assumed", "ref": USER_REF}
     assert data["h2d"]["latency_s"]["source"] == "measured"
-
-
-def test_a_bundled_file_is_named_from_its_folder_on() -> None:
-    """Where it is installed is nothing that its reader can change."""
-    setting = grouped_of(["hw.d2h.bandwidth_bytes_per_s=-1"]).hw
-    with pytest.raises(BadInput, match=r"^hwprofiles/gpus/rtx3090\.yaml with --set d2h\..*, got -1"):
-        load_hardware("rtx3090", setting)
 
 
 @pytest.mark.parametrize(
@@ -150,24 +128,6 @@ def test_what_is_only_shown_cannot_be_set(setting: str, way_out: str) -> None:
     path, value = setting.split("=")
     assert str(error.value).startswith(f"--set {path}, got {value!r}: it is only shown, never computed with; ")
     assert way_out in str(error.value)
-
-
-def test_every_label_is_a_field() -> None:
-    """A renamed field must not become settable again by way of a label that names nothing."""
-    for group, kind in (("hw", Hardware), ("engine", Stack), ("model", Model)):
-        for path in ONLY_SHOWN[group]:
-            node: Any = kind
-            for name in path.split("."):
-                fields = {field.name: field.type for field in msgspec.structs.fields(node)}
-                assert name in fields, f"{group}.{path}"
-                node = next(
-                    (
-                        part
-                        for part in (fields[name], *get_args(fields[name]))
-                        if isinstance(part, type) and issubclass(part, msgspec.Struct)
-                    ),
-                    None,
-                )
 
 
 def test_apply_creates_missing_parents_and_orders_by_depth() -> None:

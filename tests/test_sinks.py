@@ -162,39 +162,6 @@ def simulated_again(run: Any, tmp_path: Path) -> Any:
     return run("--config", tmp_path / "a" / "config.yaml", "--json").json
 
 
-def test_what_was_set_stands_in_the_first_line_and_the_header(run: Any) -> None:
-    lines = run(*OVERRIDES).out.splitlines()
-    machine = "rtx3090 with vram=20GB, h2d.bandwidth_bytes_per_s=5e10, engine.per_layer_s=0.0001"
-    assert lines[0].startswith(f"lru scope=layer on {machine} (mixtral-8x7b bf16 with norm_bias=true): ")
-    assert f"hardware       {machine}, engine bare" in lines
-
-
-def test_names_differ_where_figures_do(run: Any) -> None:
-    values = ("5e10", "5.0000001e10", "50GB/s", "50000000001")
-    ways = [("--set", f"hw.h2d.bandwidth_bytes_per_s={value}") for value in values]
-    ways += [
-        (),
-        ("--seed", 1),
-        ("--requests", 2),
-        ("--split", "all"),
-        ("--batch", 2),
-        ("--cache", "40experts"),
-        ("--gpus", 2),
-        ("--engine", "hf"),
-        ("--precision", "int8"),
-        ("--set", "sim.hit=slot"),
-        ("--cache", "20%"),
-        ("--pcie", "gen5x16"),
-        ("--cache", "20GB"),
-        ("--vram", "20GB"),
-        ("--set", "scope=layer"),
-    ]
-    names = {run(*way, "--json").json["name"] for way in ways}
-    assert len(names) == len(ways)
-    guessed = run("--predictor", "surrogate:0.85", "--json", policy="promoe").json
-    assert guessed["name"].startswith("promoe predictor=surrogate:0.85 on rtx3090 ")
-
-
 def test_lengths_are_those_of_what_was_served(run: Any, tmp_path: Path) -> None:
     result = run("--out", tmp_path / "a", "--requests", 2, "--json").json
     requests = pd.read_parquet(tmp_path / "a" / "requests.parquet")
@@ -221,25 +188,11 @@ def test_writer_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
 
 
 class TestFolder:
-    def test_an_earlier_run_is_kept_unless_forced(self, run: Any, tmp_path: Path) -> None:
-        out = tmp_path / "a"
-        first = run("--out", out, "--json").json
-        assert "--overwrite" in run("--out", out, "--seed", 1).error
-        assert json.loads((out / "result.json").read_text()) == first
-        second = run("--out", out, "--seed", 1, "--overwrite", "--json").json
-        assert json.loads((out / "result.json").read_text()) == second
-        assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
     def test_a_folder_of_something_else_is_never_replaced(self, run: Any, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / "thesis.tex").write_text("precious")
         assert "thesis.tex" in run("--out", tmp_path / "a", "--overwrite").error
         assert (tmp_path / "a" / "thesis.tex").read_text() == "precious"
-
-    def test_an_empty_folder_is_used(self, run: Any, tmp_path: Path) -> None:
-        (tmp_path / "a").mkdir()
-        assert run("--out", tmp_path / "a", "--set", "out.spans=on").code == 0
-        assert {path.name for path in (tmp_path / "a").iterdir()} == sinks.FILES
 
     def test_spans_are_kept_on_request_only(self, run: Any, tmp_path: Path) -> None:
         """They take far more room than all else: 1,200 requests would fill a disk that nobody offered."""
@@ -257,11 +210,6 @@ class TestFolder:
         assert not (tmp_path / "a" / "spans.parquet").exists()
         assert "add --out DIR" in run("--set", "out.spans=on").error
 
-    def test_a_file_is_refused(self, run: Any, tmp_path: Path) -> None:
-        (tmp_path / "a").write_text("")
-        assert "it is a file" in run("--out", tmp_path / "a").error
-        assert "b: Not a directory; choose another place" in run("--out", tmp_path / "a" / "b").error
-
     def test_a_failing_run_leaves_nothing(self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
@@ -273,36 +221,6 @@ class TestFolder:
 
 
 class TestTimeline:
-    def test_lanes_are_named_threads(self, run: Any, tmp_path: Path) -> None:
-        run("--timeline", tmp_path / "t.json", policy="fine_moe")
-        events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-        names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-        assert set(names.values()) == {"host", "gpu", "h2d", "predictor", "iterations"}
-        spans = [event for event in events if event["ph"] == "X"]
-        assert {event["tid"] for event in spans} == set(names)
-        assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
-        assert any(event["name"] == "expert L31 E0" for event in spans)
-
-    def test_one_that_is_there_is_kept_unless_told(self, run: Any, tmp_path: Path) -> None:
-        path = tmp_path / "t.json"
-        path.write_text("mine", encoding="utf-8")
-        assert "it exists; replace it with --overwrite, or name another file" in run("--timeline", path).error
-        assert path.read_text(encoding="utf-8") == "mine"
-        run("--timeline", path, "--overwrite")
-        assert json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-
-    def test_it_covers_as_many_iterations_as_asked(self, run: Any, tmp_path: Path) -> None:
-        def shown(n: int) -> tuple[list[str], float]:
-            run("--timeline", tmp_path / "t.json", "--overwrite", "--set", f"timeline.iterations={n}")
-            events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-            names = [event["name"] for event in events if event.get("cat") in ("prefill", "decode")]
-            return names, max(event["ts"] for event in events if event["ph"] == "X")
-
-        assert shown(1)[0] == ["prefill 0"]
-        names, last = shown(3)
-        assert names == ["prefill 0", "decode 1", "decode 2"]
-        assert last < shown(10_000)[1]
-
     def test_both_at_once_agree(self, run: Any, tmp_path: Path) -> None:
         run(
             "--out",
@@ -318,9 +236,6 @@ class TestTimeline:
         spans = pd.read_parquet(tmp_path / "a" / "spans.parquet")
         drawn = [event for event in events if event["ph"] == "X" and event["cat"] not in ("prefill", "decode")]
         assert len(drawn) == len(spans)
-
-    def test_a_folder_is_refused(self, run: Any, tmp_path: Path) -> None:
-        assert "it is a folder" in run("--timeline", tmp_path).error
 
 
 def test_keeping_changes_no_number(run: Any, tmp_path: Path) -> None:

@@ -145,13 +145,6 @@ def test_waiting_and_the_policys_queue(run: Any, tmp_path: Path) -> None:
     assert (1, "prefetch queue") not in Drawn(tmp_path / "u.json").counters
 
 
-@pytest.mark.thorough
-def test_two_writes_are_equal(run: Any, tmp_path: Path) -> None:
-    for name in "ab":
-        run("--timeline", tmp_path / name, policy="promoe")
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 class TestWindow:
     def test_it_is_a_cut_of_the_whole(self, run: Any, tmp_path: Path) -> None:
         run("--timeline", tmp_path / "all", *WHOLE, policy="promoe")
@@ -192,17 +185,6 @@ class TestWindow:
         shown = Drawn(tmp_path / "t").slices[1, "iterations"]
         assert [e["name"] for *_, e in shown] == [e["name"] for *_, e in steps[6:8]]
 
-    def test_beyond_the_run(self, run: Any, tmp_path: Path) -> None:
-        said = run("--timeline", tmp_path / "t", "--set", "timeline.from=500", "--out", tmp_path / "out")
-        assert "timeline.from, got 500: the run has 18 iterations in " in said.error
-        assert not (tmp_path / "t").exists()
-        assert (tmp_path / "out" / "result.json").is_file(), "a finished run is not thrown away"
-        for wrong in ("x", "-1", "2.5", "nan s"):
-            assert (
-                f"timeline.from, got {wrong!r}: neither"
-                in run("--timeline", tmp_path / "t.json", "--set", f"timeline.from={wrong}").error
-            )
-
 
 class TestSeveral:
     @pytest.mark.thorough
@@ -225,21 +207,6 @@ class TestSeveral:
                 assert [one[:2] for one in drawn.slices[pid, lane]] == [one[:2] for one in slices]
             assert {n for p, n in drawn.counters if p == pid} == {n for _, n in alone.counters}
         assert "it exists" in moesim(capsys, "timeline", tmp_path / "lru", "-o", both).error
-
-    def test_what_cannot_be_drawn(self, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        def refused(*runs: Path) -> str:
-            error = moesim(capsys, "timeline", *runs, "-o", tmp_path / "t.json").error
-            assert not (tmp_path / "t.json").exists()
-            return error
-
-        assert "no configuration there" in refused(tmp_path)
-        run("--out", tmp_path / "a")
-        result = tmp_path / "a" / "result.json"
-        told = json.loads(result.read_text(encoding="utf-8"))
-        result.write_text(json.dumps({**told, "run_id": "0" * 12}), encoding="utf-8")
-        assert "inputs that have changed since" in refused(tmp_path / "a")
-        result.write_text(json.dumps({**told, "simulator": "real"}), encoding="utf-8")
-        assert "a real run, whose clock cannot be replayed" in refused(tmp_path / "a")
 
 
 def test_a_real_run_and_its_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
