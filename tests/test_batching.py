@@ -19,7 +19,6 @@ from policies.gpu_only import GpuOnly
 from policies.sida import Sida
 from sim.base.errors import BadInput
 from sim.machine.cost import Cost
-from sim.machine.price import Price
 from sim.options import RunSpec
 from sim.policy.decisions import Predict
 from sim.results.text import by_layer
@@ -237,13 +236,6 @@ def test_times_of_a_static_queue_by_hand(tmp_path: Path) -> None:
     assert "prefill_chunk" not in told
 
 
-def test_keys_of_runs_that_ask_for_nothing(tmp_path: Path) -> None:
-    told = easy_run(tmp_path, 2).result.to_dict()
-    assert not {"batching", "prefill_chunk", "mixed_hit_rates"} & told.keys()
-    assert "mixed" not in told["phases"]
-    assert "mixed" not in told["bottleneck"]
-
-
 def test_a_prompt_in_parts_is_the_same_attention(tmp_path: Path) -> None:
     """Work against keys adds up to that of the whole, exactly; each part reads weights and what is cached anew."""
     hw = hardware(kernel_s=0.0)
@@ -273,40 +265,6 @@ def test_a_prompt_in_parts_is_the_same_attention(tmp_path: Path) -> None:
     assert read == pytest.approx(2 * weights + (4 + 7) * per_key)
 
 
-def test_parts_where_attention_was_measured() -> None:
-    """Whole prompts take 2 s and n * n: rows 4 to 9 of one take what 9 take less 4, but no less than 5 alone."""
-    cost, noted = Cost(hardware(), model(1, 2, 1), stack(), "bf16"), list[str]()
-    took: Any = {"attention": lambda n: 2.0 + n * n}
-    cost.measured = SimpleNamespace(
-        curve=lambda name: took.get(name),
-        price=lambda name, n: Price(took[name](n), 0),
-        not_measured=lambda name, text: noted.append(name),
-    )
-    request = RequestInfo(0, 0, 99, 1, "", None)
-
-    def seconds(start: int, stop: int) -> float:
-        trace: Any = None
-        return cost._measured_attention(Iteration(0, [Range(request, start, stop, PREFILL, start)], trace)).duration_s
-
-    assert seconds(0, 9) == 83.0
-    assert noted == []
-    assert seconds(4, 9) == 83.0 - 18.0
-    assert noted == ["parts of prompts"]
-    took["attention"] = lambda n: 2.0  # as short prompts are, bound by weights and kernels
-    assert seconds(4, 9) == 2.0
-
-
-def test_the_head_is_for_tokens_that_come_out() -> None:
-    cost = Cost(hardware(), model(1, 2, 1), stack(), "bf16")
-    assert cost.head(0).duration_s == 0.0
-    assert cost.head(1).duration_s == 1.0
-    request = RequestInfo(0, 0, 9, 1, "", None)
-    ranges = [Range(request, 0, 4, PREFILL, 0, False), Range(request, 4, 5, DECODE, 4)]
-    trace: Any = None
-    both = Iteration(0, ranges, trace)
-    assert (both.n_out, both.phase, both.counted, both.number) == (1, PREFILL, "mixed", 2)
-
-
 # -- the same in other ways -----------------------------------------------------------------------------------------
 
 FIELDS: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 5, "batch": 3, "prefill_chunk": 16}
@@ -321,13 +279,6 @@ def run(**spec: Any) -> Outcome:
     made = prepare(RunSpec(**{**FIELDS, **spec}))
     with made.trace:
         return execute(made)
-
-
-def test_one_request_at_a_time_is_as_ever() -> None:
-    alone = figures(run(batch=1, prefill_chunk=None).result)
-    assert figures(run(batch=1, prefill_chunk=4096).result) == alone
-    assert figures(run(batch=1, prefill_chunk=None, batch_static=True).result) == alone
-    assert figures(run(batch=1, prefill_chunk=None, batch_static=False).result) == alone
 
 
 @pytest.mark.thorough
@@ -355,16 +306,6 @@ def test_who_knows_the_future_knows_parts() -> None:
     assert copies["belady"] < min(copies["lru"], copies["lfu"])
 
 
-def test_ids_hold_what_was_asked_for() -> None:
-    ids = []
-    for spec in ({}, {"batch_static": False}, {"batch_static": True}, {"prefill_chunk": 64}, {"prefill_chunk": 65}):
-        made = prepare(RunSpec(policy="lru", hw="rtx3090", requests=2, **spec))
-        made.close()
-        ids.append(made.run_id)
-    assert ids[0] == ids[1]
-    assert len(set(ids)) == 4
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -390,12 +331,6 @@ def test_what_does_not_go_together(options: list[str], said: str) -> None:
     assert isinstance(done.exception, BadInput), done.output
     assert said in str(done.exception)
     assert "\n" not in str(done.exception)
-
-
-def test_a_prompt_has_a_token(tmp_path: Path) -> None:
-    """There are no prompts of no tokens: no trace may hold one."""
-    with pytest.raises(BadInput, match="prompt_len, got 0: at least 1"):
-        from_rows(tmp_path / "none.safetensors", [[[0]], [[0]]], 2, [(0, 3)])
 
 
 # -- policies -------------------------------------------------------------------------------------------------------

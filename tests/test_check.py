@@ -26,11 +26,9 @@ from sim.cli.verbs import guarded, moesim
 from sim.figures import SCHEMA, numbers
 from sim.options import RunSpec
 from sim.results.compared import BETTER, CHANGED, NEW, SAME, WORSE, Tolerance, verdict_of
-from sim.results.figure import better, parse_figure, show_figure, unit_of
+from sim.results.figure import better, unit_of
 from sim.run import prepare
 from sim.studies.check.baseline import read_baseline
-from sim.studies.check.check import Judged
-from sim.studies.check.text import change
 from sim.studies.check.update import updated
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,17 +81,6 @@ def baseline(tmp_path: Path):
 )
 def test_units_and_ways_of_figures(key: str, unit: str, way: int) -> None:
     assert (unit_of(key), better(key)) == (unit, way)
-
-
-def test_figures_as_people_write_them() -> None:
-    assert parse_figure("hit_rate", "30%", "x") == 0.3
-    assert parse_figure("tpot_s.mean", "650ms", "x") == 0.65
-    assert parse_figure("tpot_s.mean", "650", "x") == 650.0
-    assert parse_figure("h2d_bytes", "2.6TB", "x") == 2.6e12
-    assert (show_figure("tpot_s.mean", 0.65), show_figure("hit_rate", 0.331)) == ("650 ms", "33.1 %")
-    for key, text in [("hit_rate", "5ms"), ("tpot_s.mean", "5%"), ("h2d_bytes", "5s"), ("gpus", "30%"), ("x", "nan")]:
-        with pytest.raises(BadInput, match=r"^where, got "):
-            parse_figure(key, text, "where")
 
 
 @pytest.mark.parametrize(
@@ -200,25 +187,6 @@ def test_files_for_machines(check, baseline, tmp_path: Path, monkeypatch: pytest
     text = summary.read_text("utf-8")
     assert text.startswith("before\n### ❌ moesim check baseline.yaml\n")
     assert "| a\\|b | requests | 3 | 2 | -33.3 % | 0.0001% | changed |" in text
-
-
-def test_update_leaves_the_layout(check, baseline) -> None:
-    path = baseline(
-        '- figures: {hit_rate: 5e-1,\n     "gpus" : 2}  # two lines\n  policy: lru\n  # a remark of its own\n\n'
-        "- policy: fifo\n  set:\n    hw.h2d.bandwidth_bytes_per_s: 5.0e10   # twice as much\n",
-        head="inputs:\n  hw nothing: 'x'\n# before the runs\n",
-    )
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert check(path, "--update").code == 0
-    raw = path.read_bytes()
-    assert raw.count(b"\n") == raw.count(b"\r\n"), "line ends stay"
-    text = raw.decode().replace("\r\n", "\n")
-    assert '\n     "gpus" : 1}  # two lines\n  policy: lru\n  # a remark of its own\n\n' in text
-    assert "5.0e10   # twice as much\n  figures: {" in text
-    assert "\n# before the runs\nruns:\n" in text
-    assert "hw nothing" not in text
-    assert "hw rtx3090 hw.h2d.bandwidth_bytes_per_s=50000000000.0" in yaml.safe_load(text)["inputs"]
-    assert check(path, "--strict").code == 0
 
 
 LRU = "{policy: lru, hw: rtx3090}"
@@ -352,13 +320,6 @@ def test_what_is_no_baseline(tmp_path: Path, text: str, says: str) -> None:
     assert str(path) in str(refused.value)
 
 
-def test_a_name_that_is_wrong_everywhere_is_told_with_its_file(check, baseline) -> None:
-    path = baseline("- {policy: nope, figures: {hit_rate: 0.5}}\n")
-    done = check(path)
-    assert done.code == 2
-    assert done.err.startswith(f"error: {path}: policy, got 'nope': no such policy")
-
-
 def test_mistakes_are_exit_2_and_nothing_is_written(check, baseline) -> None:
     path = baseline("- {policy: lru, figures: {hitrate: 0.5}}\n")
     before = path.read_bytes()
@@ -466,19 +427,6 @@ def test_the_action_runs_what_it_says(baseline, tmp_path: Path) -> None:
     assert "requests" in Path(places["GITHUB_STEP_SUMMARY"]).read_text("utf-8")
 
 
-def test_the_hook_is_one_of_our_commands() -> None:
-    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
-    from sim.cli.verbs import VERBS
-
-    assert hook["entry"].split()[0] == "moesim"
-    assert hook["entry"].split()[1] in VERBS
-
-
-@pytest.mark.parametrize(("value", "said"), [(1.002, "+0.2 %"), (0.5, "-50 %"), (131.0, "+13,000 %")])
-def test_a_change_is_said_in_plain_digits(value: float, said: str) -> None:
-    assert change(Judged("tpot_s.mean", 1.0, value, WORSE, tolerance="0")) == said
-
-
 # -- an engine's own log -----------------------------------------------------------------------------------------------
 
 RUN = {"hw": "a6000", "requests": 2, "cache": "128experts"}
@@ -571,11 +519,6 @@ def test_logs_may_be_json_lines_by_step_and_lack_events(check, engine_rows, tmp_
     assert check(WORDS, "--log", path, "--log-events", "hit,miss").code == 0
     said = check(WORDS, "--log", path)
     assert (said.code, "--log-events hit,miss" in " ".join(said.out.split())) == (1, True)
-
-
-def test_requests_of_one_iteration_are_told_apart_by_step(check, engine_rows, tmp_path: Path) -> None:
-    said = check(f"{WORDS} batch=2", "--log", written(tmp_path / "engine.csv", engine_rows))
-    assert (said.code, "write a column `step`" in said.err) == (2, True)
 
 
 @pytest.mark.parametrize(

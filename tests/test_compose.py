@@ -126,35 +126,6 @@ class TestFromLogToWait:
         assert loaded["ttft_s"]["mean"] == pytest.approx(second["ttft_s"]["mean"] + wait_s / 2)
         assert loaded["simulated_s"] == pytest.approx(second["simulated_s"])
 
-    def test_the_label_reaches_every_result(self, capsys, tmp_path):
-        source, out = mixtral_shaped(tmp_path), tmp_path / "load.safetensors"
-        log = tmp_path / "azure.csv"
-        log.write_text(self.LOG)
-        said = moesim(
-            capsys,
-            "traces",
-            "compose",
-            source,
-            "-o",
-            out,
-            "--arrivals",
-            log,
-            "--lengths",
-            "arrivals",
-            "--rate-scale",
-            4,
-        )
-        assert "labels: spliced" in said.out
-        result = self.ttft(capsys, out)
-        assert result["caveats"] == ["synthetic", "spliced"]
-        assert result["decode_tokens"] == 2 + 4
-        shown = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", out)
-        assert "spliced" in shown.out
-        assert "at the trace's arrival times" in shown.out
-        assert "spliced" in moesim(capsys, "traces", "show", out).out
-        facts = moesim(capsys, "traces", "show", out, "--json").json
-        assert facts["extra"]["arrivals"] == "azure.csv, rate scale 4, seed 0"
-
     def test_refused(self, capsys, tmp_path):
         source, out = mixtral_shaped(tmp_path), tmp_path / "load.safetensors"
         log = tmp_path / "azure.csv"

@@ -184,19 +184,6 @@ def test_the_command_says_what_simulate_says(capsys: Any, tmp_path: Path) -> Non
     )
 
 
-def test_a_size_that_cannot_be_had_is_said(capsys: Any, tmp_path: Path) -> None:
-    words = ("curve", "--policy", "lru scope=layer", "--trace", mixtral_shaped(tmp_path), "--cache", "10%,50%")
-    said = moesim(capsys, *words)
-    assert "--cache 10% is left out: it is room for 25 experts, and a size has 32 to 256" in said.err
-    assert said.out.startswith("lru scope=layer: ") and "128 of 256" in said.out
-
-
-def test_all_budgets_are_told_unless_some_are_asked_for(tmp_path: Path) -> None:
-    rows = face.curve("lru scope=global", trace=mixtral_shaped(tmp_path))
-    assert rows["experts"].tolist() == list(range(1, 257))
-    assert rows["hit_rate"].iloc[-1] == rows["hit_rate"].max()
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -243,11 +230,3 @@ def test_without_cache_it_is_every_size(capsys: Any) -> None:
     told = " ".join(moesim(capsys, "curve", "--help").out.split())
     assert "default: every size." in told
     assert "all VRAM left" not in told
-
-
-def test_where_it_was_says_where_it_is(capsys: Any) -> None:
-    assert "moesim curve" in moesim(capsys, "sweep", "--hits-only", "--policy", "lru").error
-    with pytest.raises(BadInput, match=r"sweep\(\), got 'hits_only': no such name any more; write moesim curve"):
-        face.sweep("lru", hits_only=True)  # type: ignore[call-arg]
-    with pytest.raises(BadInput, match="got --hw: leave it out"):
-        face.curve("lru", hw="a6000")  # type: ignore[call-arg]

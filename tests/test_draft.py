@@ -21,18 +21,15 @@ from hypothesis import strategies as st
 from test_batching import composed, queue
 from tiny_traces import from_rows
 
-import moesim
 from policies.lru import Lru
 from sim.base.errors import BadInput
-from sim.cli.run import command as simulate
 from sim.cli.sweep import command as sweep
-from sim.options import DRAFTS, RunSpec
+from sim.options import RunSpec
 from sim.real.requirements import check
 from sim.run import Outcome, execute, prepare, record, timed
 from sim.setup.drafting import Drafter
-from sim.studies.sweep.values import of_text
 from sim.workload.batching import Batching
-from sim.workload.draft_options import MOST_COUNT_BYTES, Draft, each_of, parse_draft, read_accepted
+from sim.workload.draft_options import MOST_COUNT_BYTES, Draft, read_accepted
 from sim.workload.draft_steps import Drafts
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.kv_memory import KvMemory, KvPool
@@ -170,12 +167,6 @@ def test_counts_that_never_end_are_not_waited_for(tmp_path: Path) -> None:
         read_accepted(tmp_path / "large.csv")
 
 
-def test_digits_of_other_scripts_are_no_counts(tmp_path: Path) -> None:
-    (tmp_path / "counts.csv").write_text("accepted\n\u0663\n", encoding="utf-8")
-    with pytest.raises(BadInput, match="row 1"):
-        read_accepted(tmp_path / "counts.csv")
-
-
 def _counts(path: Path, counts: list[int]) -> Path:
     path.write_text("\n".join(["accepted", *map(str, counts)]))
     return path
@@ -241,17 +232,6 @@ def test_the_same_drafts_under_every_policy_and_on_every_machine() -> None:
         for hw in ("rtx3090", "rtx4090")
     }
     assert len({(one.steps, one.accepted, tuple(one.acceptance_by_position)) for one in counts.values()}) == 1
-
-
-def test_no_one_is_faster_than_the_bound() -> None:
-    """Belady knows what steps will verify: it copies least; and no time is below the bound."""
-    for draft in ("k=2,acceptance=0.7", "k=5,acceptance=0.3,rejected=elsewhere", "k=3,acceptance=1"):
-        found = {
-            policy: run(policy=policy, draft=draft).result for policy in ("belady", "lru", "lfu", "perfect_prefetch")
-        }
-        assert found["belady"].demand_copies.n <= min(found["lru"].demand_copies.n, found["lfu"].demand_copies.n)
-        for result in found.values():
-            assert result.lower_bound.tpot_s <= result.tpot_s.mean
 
 
 @pytest.mark.thorough
@@ -400,22 +380,6 @@ def test_what_is_wrong_is_said_in_a_line(text: str, wrong: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_draft_is_written_in_one_form() -> None:
-    for text in ("k=4,acceptance=0.8/0.7/0.6/0.5", "k=2,acceptance=0.7,draft_s=0.001,rejected=elsewhere"):
-        draft = parse_draft(text)
-        assert draft is not None
-        assert draft.text == text
-    assert parse_draft(" acceptance = 0.70 , k=4, ngram") == Draft(4, (0.7,))
-    assert parse_draft("k=0") is None
-
-
-def test_a_file_with_a_comma_in_its_name() -> None:
-    draft = parse_draft("k=2, accepted=runs/a,b.csv,c, rejected=elsewhere")
-    assert draft is not None and (draft.accepted, draft.rejected) == ("runs/a,b.csv,c", "elsewhere")
-    assert parse_draft(draft.text) == draft
-    assert each_of("accepted=a,k.csv,k=1/2") == ["accepted=a,k.csv,k=1", "accepted=a,k.csv,k=2"]
-
-
 def test_what_does_not_go_together() -> None:
     for spec, wrong in (
         ({"prefill_chunk": 8, "batch": 2}, "at least so many"),
@@ -430,28 +394,6 @@ def test_real_runs_refuse_it() -> None:
     made.close()
     with pytest.raises(BadInput, match=r"--draft, got .* with --real: it decodes a token at a time"):
         check(made)
-
-
-def test_results_and_their_first_line_say_it() -> None:
-    answer = CliRunner().invoke(
-        simulate, ["--policy", "lru", "--hw", "rtx3090", "--requests", "2", "--draft", "k=3,acceptance=1"]
-    )
-    assert answer.exit_code == 0
-    first = " ".join(answer.output.split()[:40])
-    assert "tokens a step by drafts of k=3" in first
-    assert "speculation" in answer.output
-    result = moesim.simulate("lru", "rtx3090", requests=2, draft="k=3,acceptance=1")
-    assert result.draft.tokens_per_step == pytest.approx(result.decode_tokens / result.phases.decode.iterations)
-    assert any("speculative decoding" in label for label in result.caveats)
-
-
-def test_a_range_of_acceptances_is_an_axis() -> None:
-    assert of_text("k=0/4,acceptance=0.3:0.5:0.1,draft_s=0.002", DRAFTS, "--draft") == [
-        f"k={k},acceptance={share},draft_s=0.002" for k in (0, 4) for share in (0.3, 0.4, 0.5)
-    ]
-    for wrong in ("0.9:0.3:0.1", "0:1", "0:1:0", "a:b:c", "0:1:0.00001", "0:1e999999999:1", "nan:1:1", "0:inf:1"):
-        with pytest.raises(BadInput, match="acceptance="):
-            of_text(f"k=4,acceptance={wrong}", DRAFTS, "--draft")
 
 
 def test_a_sweep_says_at_which_acceptance_drafts_break_even() -> None:
@@ -473,19 +415,3 @@ def test_a_sweep_says_at_which_acceptance_drafts_break_even() -> None:
     )
     assert "drafts do not pay up to an acceptance of 0.9" in dear
     assert "n-gram" not in dear
-
-
-def test_a_sweep_names_the_best_k() -> None:
-    assert of_text("k=0/2/4,acceptance=0.7", DRAFTS, "--draft") == [f"k={k},acceptance=0.7" for k in (0, 2, 4)]
-    words = ["--policy", "lru", "--hw", "rtx3090", "--requests", "3", "--workers", "1"]
-    for draft, best, said in (
-        ("k=0/1/3,acceptance=1", "k=3,acceptance=1", "drafts pay: "),
-        ("k=0/3,acceptance=0,rejected=elsewhere", "k=0,acceptance=0", "drafts do not pay; lru"),
-    ):
-        answer = CliRunner().invoke(sweep, [*words, "--draft", draft])
-        assert answer.exit_code == 0, answer.output
-        first = " ".join(answer.output.partition(" points")[0].split())
-        assert f"lru, draft {best}" in first
-        assert said in first
-    alone = CliRunner().invoke(sweep, [*words[:5], "1", "--workers", "1", "--draft", "k=0/1/3,acceptance=1"])
-    assert "whether drafts pay is not told" in " ".join(alone.output.split())

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import random_worlds
 import several_worlds
-from cli_help import moesim, simulated
+from cli_help import simulated
 from easy_numbers import TOKEN_BYTES, Run, execute_easy, figure, setup
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,6 @@ from sim.profiles.hardware import Link
 from sim.profiles.models import load_model
 from sim.run import execute, prepare
 from sim.setup.memory import dense_bytes_by_gpu
-from sim.setup.request_estimates import profiled
 from traces.format.reader import Trace
 
 ENGINES = ("core", "simpy")
@@ -74,23 +73,6 @@ def test_shares_are_llama_cpps_tensor_split(n_layers, shares):
     far = np.abs(ends[:, None] - places[None]).min(axis=0) > 1e-9  # where rounding decides nothing
     found = np.searchsorted(ends, places, side="right")
     assert np.array_equal(np.array(stages(n_layers, shares))[far], found[far])
-
-
-@pytest.mark.parametrize(
-    ("said", "shares", "written"),
-    [
-        ("layers", (), "layers"),
-        ("layers:2/2", (1, 1), "layers"),
-        ("layers:6/2", (3, 1), "layers:3/1"),
-        ("layers:0.5/1.25", (2, 5), "layers:2/5"),
-        ("layers:999999.999/.001", (999999999, 1), "layers:999999999/1"),
-        ("tensor", (), "tensor"),
-    ],
-)
-def test_ways_are_written_in_the_fewest_words(said, shares, written):
-    assert way_of(said).shares == shares
-    assert way_of(said).said == written
-    assert way_of(written).said == written
 
 
 @pytest.mark.parametrize(
@@ -217,59 +199,6 @@ def test_a_cache_per_layer_has_what_its_gpu_has_for_its_layers(policy):
     assert rates[1] > 0.7 * rates[0]
 
 
-def test_one_gpu_has_all_layers(tiny_path):
-    """So that one and two cards can be asked for in one sweep or plan."""
-    found = []
-    for dense in ("layers", "gpu0"):
-        one = made(tiny_path, gpus=1, parallel=dense)
-        found.append((one.run_id, execute(one).result.tpot_s.mean, one.homes, one.labels))
-        one.close()
-    assert found[0] == found[1]
-
-
-def test_a_plan_says_how_many_cards(capsys):
-    goal = ("--goal", "tpot_s.mean <= 22ms", "--policy", "llama_cpp", "--engine", "llama_cpp", "--precision", "q8_0")
-    options = (
-        "--hw",
-        "rtx3090",
-        "--gpus",
-        "1,2,3",
-        "--parallel",
-        "layers",
-        "--requests",
-        1,
-        "--no-suggestions",
-        "--json",
-    )
-    found = moesim(capsys, "plan", *goal, *options).json
-    assert (found["best"]["hw"], found["best"]["gpus"]) == ("rtx3090", 3)  # 48 GB of experts, 24 GB a card
-    assert "3 x rtx3090" in found["answer"]
-
-
-def test_a_page_says_whose_time_and_memory_it_shows(capsys, tmp_path, tiny_path):
-    words = ("--policy", "lru", "--hw", "rtx3090", "--gpus", 2, "--trace", tiny_path, "--split", "all")
-    for dense, time, memory in (("layers", "the GPUs in turn", "the fullest GPU"), ("gpu0", "GPU 0", "GPU 0")):
-        folder, page = tmp_path / dense, tmp_path / f"{dense}.html"
-        assert simulated(capsys, *words, "--parallel", dense, "--out", folder).code == 0
-        assert moesim(capsys, "report", folder, "--out", page).code == 0
-        text = page.read_text(encoding="utf-8")
-        assert f"Shares of the time of {time}." in text
-        assert f"Memory of {memory} at the peak." in text
-
-
-def test_schedulers_expect_what_one_gpu_would_take():
-    """Two GPUs in turn are no quicker at a prompt than one; experts dealt out over both would be."""
-    expected = {}
-    for dense in ("layers", "gpu0"):
-        found = prepare(RunSpec(policy="lru", hw="a100-80g-sxm", gpus=2, parallel=dense, requests=1))
-        expected[dense] = profiled(found, ("prices",))
-        one = prepare(RunSpec(policy="lru", hw="a100-80g-sxm", requests=1))
-        expected["one"] = profiled(one, ("prices",))
-        found.close()
-        one.close()
-    assert expected["layers"].token_s == expected["one"].token_s > 1.2 * expected["gpu0"].token_s
-
-
 def test_a_stack_says_how_its_engine_uses_several_gpus(tiny_path):
     def told(**given: Any) -> tuple[str, str]:
         spec = {
@@ -330,53 +259,6 @@ def test_a_gpu_keeps_what_its_layers_have_room_for():
     static = {"selection": "static", "scope": "layer"}
     assert held("random", cache="40%", settings=static).hit_rate > 0.38
     assert sum(held("moe_cache", settings={"pool": 256, "hw.vram_bytes": 1e12}).cache_capacity_bytes) > 0
-
-
-def test_adapmoe_guesses_whichever_gpu_has_the_layer():
-    assert held("adapmoe", precision="int8", cache="40%").prefetch.issued.n > 1500  # 800 from one GPU's layers
-
-
-def test_slots_asked_for_are_those_of_each_layer(tmp_path):
-    """One layer on both GPUs takes nothing from the others."""
-    rates = []
-    for last in ("[1, 1, 1, 1, 1, 1, 1, 1]", "[0, 1, 1, 1, 1, 1, 1, 1]"):
-        rows = [f"  {layer}: [1, 1, 1, 1, 1, 1, 1, 1]" for layer in range(16, 31)]
-        text = "\n".join(["experts: [0, 0, 0, 0, 0, 0, 0, 0]", "layers:", *rows, f"  31: {last}"])
-        (tmp_path / "p.yaml").write_text(text)
-        given = {"precision": "int8", "cache": "75%", "gpus_map": str(tmp_path / "p.yaml")}
-        rates.append(held("static_cache", dense="gpu0", settings={"slots": 4}, **given).hit_rate)
-    assert rates[1] == pytest.approx(rates[0], abs=0.02)
-
-
-def test_the_fullest_gpu_is_told():
-    """Experts of the last layers alone: all of them on the last GPU."""
-    result = held("llama_cpp", settings={"placement": "n_cpu_moe", "n_cpu_moe": 25})
-    assert result.cache_peak_bytes[0] == 0 < result.cache_peak_bytes[1]
-    assert result.peak_vram_bytes > result.cache_peak_bytes[1]
-    assert result.memory.cache_peak_bytes == result.cache_peak_bytes[1]
-
-
-def test_a_timeline_has_the_arrows_of_one_gpu(capsys, tmp_path):
-    counts = []
-    for options in ((), ("--gpus", 2, "--parallel", "layers")):
-        path = tmp_path / "t.json"
-        words = (
-            "--policy",
-            "llama_cpp_lru",
-            "--hw",
-            "rtx3090",
-            "--cache",
-            "20%",
-            "--requests",
-            1,
-            "--timeline",
-            path,
-        )
-        assert simulated(capsys, *words, "--set", "timeline.iterations=6", "--overwrite", *options).code == 0
-        text = path.read_text(encoding="utf-8")
-        counts.append([text.count(f'"{kind}"') for kind in ("copied for", "sent to the CPU", "result of the CPU")])
-    for one, both in zip(*counts, strict=True):
-        assert both > 0.7 * one > 0
 
 
 @pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "qwen3-30b-a3b", "nllb-moe-54b"])
@@ -472,17 +354,6 @@ def test_what_makes_no_sense_is_refused_in_a_line(tiny_path, given, said):
     with pytest.raises(BadInput) as refused:
         made(tiny_path, **given)
     assert said in str(refused.value)
-
-
-def test_a_curve_of_one_gpu_is_good_for_whole_layers():
-    """Nothing is divided, so what was measured on one GPU holds."""
-    hw = str(Path(__file__).parent.parent / "reports" / "validation" / "cpu-backend.yaml")
-    spec = {"policy": "lru", "hw": hw, "model": "cpu-small", "precision": "fp32", "gpus": 2, "requests": 1}
-    with pytest.raises(BadInput, match="measured on one GPU"):
-        prepare(RunSpec(**spec, parallel="tensor"))
-    found = prepare(RunSpec(**spec, parallel="layers"))
-    assert execute(found).result.tpot_s.mean > 0
-    found.close()
 
 
 def test_two_gpus_of_whole_layers_are_one_with_the_memory_of_both(capsys):

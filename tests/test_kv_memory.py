@@ -19,13 +19,11 @@ from hypothesis import strategies as st
 from tiny_traces import ALL, from_rows, tiny_trace
 from untaught import UNTAUGHT
 
-import moesim
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput, DoesNotFit
 from sim.options import OPTIONS, RunSpec
 from sim.results.load import parts
 from sim.run import Outcome, execute, prepare
-from sim.studies.runner.work import bound_terms
 from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
@@ -299,24 +297,6 @@ def result_of(spec: RunSpec, bounds: bool = True) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "wall_s"}
 
 
-@pytest.mark.parametrize("preempt", OPTIONS.by_field["kv_preempt"].choices)
-@pytest.mark.parametrize(
-    ("policy", "how"), [("lru", {}), ("fiddler", {}), ("lru", {"prefill_chunk": 4}), ("lru", {"batch_static": True})]
-)
-def test_simpy_says_the_same(tiny: Path, policy: str, how: dict[str, Any], preempt: str) -> None:
-    """Copies of experts and of pages share the links; `fiddler` sends activations down the way that pages go."""
-    found = [
-        result_of(
-            spec_of(tiny, policy, kv_preempt=preempt, sim_simulator=engine, sim_contention=False, **how), bounds=False
-        )
-        for engine in ("core", "simpy")
-    ]
-    for one in found:
-        del one["simulator"], one["by_layer"]  # its sums are taken in another order
-    assert found[0] == found[1]
-    assert found[0]["kv"]["preemptions"]
-
-
 def pooled(engine: str, swaps: bool) -> Any:
     """Stands for `random_worlds.by_engine`: with pages of two tokens, which are as large as most of an expert."""
 
@@ -384,17 +364,6 @@ def test_one_at_a_time_is_as_without_a_pool(tiny: Path, how: dict[str, Any], pre
 
 
 @pytest.mark.parametrize("preempt", OPTIONS.by_field["kv_preempt"].choices)
-def test_a_pool_for_all_changes_nothing(tiny: Path, preempt: str) -> None:
-    ample = spec_of(tiny, kv_memory=100 * 2 * 131_072, cache="60experts", kv_preempt=preempt)
-    with_pool = result_of(ample)
-    without = result_of(spec_of(tiny, kv_memory=None, kv_page=16, cache="60experts"))
-    assert with_pool["kv"]["peak_pages"] < 100
-    assert [with_pool[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "lower_bound")] == [
-        without[key] for key in ("tpot_s", "ttft_s", "h2d_bytes", "lower_bound")
-    ]
-
-
-@pytest.mark.parametrize("preempt", OPTIONS.by_field["kv_preempt"].choices)
 @pytest.mark.parametrize("how", [{}, {"prefill_chunk": 4}])
 def test_who_knows_the_future_knows_who_makes_room(tiny: Path, how: dict[str, Any], preempt: str) -> None:
     """`belady` keeps what is used soonest, of iterations as they come with pre-emption: it copies the least, and no
@@ -410,44 +379,6 @@ def test_who_knows_the_future_knows_who_makes_room(tiny: Path, how: dict[str, An
         assert one["tpot_s"]["mean"] >= one["lower_bound"]["tpot_s"]
         assert one["ttft_s"]["mean"] >= one["lower_bound"]["ttft_s"]
         assert one["lower_bound"] is not None
-
-
-def test_tables_and_text(tiny: Path) -> None:
-    options = {"trace": str(tiny), "model": "mixtral-8x7b", "split": "all", "batch": 3, "kv_page": 2}
-    result = moesim.simulate("lru", "rtx3090", **options, kv_memory="3670016", kv_preempt="swap")
-    assert result.requests["preemptions_n"].sum() == result.kv.preemptions > 0
-    assert result.kv.kv_swap_out_bytes == result.kv.kv_swap_in_bytes == result.d2h_bytes
-    assert "pre-empted     1 time, 1 request in all; " in str(result)
-    assert "KV memory      14 pages of 2 tokens; 14 held at most" in str(result)
-    memory = result.memory
-    assert memory.kv_cache_bytes == 3_670_016
-    assert result.ram_peak_bytes == 32 * 8 * result.expert_bytes + result.kv.peak_swapped_bytes
-    plain = moesim.simulate("lru", "rtx3090", **options | {"kv_page": 16})
-    assert plain.kv is None
-    assert "KV memory" not in str(plain)
-    assert plain.requests["preemptions_n"].isna().all()
-
-
-def test_bounds_are_kept_by_what_decides_them() -> None:
-    """Two pools of one run in a sweep compose other iterations, and have bounds of their own."""
-    terms = []
-    for fields in ({}, {"kv_memory": 60_000_000}, {"kv_memory": 61_000_000}):
-        made = prepare(RunSpec(policy="lru", hw="rtx3090", requests=6, batch=4, cache="40experts", **fields))
-        made.close()
-        terms.append(bound_terms(made))
-    assert terms[0] != terms[1] != terms[2]
-    assert "kv_page" not in terms[0]
-
-
-def test_what_makes_a_run() -> None:
-    """Pages decide its numbers where there are some."""
-    plain, pool = {"policy": "lru", "hw": "rtx3090"}, {"kv_memory": 10**9}
-    ids = []
-    for fields in (plain, {**plain, **pool}, {**plain, **pool, "kv_page": 8}, {**plain, **pool, "kv_preempt": "swap"}):
-        made = prepare(RunSpec(**fields, requests=2, batch=2))
-        made.close()
-        ids.append(made.run_id)
-    assert len(set(ids)) == 4
 
 
 @pytest.mark.parametrize(
@@ -473,16 +404,6 @@ def test_bad_pools(options: list[str], said: str) -> None:
     assert isinstance(done.exception, BadInput), done.output
     assert said in str(done.exception)
     assert "\n" not in str(done.exception)
-
-
-def test_the_least_pool_named_is_one_that_is_enough() -> None:
-    fields: dict[str, Any] = {"policy": "lru", "hw": "rtx3090", "requests": 2, "batch": 2}
-    with pytest.raises(BadInput, match="give at least") as error:
-        prepare(RunSpec(**fields, kv_memory=5_000_000))
-    least = int(str(error.value).rsplit(" ", 1)[1].removesuffix("MB"))
-    prepare(RunSpec(**fields, kv_memory=least * 10**6)).close()
-    with pytest.raises(BadInput):
-        prepare(RunSpec(**fields, kv_memory=(least - 2) * 10**6))
 
 
 def test_host_memory_takes_what_is_swapped() -> None:

@@ -26,9 +26,7 @@ from sim.conformance.scheduling import Foretold
 from sim.engine.run_loop import RequestTimes, Spent
 from sim.options import RunSpec
 from sim.results.load import Moments, interval, parts, taken_while_some_wait
-from sim.results.provenance import ttfts_s
 from sim.run import Outcome, execute, prepare
-from sim.setup.setup import Setup
 from sim.workload import schedulers
 from sim.workload.batching import Batching
 from sim.workload.iterations import RequestInfo
@@ -309,32 +307,6 @@ def test_shares_that_kept_have_an_interval() -> None:
     assert interval(in_a_row)[0] < 0.45
 
 
-def test_waits_grow_faster_than_services(tmp_path: Path) -> None:
-    """Half as much again for every service: the waits of a server that takes so long, not half as much again."""
-    server = Server(tmp_path, [(1, 3), (4, 9)])
-    served = server.run("poisson:0.02", 40).report.requests
-    assert ttfts_s(served, 1.0, 1.0) == pytest.approx([times.ttft_s for times in served])
-    slower, free_s = [], 0.0
-    for times in served:
-        begun_s = max(times.start_s, free_s)
-        slower.append(begun_s + 1.5 * times.service_s - times.start_s)
-        free_s = begun_s + 1.5 * (times.last_token_s - times.begun_s)
-    assert ttfts_s(served, 1.5, 1.5) == pytest.approx(slower)
-    assert sum(slower) > 2 * sum(times.ttft_s for times in served)
-
-
-def test_a_ttft_under_load_has_the_band_of_its_waits(tmp_path: Path) -> None:
-    """At batch 1 of services made shorter and longer; in a closed loop by the factor of all; in batches none."""
-    server = Server(tmp_path, [(1, 3), (4, 9)])
-    runs = {"alone": ("poisson:0.02", 40), "closed": ("closed:3", 40), "batched": ("poisson:0.02", 40, 2)}
-    ends = {name: server.run(*what).result.uncertainty for name, what in runs.items()}
-    least, most = (ends["closed"].ttft_s[i] / ends["closed"].sampling.ttft_s[i] for i in (0, 1))
-    assert (least, most) == pytest.approx((ends["closed"].low_factor, ends["closed"].high_factor))
-    assert ends["alone"].ttft_s[1] / ends["alone"].sampling.ttft_s[1] > 1.5 * ends["alone"].high_factor
-    assert ends["batched"].ttft_s is None
-    assert ends["batched"].tpot_s is not None
-
-
 def test_what_a_request_waited_for_sums_to_its_time() -> None:
     """Of a run with copies, batches and arrivals."""
     from sim.results.load import parts
@@ -351,13 +323,6 @@ def test_what_a_request_waited_for_sums_to_its_time() -> None:
     copies_s = sum(parts(0.0, t.service_s, t.until_begun, t.until_first).copies for t in served)
     waited_s = outcome.report.phases["prefill"].parts_s[H2D]
     assert copies_s == pytest.approx(waited_s)  # prompts run one at a time, so each waits for its own copies
-
-
-def test_slos_as_they_are_written(tmp_path: Path) -> None:
-    assert parse_slo("ttft_s <= 2s, tpot_s<=200ms") == {"*": {"ttft_s": 2.0, "tpot_s": 0.2}}
-    path = tmp_path / "tasks.yaml"
-    path.write_text("code: {ttft_s: 500ms}\n'*': {e2e_s: 30}\n")
-    assert parse_slo(str(path)) == {"code": {"ttft_s": 0.5}, "*": {"e2e_s": 30.0}}
 
 
 @pytest.mark.parametrize(
@@ -452,41 +417,3 @@ def test_a_log_is_part_of_the_run(tmp_path: Path) -> None:
     assert ids["a.csv"] == ids["b.csv"] != ids["c.csv"]
     with pytest.raises(BadInput, match="fewer than the 3 asked for; give --requests 2"):
         prepare(RunSpec(policy="lru", hw="rtx3090", arrivals=str(path), requests=3))
-
-
-def test_points_of_a_sweep_have_the_bounds_of_their_own_loads() -> None:
-    """With arrivals a bound holds waits, so it depends on when requests come, and on which of them are drawn."""
-    import moesim
-
-    load: dict[str, Any] = {"arrivals": "poisson:0.02", "requests": 20}
-    points = {"arrivals_scale": [0.2, 1.0], "seed": [0, 1]}
-    frame = moesim.sweep("lru", "rtx3090", **load, **points, columns="all")
-    assert len(set(frame["lower_bound.ttft_s"])) == 4
-    assert list(frame["rank_best"]) == [1] * 4  # other loads are other questions: nothing is ranked between them
-    for row in frame.to_dict("records"):
-        alone = moesim.simulate("lru", "rtx3090", **load, arrivals_scale=row["arrivals_scale"], seed=row["seed"])
-        assert row["lower_bound.ttft_s"] == alone.lower_bound.ttft_s
-
-
-def test_a_models_name_alone_takes_the_first_of_many_chats_back_to_back():
-    """Whoever names a model and no load asks what a token takes; what is said of arrivals and requests is done."""
-
-    def of(**options: Any) -> tuple[int, bool, list[str], Setup]:
-        setup = prepare(RunSpec(policy="lru", hw="rtx3090", **options))
-        setup.close()
-        return len(setup.requests), setup.open_loop, setup.notes(), setup
-
-    model = {"model": "qwen1.5-moe-a2.7b"}
-    n, open_loop, notes, setup = of(**model)
-    assert (n, open_loop) == (30, False)
-    assert notes == [
-        "note: --model qwen1.5-moe-a2.7b alone takes the first 30 of 200 requests of qwen1.5-moe-chat, back to back; "
-        "--requests 200 takes all, --trace qwen1.5-moe-chat their arrivals"
-    ]
-    again = of(**{name: getattr(setup.explicit(), name) for name in ("model", "trace", "arrivals", "requests")})
-    assert again[:3] == (30, False, [])
-    assert again[3].run_id == setup.run_id
-    assert of(**model, requests=200)[:3] == (200, False, [])
-    assert of(**model, arrivals="poisson:1")[:3] == (200, True, [])
-    assert of(**model, trace="qwen1.5-moe-chat")[:3] == (200, True, [])
-    assert of(model="mixtral-8x7b")[:3] == (18, False, []), "the default trace is shorter, and nothing arrives in it"

@@ -10,8 +10,6 @@ import pytest
 from cli_help import mixtral_shaped, moesim, simulated
 
 import moesim as face
-from sim.base.errors import BadInput
-from sim.studies.sweep.grid_file import read_grid
 
 SLO = "ttft_s <= 4500ms, tpot_s <= 10s"
 RATE = 0.08  # some requests wait for others, and the queue is stable
@@ -63,25 +61,6 @@ def _kept(row: dict[str, float]) -> tuple[float, float]:
     return row["slo.attained_frac"], row["slo.goodput_requests_per_s"]
 
 
-def test_a_grid_file_promises(tmp_path: Path) -> None:
-    """As text or by task; options stand over it; what is wrong is named with its place."""
-    path = tmp_path / "grid.yaml"
-    path.write_text(
-        "list:\n- {policy: lru, hw: rtx3090, slo: 'ttft_s <= 2s'}\n"
-        "- {policy: lru, hw: rtx3090, slo: {code: {tpot_s: 50ms}}}\n- {policy: lru, hw: rtx3090}\n"
-    )
-    from sim.studies.sweep.grid import Block, given
-
-    blocks = read_grid(path)
-    assert [block.slo for block in blocks] == [{"*": {"ttft_s": 2.0}}, {"code": {"tpot_s": 0.05}}, {}]
-    over = given((), {"slo": {"*": {"e2e_s": 3.0}}}, ())
-    assert [point.spec.slo for block in blocks for point in block.over(over).points()] == [{"*": {"e2e_s": 3.0}}] * 3
-    assert [point.spec.slo for block in blocks for point in block.over(Block()).points()] == [b.slo for b in blocks]
-    path.write_text("grid: {policy: lru, hw: rtx3090, slo: 'ttfs_s <= 2s'}\n")
-    with pytest.raises(BadInput, match=r"grid\.yaml: grid\.slo, got 'ttfs_s'"):
-        read_grid(path)
-
-
 def test_compare_ranks_policies_under_several_schedulers(
     load: tuple[object, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,46 +100,6 @@ def test_check_holds_runs_to_what_was_promised(
     path.write_text(text % (kept - 0.01, p50 + 1.0, good * 0.9, held[3] + 1))
     verdicts = [row["verdict"] for row in moesim(capsys, "check", path, "--json").json["runs"][0]["figures"]]
     assert verdicts == ["better"] * 4
-
-
-def test_an_attainment_is_expected_by_either_name(load: tuple[object, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("slo.attained_frac", "slo_attainment"):
-        assert simulated(capsys, "--policy", "lru", *load, "--expect", f"{name} >= 1%").code == 0
-        assert simulated(capsys, "--policy", "lru", *load, "--expect", f"{name} >= 99%").code == 1
-
-
-def test_diff_tells_both_parts_of_the_ttft_and_what_became_of_promises(
-    load: tuple[object, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = moesim(capsys, "diff", "lru scope=global", "lfu scope=global", *load, "--json").json
-    a, b = found["a"]["result"], found["b"]["result"]
-    parts = {part["part"]: part for part in found["ttft_s"]["parts"]}
-    for side, result in (("a_s", a), ("b_s", b)):
-        assert parts["queue"][side] == pytest.approx(result["queue_s"]["mean"], rel=1e-12)
-        served = sum(part[side] for name, part in parts.items() if name != "queue")
-        assert served == pytest.approx(result["service_s"]["mean"], rel=1e-9)
-    assert all(part["a_s"] == part["b_s"] == 0 for part in found["tpot_s"]["parts"] if part["part"] == "queue")
-    keys = {row["key"] for row in found["figures"]}
-    assert {"slo.attained_frac", "slo.violations.queue", "queue_s.mean", "load.requests_waiting"} <= keys
-    said = moesim(capsys, "diff", "lru scope=global", "lfu scope=global", *load).out
-    line = next(one for one in said.splitlines() if one.startswith("SLO, broken, queue"))
-    counts = a["slo"]["violations"]["queue"], b["slo"]["violations"]["queue"]
-    assert line.split()[3:] == [str(counts[0]), str(counts[1]), str(counts[1] - counts[0])]
-    kept = f"{100 * b['slo']['attained_frac']:.1f} % keep their SLO against {100 * a['slo']['attained_frac']:.1f} %"
-    assert kept in said
-    other = moesim(capsys, "diff", "lru", "lru slo=ttft_s<=1us", *load[:-2], "--slo", SLO).out
-    assert "keep their SLO against" not in other  # of another promise
-
-
-def test_a_run_without_arrivals_says_nothing_of_load(
-    load: tuple[object, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = ("--hw", "rtx3090", "--trace", load[3], "--requests", 2)
-    for verb in (("compare", "--policy", "lru", "--policy", "lfu"), ("sweep", "--policy", "lru", "--policy", "lfu")):
-        said = moesim(capsys, *verb, *args).out
-        assert "queue" not in said
-        assert "SLO" not in said
-    assert "requests over time" not in moesim(capsys, "diff", "lru", "lfu", *args).out
 
 
 @pytest.mark.parametrize("how", [f"poisson:{RATE}", "closed:3"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -280,14 +279,6 @@ def test_a_drive_as_fast_as_ram_changes_nothing_in_a_thousand_worlds(at, tmp_pat
         as_fast_as_ram(seed, tmp_path)
 
 
-QUICK = ("fine_moe", "moe_infinity", "hybrimoe", "ktransformers", "hobbit", "moepic", "belady")
-
-
-@pytest.mark.parametrize("policy", QUICK)
-def test_policies_run_unchanged_above_it(policy, tmp_path):
-    holds_for(policy, tmp_path, range(3))
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("policy", sorted(policies()))
 def test_every_policy_runs_unchanged_above_it(policy, tmp_path):
@@ -348,30 +339,6 @@ def prices(word: str, depth: int, block_bytes: int) -> DrivePrices:
     return DrivePrices(DRIVES[word], depth, block_bytes, 10**9, Figures())
 
 
-@pytest.mark.parametrize(
-    ("word", "depth", "block_bytes", "measured", "within"),
-    [
-        ("gen5x4", 1, 68 * 1024, 0.7769e9, 0.02),
-        ("gen5x4", 4, 68 * 1024, 3.1741e9, 0.05),
-        ("gen5x4", 8, 68 * 1024, 5.8621e9, 0.07),
-        ("gen5x4", 64, 68 * 1024, 9.0039e9, 0.02),
-        ("gen5x4", 1, 4 << 20, 3.5296e9, 0.02),
-        ("gen5x4", 8, 13_369_344, 10.5239e9, 0.01),
-        ("gen4x4", 1, 64 * 1024, 0.49e9, 0.02),
-        ("gen4x4", 1, 256 * 1024, 1.06e9, 0.02),
-        ("gen4x4", 128, 64 * 1024, 3.90e9, 0.12),
-        ("gen4x4", 128, 256 * 1024, 5.88e9, 0.05),
-    ],
-)
-def test_words_give_what_was_measured_on_such_drives(word, depth, block_bytes, measured, within):
-    assert prices(word, depth, block_bytes).bytes_per_s == pytest.approx(measured, rel=within)
-
-
-def test_an_infinite_drive_takes_no_time():
-    free = DrivePrices(tiered_worlds.AS_FAST_AS_RAM, 1, 4096, 10**7, Figures())
-    assert (free.busy_s(10**7), free.lag_s, free.bytes_per_s) == (0.0, 0.0, math.inf)
-
-
 def test_one_request_at_a_time_pays_latency_for_each_block():
     slow = DrivePrices(DRIVE, 1, EXPERT_BYTES // 2, EXPERT_BYTES, Figures())
     assert slow.busy_s(EXPERT_BYTES) == 2 * (3.0 + 2.5)
@@ -427,12 +394,6 @@ def test_what_cannot_be_is_refused_in_a_line(fields, told):
     assert told in refused(**fields)
 
 
-def test_host_memory_alone_is_a_size_that_experts_have_to_fit():
-    # Rounded up to whole GiB: 90.2e9 bytes are 84.0.
-    with pytest.raises(DoesNotFit, match=r"gives 40.0 GB \(37.3 GiB\); take more RAM \(--ram 84GiB\), a lower"):
-        prepare(RunSpec(**ASKED, ram=40 * 10**9))
-
-
 def test_a_model_that_does_not_fit_host_memory_is_answered():
     made = prepare(RunSpec(**ASKED, ram=40 * 10**9, drive="gen4x4:depth=8:block=2MiB"))
     try:
@@ -457,57 +418,6 @@ def test_buffered_reads_are_slower_and_pageable():
         made.close()
     assert tpot_s["buffered"] > tpot_s["direct"]
     assert len(ids) == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "drive", "reads", "start", "since"),
-    [
-        ({"engine": "llama_cpp"}, "gen4x4", "buffered", "warm", "since engine llama_cpp maps its file"),
-        ({"engine": "bare"}, "gen4x4", "direct", "cold", "since engine bare maps no file"),
-        ({"engine": "ktransformers"}, "gen4x4:start=warm", "direct", "warm", "reads=direct by default, since engine"),
-        ({"engine": "llama_cpp"}, "gen4x4:reads=direct", "direct", "cold", "start=cold by default"),
-        ({"engine": "llama_cpp"}, "gen4x4:reads=direct:start=cold", "direct", "cold", ""),
-        (
-            {"engine": "llama_cpp", "set": {"engine.pinned": True}},
-            "gen4x4",
-            "direct",
-            "cold",
-            ("with engine.pinned=true"),
-        ),
-        ({"engine": "bare", "set": {"engine.maps_weights": True}}, "gen4x4", "buffered", "warm", "maps its file"),
-    ],
-)
-def test_a_drive_is_read_as_its_engine_reads_unless_a_run_says_otherwise(settings, drive, reads, start, since):
-    fields = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "ram": 10**11, **settings}
-    made = prepare(RunSpec(**fields, drive=drive))
-    made.close()
-    assert (made.tier.reads, made.tier.start) == (reads, start)
-    assert since in made.tier.why
-    assert any(since in label and made.tier.drive in label for label in made.labels)
-    # What is saved has no default left, and is the same run.
-    again = prepare(made.explicit())
-    again.close()
-    assert again.tier[:-1] == made.tier[:-1]
-    assert again.run_id == made.run_id
-
-
-def test_a_default_and_the_terms_that_it_stands_for_are_one_run():
-    fields = {"policy": "llama_cpp", "hw": "rtx3090", "requests": 1, "ram": 10**11, "engine": "llama_cpp"}
-    ids = []
-    for terms in ("", ":reads=buffered:start=warm", ":reads=direct:start=cold"):
-        made = prepare(RunSpec(**fields, drive=f"gen4x4{terms}"))
-        made.close()
-        ids.append(made.run_id)
-    assert ids[0] == ids[1] != ids[2]
-
-
-def test_runs_without_a_drive_are_known_as_they_were():
-    plain = prepare(RunSpec(**ASKED))
-    spelt = prepare(RunSpec(**ASKED, ram=None, drive=None, drive_evict=None))
-    above = prepare(RunSpec(**ASKED, drive="gen4x4"))
-    assert plain.run_id == spelt.run_id != above.run_id
-    for made in (plain, spelt, above):
-        made.close()
 
 
 # -- replicas and pages ---------------------------------------------------------------------------------------------

@@ -13,18 +13,14 @@ from cli_help import mixtral_shaped, moesim
 from grids import few_each_time
 
 import moesim as face
-from sim.base.errors import BadInput
 from sim.base.units import show_seconds
 from sim.figures import values_of
 from sim.options import RunSpec
 from sim.profiles.hardware import load_hardware
-from sim.studies.explain import time_of
 from sim.studies.plan import ways
 from sim.studies.plan.axes import Axis
-from sim.studies.plan.candidate import Candidate, nominal_gib
-from sim.studies.plan.goal import goals_of
-from sim.studies.runner import runner, work
-from sim.studies.runner.work import Resolved, carried_out
+from sim.studies.runner import runner
+from sim.studies.runner.work import carried_out
 
 CARDS = ("rtx3090", "a6000", "rtx5090")
 POLICIES = ("lru scope=global", "lfu scope=global", "lcp scope=global", "on_demand", "fiddler", "fifo scope=global")
@@ -235,24 +231,6 @@ def test_several_goals_all_have_to_be_reached(trace: Path) -> None:
     assert told.loc["lfu scope=global", "hit_rate"] >= 0.05
 
 
-def test_python_refuses_what_the_command_does(trace: Path) -> None:
-    with pytest.raises(BadInput, match="goal, got none"):
-        face.plan([])
-    with pytest.raises(BadInput, match="no such name any more; write moesim explain --measured"):
-        face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", measured="3tok/s")  # type: ignore[call-arg]
-    with pytest.raises(BadInput, match="got 'budget': no such option of a run"):
-        face.plan("tpot_s.mean <= 1s", "lru", "rtx3090", budget=3)  # type: ignore[call-arg]
-
-
-def test_python_asks_the_other_questions(trace: Path) -> None:
-    ways = face.plan((), ("on_demand", "lcp"), "a6000", trace=trace, workers=1)
-    assert set(ways["way"]) == {"stream", "cache"}
-    least = face.plan("tpot_s.mean <= 900ms", "lcp", "a6000", trace=trace, workers=1, least_memory=True)
-    assert least["cache"].tolist() == [least.attrs["plan"]["best"]["cache"]]
-    told = face.explain("0.9tok/s", "lru", "a6000", trace=trace, workers=1)
-    assert told.attrs["answer"].startswith("measured 1.11 s per token")
-
-
 def experts(cache: str) -> int:
     """Of `51experts`."""
     return int(cache.removesuffix("experts"))
@@ -378,11 +356,6 @@ class TestMeasured:
         assert "faster than any lossless policy can be there" in found["answer"]
         assert "run.precision" in {one["what"] for one in found["explanations"]}
 
-    @pytest.mark.parametrize("text", ["12.5", " 3 ", "1e-1", ".5"])
-    def test_a_number_without_a_unit_is_refused_with_the_units(self, text: str) -> None:
-        with pytest.raises(BadInput, match=r"without a unit: add tok/s .* for a rate; s, ms or us for a time"):
-            time_of(text)
-
     def test_causes_move_an_input_and_say_how_far(self, capsys: Any, trace: Path) -> None:
         """In the words of a machine's owner, each by an input that was replayed; no other engine explains one's own."""
         words = ("explain", "--hw", "rtx3090", "--policy", "fiddler", "--workers", 1, "--trace", trace)
@@ -414,14 +387,6 @@ class TestMeasured:
                 changed |= {"hw.vram_bytes": 1e13}
             assert tpot_s(policy="lcp", hw="rtx3090", trace=trace, set=changed) == one["tpot_s"]
 
-    def test_the_nearest_precision_is_named(self, capsys: Any, trace: Path) -> None:
-        """Not one of so few bits that it is far faster than what was measured."""
-        at = {name: tpot_s(policy="lcp", hw="rtx3090", trace=trace, precision=name) for name in ("fp8", "mxfp4")}
-        for name, seconds in at.items():
-            found = moesim(capsys, *self.words, "--trace", trace, "--measured", f"{seconds * 0.97}s").json
-            (one,) = (one for one in found["explanations"] if one["what"] == "run.precision")
-            assert one["tpot_s"] == seconds, name
-
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -439,19 +404,6 @@ class TestMeasured:
     )
     def test_what_has_to_be_mended(self, capsys: Any, trace: Path, words: tuple[str, ...], message: str) -> None:
         assert message in moesim(capsys, "explain", "--trace", trace, *words, "--workers", 1).error
-
-    def test_plan_says_where_it_is(self, capsys: Any) -> None:
-        assert (
-            "write moesim explain --measured" in moesim(capsys, "plan", "--hw", "rtx3090", "--measured", "3tok/s").error
-        )
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(("--hw", "rtx3090,a6000"), "or name one --hw"), (("--hw", "rtx3090", "--least-memory"), "--goal, got none")],
-)
-def test_a_question_without_a_goal(capsys: Any, trace: Path, words: tuple[str, ...], message: str) -> None:
-    assert message in moesim(capsys, "plan", "--trace", trace, *words, "--workers", 1).error
 
 
 def test_stream_cpu_or_both(capsys: Any, trace: Path) -> None:
@@ -585,54 +537,10 @@ class TestTheFolder:
         assert len(ran) == n_whole
         assert {path: path.read_text() for path in kept} == kept
 
-    @pytest.mark.parametrize("text", ["", "[]", '{"version": null}', json.dumps({"version": "long " * 1000})])
-    def test_a_folder_of_something_else(self, capsys: Any, trace: Path, tmp_path: Path, text: str) -> None:
-        (tmp_path / "plan.json").write_text(text)
-        error = moesim(capsys, *self.asked(trace, "--out", tmp_path, "--resume")).error
-        assert error.endswith("its plan.json is not one of a plan; name a new folder\n")
-
-    @pytest.mark.thorough
-    def test_another_question_uses_what_is_there(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
-        words = ("--out", tmp_path / "out")
-        assert moesim(capsys, *self.asked(trace, *words)).code in (0, 1)
-        assert "add --resume" in moesim(capsys, *self.asked(trace, *words)).error
-        assert "without --out" in moesim(capsys, *self.asked(trace, "--resume")).error
-        other = ("--goal", "ttft_s.mean <= 1h", "--no-suggestions")
-        once = moesim(capsys, *self.asked(trace, *words, "--resume", *other)).json
-        assert once == moesim(capsys, *self.asked(trace, *other)).json
-
     def test_it_holds_plans_alone(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
         (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
         said = moesim(capsys, *self.asked(trace, "--out", tmp_path, "--resume")).error
         assert "it holds 'thesis.txt', which is no part of a plan" in said
-
-
-def test_links_share_a_recording(trace: Path, ran: list[RunSpec], monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a link is sought, one run decides for all of them; each room that is tried needs its own."""
-    calls = {"record": 0, "timed": 0}
-    for name in calls:
-        real = getattr(work, name)
-
-        def counted(*args: Any, name: str = name, real: Any = real) -> Any:
-            calls[name] += 1
-            return real(*args)
-
-        monkeypatch.setattr(work, name, counted)
-    monkeypatch.setattr(work, "_KEPT", {})
-    frame = face.plan("tpot_s.mean <= 700ms", "lru", "rtx3090", trace=trace, cache="40experts", workers=1)
-    assert frame.attrs["plan"]["suggestions"]["rtx3090"][0]["what"] == LINK
-    assert calls["timed"] >= 5
-
-
-def test_where_no_way_can_be_replayed_the_reason_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ("--hw", "rtx3060", "--trace", mixtral_shaped(tmp_path), "--drive", "gen3x4", "--workers", 1)
-    assert "at least 32 whole experts" in moesim(capsys, "plan", "--policy", "promoe", *where).error
-
-
-@pytest.mark.parametrize(("value_s", "said"), [(0.0205, "2.5 %"), (0.0416, "108 %"), (30.0, "149,900 %")])
-def test_how_much_is_too_much_is_said_in_plain_digits(value_s: float, said: str) -> None:
-    (goal,) = goals_of(["tpot_s.mean <= 20ms"])
-    assert goal.reading(value_s).said.endswith(f", {said} too much")
 
 
 @pytest.mark.parametrize(
@@ -680,48 +588,6 @@ def test_the_bound_of_a_machine_holds_for_every_policy_tried_there(
     (row,) = [line for line in moesim(capsys, *words, *goals).out.splitlines() if line.startswith("rtx3090 ")]
     assert show_seconds(least["fiddler"]) in row
     assert show_seconds(least["lfu"]) not in row
-
-
-def test_cards_of_one_nominal_memory_are_ordered_by_their_links() -> None:
-    found = [
-        Candidate.of("lru", Resolved("", RunSpec(policy="lru", hw=name)), None)
-        for name in ("rtx3090", "rtx4090", "l4", "a10", "h100-pcie")
-    ]
-    assert found[1].card_vram_bytes < found[0].card_vram_bytes  # what programs see of 24 GB
-    assert {nominal_gib(one.card_vram_bytes) for one in found[:4]} == {24}
-    links = [one.h2d_bytes_per_s for one in sorted(found[:4], key=lambda one: one.cost)]
-    assert links == sorted(links)
-    assert max(found, key=lambda one: one.cost) == found[4]
-
-
-def test_precisions_are_tried_from_the_finest(capsys: Any, trace: Path) -> None:
-    words: list[object] = [
-        "plan",
-        "--trace",
-        trace,
-        "--hw",
-        "rtx3090",
-        "--policy",
-        "lru",
-        "--policy",
-        "lfu",
-        "--no-suggestions",
-    ]
-    words += ["--precision", "fp8,bf16", "--json"]
-    at_s = {
-        name: json.loads(moesim(capsys, *words[:-3], "--precision", name, "--goal", "tpot_s.mean <= 9s", "--json").out)[
-            "best"
-        ]["figures"][0]["value"]
-        for name in ("bf16", "fp8")
-    }
-    assert at_s["bf16"] > 2 * at_s["fp8"]
-    for name in at_s:
-        said = json.loads(moesim(capsys, *words, "--goal", f"tpot_s.mean <= {at_s[name] * 1.2}").out)
-        assert said["best"]["precision"] == name
-        assert f" in {name}: " in said["answer"]
-    shown = moesim(capsys, *words[:-1], "--goal", f"tpot_s.mean <= {at_s['fp8'] / 100}").out
-    assert "in fp8" in shown.splitlines()[0] + shown.splitlines()[1]
-    assert "on each the finest precision first" in " ".join(shown.split())
 
 
 def test_report_reads_what_out_keeps(capsys: Any, trace: Path, tmp_path: Path) -> None:

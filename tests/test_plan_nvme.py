@@ -84,24 +84,3 @@ def test_what_a_faster_drive_or_more_host_memory_would_do(capsys: Any, fixed: di
     assert "drives: reads=direct and start=cold by default, since engine bare maps no file" in " ".join(out.split())
     assert any(line.split()[:2] == ["drive", "bandwidth"] for line in out.splitlines())
     assert any(line.split()[:2] == ["host", "memory"] for line in out.splitlines())
-
-
-@pytest.mark.parametrize("words", [("--least-memory", "--goal", "tpot_s.mean <= 1s"), ()])
-def test_other_questions_are_asked_of_one_host_memory(words: tuple[str, ...], capsys: Any) -> None:
-    status, _, err = moesim(
-        *(
-            capsys,
-            "plan",
-            "--hw",
-            "rtx3090",
-            "--policy",
-            "lfu",
-            "--drive",
-            "gen4x4",
-            "--ram",
-            "30GB,40GB",
-            *words,
-        )
-    )
-    assert status == 2
-    assert "give one" in err

@@ -19,10 +19,7 @@ from cli_help import mixtral_shaped, moesim, simulated
 
 from sim.base.units import show_seconds
 from sim.cli import simulate
-from sim.pages.html import html_of
-from sim.pages.inputs import Grid
-from sim.pages.page import Explorer, show
-from sim.pages.sweep import of_grid
+from sim.pages.page import show
 from sim.studies.rows import pareto
 
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
@@ -120,16 +117,6 @@ class TestRun:
         )
         assert show_seconds(result["tpot_s"]["mean"]) in first
 
-    def test_each_rate_of_tokens_has_one_name(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        """The page gave the throughput of the run as `tokens per second` under a first line with the rate of decode."""
-        page = data_of(capsys, kept[1])
-        facts = {item["title"]: item["value"] for item in page["sections"][0]["blocks"][0]["items"]}
-        rates = {title: value for title, value in facts.items() if "tokens/s" in title}
-        assert set(rates) == {"decoding, tokens/s", "throughput, tokens/s"}
-        assert rates["decoding, tokens/s"] == 1 / facts["TPOT, mean"]
-        (first,) = re.findall(r"\(([\d.]+) tokens/s decoding\)", page["verdict"])
-        assert float(first) == pytest.approx(rates["decoding, tokens/s"], rel=5e-3)
-
     def test_every_figure_is_in_its_data(self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         for paths in ((kept[0],), kept):
             assert moesim(capsys, "report", *paths, "-o", tmp_path / "p.html").code == 0
@@ -179,29 +166,6 @@ class TestRun:
         assert len(waited) > 0
         assert "Iterations 3 to 4 of" in section(found, "lanes")["sentence"]
 
-    def test_a_window_that_is_too_much_is_cut_and_said(
-        self, kept: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from sim.pages import lanes
-
-        monkeypatch.setattr(lanes, "MOST_SPANS", 300)
-        found = moesim(capsys, "report", kept[0], "--from", 0, "--iterations", 9, "--json").json
-        bars = [trace for trace in plot(found, "lanes")["traces"] if trace["type"] == "bar"]
-        assert sum(len(trace["x"]) for trace in bars) <= 300
-        assert "Left out, so that the plot stays quick: iterations" in section(found, "lanes")["sentence"]
-        assert "got 999" in moesim(capsys, "report", kept[0], "--from", 999).error
-
-    def test_without_spans_it_says_how_to_have_them(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        trace = mixtral_shaped(tmp_path)
-        simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--out", tmp_path / "r")
-        said = section(data_of(capsys, tmp_path / "r"), "lanes")
-        assert said["blocks"] == []
-        assert "--set out.spans=on" in said["sentence"]
-        result = simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, "--json").out
-        (tmp_path / "r.json").write_text(result, encoding="utf-8")
-        alone = data_of(capsys, tmp_path / "r.json")
-        assert alone["verdict"] == data_of(capsys, tmp_path / "r")["verdict"]
-
     def test_curves_are_those_of_caches_and_meet_a_cache_of_that_size(
         self, kept: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -210,18 +174,6 @@ class TestRun:
         at = plain["x"].index(50 / 256)
         assert own["x"] == [50 / 256]
         assert own["y"][0] == pytest.approx(plain["y"][at])
-
-    def test_under_load(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        trace = mixtral_shaped(tmp_path)
-        load = ("--arrivals", "poisson:0.1", "--slo", "ttft_s <= 20s", "--requests", 4, "--batch", 2)
-        simulated(capsys, "--policy", "lru", "--hw", "rtx3090", "--trace", trace, *load, "--out", tmp_path / "r")
-        data = data_of(capsys, tmp_path / "r")
-        result = json.loads((tmp_path / "r" / "result.json").read_text(encoding="utf-8"))
-        facts = {one["title"]: one["value"] for one in section(data, "figures")["blocks"][0]["items"]}
-        assert facts["SLO kept"] == result["slo"]["attained_frac"]
-        rows = {row[0]: row[1] for row in section(data, "latency")["blocks"][-1]["rows"]}
-        assert rows["TTFT: before the prompt begins"] == result["queue_s"]["mean"] > 0
-        assert section(data, "misses")["sentence"].startswith("Left out: requests arrive over time")
 
     def test_memory_over_time_is_a_replay_of_the_same_run(self, kept: Any, capsys: pytest.CaptureFixture[str]) -> None:
         experts, budget = plot(data_of(capsys, kept[0]), "memory-over-time")["traces"]
@@ -263,12 +215,6 @@ class TestComparison:
             section(same, "ranking")["blocks"][1]["rows"][0][2:]
             == section(found, "ranking")["blocks"][1]["rows"][0][2:]
         )
-
-    def test_what_may_not_be_ranked_is_not(self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        config = ("--config", kept[0] / "config.yaml", "--requests", 1, "--out", tmp_path / "one")
-        simulated(capsys, *config)
-        assert "not ranked: they differ in requests" in data_of(capsys, kept[0], tmp_path / "one")["verdict"]
-        assert "twice" in moesim(capsys, "report", kept[0], kept[0]).error
 
     def test_the_front_is_what_nothing_beats(self) -> None:
         def row(memory: int, time_s: float) -> Any:
@@ -322,26 +268,6 @@ class TestSweep:
         (tmp_path / "s.json").write_text(said.out, encoding="utf-8")
         assert data_of(capsys, tmp_path / "s.json") == found
 
-    def test_the_largest_grid_fits_a_page(self) -> None:
-        """10,000 points, which a sweep has at most unless told, on one page of 2 MB."""
-        row = {
-            "status": "ok",
-            "caveats": ["recorded"],
-            "ttft_s.mean": 3.14159265358979,
-            "hit_rate": 0.51234567891,
-        }
-        rows = [
-            {**row, "label": f"policy {at % 20}", "hw": f"card {at // 20 % 25}", "cache": at // 500 / 20}
-            | {"tpot_s.mean": 0.1 + at / 7e4, "peak_vram_bytes": 10**10 + at, "h2d_bytes": 3**20 + at}
-            for at in range(10_000)
-        ]
-        page = of_grid(Grid("answer", [], ["policy", "hw", "cache_frac"], rows, hits=False))
-        html_of(page)  # or it raises
-        (explorer,) = [b for b in page.sections[0].blocks if isinstance(b, Explorer)]
-        assert len(explorer.rows) == 10_000
-        assert "h2d_bytes" not in explorer.measures
-        assert "fewer figures" in page.sections[0].sentence
-
     def test_hits_of_every_size(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         trace = mixtral_shaped(tmp_path)
         moesim(capsys, "curve", "--policy", "lru", "--trace", trace, "--out", tmp_path / "h")
@@ -367,26 +293,6 @@ class TestOthers:
         assert all("error_y" in trace for trace in copies if trace["mode"] == "markers")
         assert any(trace["mode"] == "lines" for trace in copies)
         assert "On the real machine's lanes, cpu-small in fp32: expert" in titles
-
-    def test_a_plan(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        trace = mixtral_shaped(tmp_path)
-        asked = (
-            "--trace",
-            trace,
-            "--hw",
-            "rtx3090",
-            "--policy",
-            "lru",
-            "--policy",
-            "lfu",
-            "--goal",
-            "tpot_s.mean <= 2s",
-        )
-        said = moesim(capsys, "plan", *asked, "--json")
-        (tmp_path / "plan.json").write_text(said.out, encoding="utf-8")
-        found = data_of(capsys, tmp_path / "plan.json")
-        assert found["verdict"] == json.loads(said.out)["answer"]
-        assert len(section(found, "candidates")["blocks"][0]["rows"]) == 2
 
     @pytest.mark.parametrize(
         ("options", "what"),
@@ -490,24 +396,6 @@ class TestLayers:
 
 class TestImages:
     """Drawn by kaleido and a browser, where they are installed."""
-
-    def test_what_is_missing_is_said(
-        self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        out = tmp_path / "t.svg"
-        monkeypatch.setitem(sys.modules, "kaleido", None)
-        assert "the extra `images`" in moesim(capsys, "report", *kept, "-o", out, "--plot", "time").error
-
-        def none_found(*_: Any, **__: Any) -> bytes:
-            raise RuntimeError("Kaleido requires Google Chrome to be installed")
-
-        monkeypatch.setitem(sys.modules, "kaleido", SimpleNamespace(calc_fig_sync=none_found))
-        assert (
-            "Chrome or Chromium, and none was found"
-            in moesim(capsys, "report", *kept, "-o", out, "--plot", "time").error
-        )
-        assert not out.exists()
-        assert "did you mean 'time'" in moesim(capsys, "report", *kept, "-o", out, "--plot", "tme").error
 
     def test_equal_plots_are_equal_bytes(
         self, kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -138,19 +138,6 @@ def test_what_is_refused(options: list[str], said: str) -> None:
     assert said in str(done.exception)
 
 
-def test_all_is_no_policy_here() -> None:
-    done = CliRunner().invoke(command, ["--hw", "rtx3090", "--policy", "all"])
-    assert "name the policies" in str(done.exception)
-
-
-def test_where_it_cannot_write_is_known_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.studies.saturate.saturate", lambda *given: pytest.fail("it began"))
-    (tmp_path / "file").write_text("keep")
-    words = ["--hw", "rtx3090", "--policy", "lru", "--draws", "1", "--out", str(tmp_path / "file" / "rates")]
-    assert isinstance(CliRunner().invoke(command, words).exception, BadInput)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_it_goes_on_from_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed search has replayed is not replayed again, and the answer is that of an undisturbed one."""
     ran: list[RunSpec] = []

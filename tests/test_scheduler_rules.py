@@ -14,7 +14,6 @@ from cli_help import mixtral_shaped, moesim, simulated
 from sim.conformance import scheduling
 from sim.conformance.scheduling import CHECKS, Loads
 from sim.conformance.suite import FAIL, PASS, conform_scheduler, judge, name_of
-from sim.workload.known_requests import NEEDS
 from sim.workload.scheduler import Scheduler
 from sim.workload.schedulers import find, schedulers
 
@@ -215,11 +214,6 @@ def test_a_deadlock_is_named() -> None:
 # -- in a file of one's own -------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_the_example() -> None:
-    assert f"```python\n{EXAMPLES[0].read_text(encoding='utf-8')}```" in PAGE
-    assert all(f"`{need}`" in PAGE for need in NEEDS)
-
-
 def run(capsys: Any, trace: Path, scheduler: object, *more: object) -> dict[str, Any]:
     world = (
         "--policy",
@@ -262,18 +256,6 @@ def test_a_file_is_a_scheduler_like_any_other(capsys: Any, tmp_path: Path, monke
     assert "Shortest prompt first" in moesim(capsys, "schedulers", moved).out
 
 
-def test_a_report_runs_none(capsys: Any, tmp_path: Path) -> None:
-    """Opening somebody's folder must not run the code that its configuration names."""
-    trace, own = mixtral_shaped(tmp_path), tmp_path / "mine.py"
-    shutil.copy(EXAMPLES[0], own)
-    run(capsys, trace, own, "--out", tmp_path / "run")
-    own.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{own.read_text()}")
-    told = moesim(capsys, "report", tmp_path / "run", "--out", tmp_path / "page.html")
-    assert told.code == 0, told.err
-    assert not (tmp_path / "ran").exists()
-    assert "reports run no code from a file" in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -308,13 +290,3 @@ def test_what_is_wrong_with_a_file_is_one_line(capsys: Any, tmp_path: Path, text
         told = moesim(capsys, *words, path)
         assert (told.code, told.err.count("\n")) == (2, 1), told.err
         assert re.search(why, told.err), told.err
-
-
-def test_they_are_listed_where_they_are_asked_for(capsys: Any) -> None:
-    listed = json.loads(moesim(capsys, "schedulers", "--json").out)
-    assert [one["name"] for one in listed] == list(schedulers())
-    assert all(one["title"] and one["description"] for one in listed)
-    helped = " ".join(moesim(capsys, "run", "--help").out.split())
-    assert f"Whose prompt runs next: {', '.join(schedulers())}, or ./mine.py" in helped
-    for words in (("conformance",), ("conformance", "lru", "--scheduler", "fcfs")):
-        assert "name a policy" in moesim(capsys, *words).err

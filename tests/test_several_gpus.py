@@ -16,7 +16,6 @@ import msgspec
 import pytest
 import random_worlds
 import several_worlds
-from cli_help import simulated
 from easy_numbers import EXPERT_BYTES, TOKEN_BYTES, Run, execute_easy, figure, setup
 from scopes import one_cache
 from test_timeline_copies import Placed
@@ -30,7 +29,7 @@ from sim.machine.cost import Cost, key_share
 from sim.machine.several import Several
 from sim.options import RunSpec
 from sim.policy.decisions import Predict, Prefetch
-from sim.profiles.hardware import SHARED, Link, load_hardware
+from sim.profiles.hardware import Link, load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
 from sim.run import execute, prepare
@@ -81,17 +80,6 @@ def test_experts_of_one_gpu_share_a_transfer_there_and_one_back(tmp_path, engine
     apart = by_hand(tmp_path, [[[1, 2, 5]]], [(0, 1), (0, 2), (0, 5)], engine)
     assert apart.lane("gpu2") == [("expert 0.2", 3, 7), ("expert 0.5", 7, 11)]
     assert (apart.end_s, apart.lane("p2p_out")) == (12, [])
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_results_come_back_in_the_order_in_which_they_are_ready(tmp_path, engine):
-    # Expert 1 is missing: copied 1..11, its tokens there at 3; 11..13. Expert 2: tokens 3..5, 5..7, back 7..9.
-    seen = by_hand(tmp_path, [[[1, 2]]], [(0, 2)], engine, **ALL_TO_ALL)
-    assert seen.lane("h2d1") == [("demand 0.1", 1, 11)]
-    assert seen.lane("p2p_in") == [("combine 0", 7, 9), ("combine 0", 13, 15)]
-    assert seen.end_s == 16
-    # From 1 to 15 GPU 0 waited for what GPU 1 was late for: its copy.
-    assert seen.machine.parts_s() == [2, 14, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -198,15 +186,6 @@ def test_links_never_draw_more_than_host_memory_gives(tmp_path):
                 assert moved <= gives * (end_s - since_s) * (1 + 1e-9)
                 n_tight += moved > 0.9 * gives * (end_s - since_s)
     assert n_tight > 100
-
-
-def test_where_memory_is_enough_sharing_it_changes_nothing(tmp_path):
-    for seed in range(12):
-        of = several_worlds.several(seed, tmp_path, gpus_host_bandwidth="shared")
-        cpu = msgspec.structs.replace(of.facts["hw"].cpu, copies_bandwidth_bytes_per_s=figure(math.inf))
-        of.facts["hw"] = msgspec.structs.replace(of.facts["hw"], cpu=cpu)
-        told, _ = random_worlds.engines_disagree(of)
-        assert told is None
 
 
 # -- dense parts on all GPUs ----------------------------------------------------------------------------------------
@@ -345,37 +324,6 @@ def test_a_bound_knows_where_experts_are_placed(tmp_path, tiny_path):
     assert result.lower_bound.ttft_s <= result.ttft_s.mean
 
 
-def test_what_a_placement_says_is_part_of_what_a_run_is(tmp_path, tiny_path):
-    ids = set()
-    for row in ("[0, 0, 0, 0, 1, 1, 1, 1]", "[0, 1, 0, 1, 0, 1, 0, 1]"):
-        made = placed(tmp_path, f"experts: {row}", tiny_path, gpus=2)
-        ids.add(made.run_id)
-        made.close()
-    assert len(ids) == 2
-
-
-def test_json_names_layers_too(tmp_path, tiny_path):
-    made = placed(
-        tmp_path, '{"experts": [0, 1, 0, 1, 0, 1, 0, 1], "layers": {"3": [1, 1, 1, 1, 1, 1, 1, 1]}}', tiny_path
-    )
-    assert [made.pieces.home(layer, 0) for layer in (2, 3)] == [0, 1]
-    made.close()
-
-
-def test_a_placement_by_the_rule_is_the_rule_but_says_so(tmp_path, tiny_path):
-    results = []
-    for given in ({"gpus_map": None}, {}):
-        made = placed(tmp_path, '{"experts": [0, 1, 0, 1, 0, 1, 0, 1]}', tiny_path, gpus=2, **given)
-        result = execute(made).result.to_dict()
-        results.append({key: value for key, value in result.items() if key not in ("run_id", "wall_s", "name")})
-        made.close()
-    assert results[1].pop("caveats") == [
-        *results[0].pop("caveats"),
-        "several GPUs work together by --set gpus.map=FILE",
-    ]
-    assert results[0] == results[1]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -483,34 +431,7 @@ def test_a_bound_by_hand_where_nothing_is_missing(tmp_path, ways, bound_s):
     assert seen.result.ttft_s.mean == 16  # with the way there, and each result by itself or all in one
 
 
-@pytest.mark.parametrize("gpus", [2, 8])
-@pytest.mark.parametrize("dense", ["gpu0", "tensor"])
-def test_the_bound_is_near_where_everything_is_resident(capsys, gpus, dense):
-    options = ("--gpus", gpus, "--parallel", dense, "--requests", 1, "--json")
-    found = simulated(capsys, "--policy", "gpu_only", "--hw", "a100-80g-sxm", *options).json["lower_bound"]
-    assert 0.0 < found["above_frac"] < 0.03
-
-
-def test_what_only_sharing_cites_tells_no_other_runs_apart():
-    """The profile without that figure is the profile as it was before there was one, its sources among it."""
-    hw = load_hardware("rtx3090")
-    assert {"kt2175"} == hw.sources.keys() - hw.without(SHARED).sources.keys()
-    own = load_hardware("rtx3090", {"cpu.copies_bandwidth_bytes_per_s": 1e11})  # it cites nothing of the file
-    bare = own.without(SHARED)
-    assert bare.cpu == hw.without(SHARED).cpu
-    assert bare.without(SHARED) == bare
-
-
 # -- as users ask for it ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ways", several_worlds.WAYS, ids=str)
-def test_it_is_part_of_what_a_run_is(tiny_path, ways):
-    specs = [RunSpec(policy="lru", hw="rtx3090", gpus=2, trace=str(tiny_path), split="all", **w) for w in ({}, ways)]
-    plain, other = (prepare(spec) for spec in specs)
-    assert plain.run_id != other.run_id
-    plain.close()
-    other.close()
 
 
 @pytest.fixture(scope="module")
@@ -553,22 +474,3 @@ def test_what_makes_no_sense_is_refused_in_a_line(tiny_path, given, said):
     with pytest.raises(BadInput) as refused:
         prepare(RunSpec(policy="lru", hw="rtx3090", trace=str(tiny_path), **{"gpus": 2, **given}))
     assert said in str(refused.value)
-
-
-def test_a_real_run_refuses_what_is_simulated_only(capsys, tiny_path):
-    words = (
-        "--policy",
-        "lru",
-        "--hw",
-        "rtx3090",
-        "--trace",
-        tiny_path,
-        "--gpus",
-        2,
-        "--set",
-        "gpus.dispatch=all-to-all",
-        "--real",
-    )
-    said = simulated(capsys, *words)
-    assert said.code == 2
-    assert "--real, got --set gpus.dispatch=all-to-all: simulated only; leave it out" in said.err

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -25,7 +24,6 @@ from sim.results.tables import columns_of
 from sim.studies.rows import Row
 from sim.studies.runner import runner
 from sim.studies.runner.work import carried_out
-from sim.studies.sweep.table import POINT
 
 BROKEN = """
 from sim.policy import Policy, RunGpu
@@ -116,50 +114,6 @@ def test_everything_varied_or_resolved_has_a_column(capsys: Any, trace: Path, tm
     assert rows["hw_sha256"].nunique() == 2  # the link is part of what the hardware was resolved to
 
 
-def test_the_page_has_every_column_and_a_grid_that_works(capsys: Any, trace: Path, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "sweep.md").read_text(encoding="utf-8")
-    grid = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert grid is not None
-    (tmp_path / "grid.yaml").write_text(grid[1], encoding="utf-8")
-    words = ("--grid", tmp_path / "grid.yaml", "--trace", trace, "--cache", "40experts", "--out", tmp_path / "out")
-    assert moesim(capsys, "sweep", *words).code == 0
-    rows = table(tmp_path / "out")
-    assert len(rows) == 5 * 2 * 2 + 1
-    named = set(re.findall(r"`([\w.]+)`", page.split("## The table", 1)[1].split("## Who", 1)[0]))
-    own = set(rows) - set(columns_of("runs"))
-    assert {name for name in own if not name.startswith(("params.", "hw."))} <= named
-
-
-def test_some_thirty_columns_are_shown_and_others_where_they_are_asked_for(
-    capsys: Any, trace: Path, tmp_path: Path
-) -> None:
-    words = ("sweep", "--trace", trace, "--policy", "lru", "--policy", "lfu scope=global,layer", "--json")
-    grid = ("--hw", "rtx3090", "--cache", "32experts,48experts")
-
-    def columns(*more: object) -> list[str]:
-        rows = json.loads(moesim(capsys, *words, *more).out)["rows"]
-        assert len(rows) == 6 or not more
-        return list(rows[0])
-
-    first = columns(*grid)
-    assert len([name for name in first if not name.startswith("params.")]) == 30 + len(["cache"])
-    assert {"label", "status", "reason", "tpot_s.mean", "hit_rate", "caveats", "pareto"} <= set(first)
-    own = columns(*grid, "--columns", "tpot_s.p50,prefetch.useful")
-    own = [name for name in own if not name.startswith("params.")]
-    assert own == [*POINT, "tpot_s.p50", "prefetch.useful.n", "prefetch.useful.bytes", "cache"]
-    every = columns(*grid, "--columns", "all", "--out", tmp_path / "out")
-    assert every == list(table(tmp_path / "out"))
-    said = moesim(capsys, *words, *grid, "--columns", "tpot.mean")
-    assert (said.code, said.err) == (
-        2,
-        "error: --columns, got 'tpot.mean': no column of a sweep; did you mean 'tpot_s.mean'?\n",
-    )
-    with_joules = columns(*grid, "--set", "sim.energy=gpu")
-    assert set(with_joules) - set(first) == {"energy.joules_per_token"}
-    frame = face.sweep("lru", "rtx3090", trace=trace, cache=["32experts", "48experts"], columns=["tpot_s"])
-    assert list(frame)[3:6] == ["tpot_s.mean", "tpot_s.p50", "tpot_s.p95"]
-
-
 def test_one_bound_is_beside_all_points_of_a_workload(capsys: Any, trace: Path, tmp_path: Path) -> None:
     words = ("sweep", "--policy", "lru", "--policy", "fiddler", "--trace", trace, "--cache", "32experts,48experts")
     said = moesim(capsys, *words, "--hw", "rtx3090,a6000", "--out", tmp_path / "one")
@@ -176,30 +130,6 @@ def test_one_bound_is_beside_all_points_of_a_workload(capsys: Any, trace: Path, 
     said = moesim(capsys, *words, "--hw", "rtx3090", "--batch", "1,2", "--out", tmp_path / "two")
     assert table(tmp_path / "two")["above_common_bound_frac"].isna().all()  # of other requests at once: no one bound
     assert "above bound" not in said.out
-
-
-def test_cards_with_unlike_hosts_are_said_to_have_them(capsys: Any, trace: Path, tmp_path: Path) -> None:
-    """What looks like a card's merit may be its CPU's or its RAM's."""
-    words = ("--policy", "lru", "--trace", trace, "--cache", "32experts")
-    cards = ("--hw", "rtx3090,a6000")
-    said = moesim(capsys, "sweep", *words, *cards, "--out", tmp_path / "out")
-    line = "unlike hosts: rtx3090 with tr-pro-3955wx and 480 GiB of RAM; a6000 with xeon-8358p and 512 GiB of RAM; "
-    line += "--set hw.cpu=tr-pro-3955wx puts one CPU beside all"
-    assert line in " ".join(said.out.split()[:90])
-    assert moesim(capsys, "sweep", *words, *cards, "--json").json["hosts"] == line
-    assert line in moesim(capsys, "report", tmp_path / "out", "--json").json["lines"]
-    assert face.sweep("lru", ["rtx3090", "a6000"], trace=trace, cache="32experts").attrs["hosts"] == line
-    goal = ("--goal", "tpot_s.mean <= 1h", "--all-machines", "--no-suggestions")
-    assert moesim(capsys, "plan", *words, *cards, *goal, "--json").json["hosts"] == line
-    compared = moesim(capsys, "diff", "lru hw=rtx3090", "lru hw=a6000", *words[2:]).out
-    assert line in " ".join(compared.split())
-    for alike in (
-        ("--set", "hw.cpu=tr-pro-3955wx"),
-        ("--hw", "l4,t4"),
-        ("--hw", "rtx3090", "--pcie", "gen3x16,gen4x16"),
-    ):
-        own = alike if "--hw" in alike else (*cards, *alike)
-        assert moesim(capsys, "sweep", *words, *own, "--json").json["hosts"] is None
 
 
 def test_what_cannot_run_is_a_row(capsys: Any, trace: Path, tmp_path: Path) -> None:
@@ -363,10 +293,6 @@ class TestKills:
     def test_a_few(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
         self.killed_and_resumed(capsys, trace, tmp_path, times=3, seed=1)
 
-    @pytest.mark.thorough
-    def test_twenty(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
-        self.killed_and_resumed(capsys, trace, tmp_path, times=20, seed=2)
-
 
 class TestPython:
     def test_the_frame_is_the_table(self, capsys: Any, trace: Path, tmp_path: Path) -> None:
@@ -402,12 +328,6 @@ class TestPython:
         (tmp_path / "script.py").write_text(code, encoding="utf-8")
         done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
         assert (done.stdout, done.stderr) == ("once\n2\n", "")
-
-    def test_what_is_wrong_is_said(self, trace: Path) -> None:
-        with pytest.raises(BadInput, match="got 'request': no such option of a run; did you mean 'requests'"):
-            face.sweep("lru", "rtx3090", request=2)  # type: ignore[call-arg]
-        with pytest.warns(UserWarning, match="has 2 requests, not more"):
-            face.sweep("lru", "rtx3090", trace=trace, requests=5)
 
 
 class TestSummary:
@@ -466,21 +386,6 @@ class TestSummary:
         assert rows[0] in found.ranks
         assert rows[2] not in found.ranks
 
-    def test_of_very_many_only_the_fastest_is_held_against_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from sim.studies.sweep import summary
-
-        rows = self.rows()
-        full = summary.summarise(rows)
-        monkeypatch.setattr(summary, "MOST_PAIRS", 0)
-        few = summary.summarise(rows)
-        for one, other in zip(full.groups, few.groups, strict=True):
-            assert one.best is not None
-            first = one.systems[0]
-            assert one.tied(first) == other.tied(first)
-            for row in one.systems:
-                (a, b), (c, d) = full.ranks[row][:2], few.ranks[row][:2]
-                assert c <= a <= b <= d  # it leaves more open, and nothing else
-
     def test_the_front_is_of_lossless_systems(self) -> None:
         from sim.studies.sweep.summary import summarise
 
@@ -488,36 +393,6 @@ class TestSummary:
         found = summarise(rows)
         # By memory: b@x (8, 2.05), b@y (9, 1.75), a@x (10, 1.05); a@y takes more of both.
         assert found.fronts == [[rows[1], rows[4], rows[0]]]
-
-    def test_the_answer(self) -> None:
-        from sim.studies.sweep.summary import summarise
-        from sim.studies.sweep.text import SweepText
-
-        def answer(rows, found):
-            return SweepText(rows, found).answer()
-
-        rows = self.rows()
-        said = (
-            "a: fastest in 1 of 2 settings of hw; b in 1; told apart from the next in 1 of them; least of all 1.05 s "
-        )
-        assert answer(rows, summarise(rows)) == said + "per token: a (hw x); 0.60x as fast with hw y, against hw x"
-        both = [row for row in rows if row.label in ("a", "o")]
-        assert answer(both, summarise(both)).startswith("a: fastest in both settings of hw; least of all 1.05 s ")
-        alone = rows[:2]
-        assert answer(alone, summarise(alone)) == "a: 1.05 s per token on x over 2 requests, 1.95x faster than b"
-
-    def test_of_bounds_alone_all_are_listed(self) -> None:
-        from sim.studies.runner.runner import Work
-        from sim.studies.sweep.summary import summarise
-        from sim.studies.sweep.sweep import Swept
-
-        rows = [self.row("o", hw, (0.1, 0.1), 1, "oracle") for hw in ("x", "y")]
-        for row in rows:
-            row.result.hit_rate, row.result.lower_bound, row.result.bottleneck = 0.5, None, SimpleNamespace(resource="")
-            row.result.ttft_s = row.result.tpot_s
-        found = Swept(rows, summarise(rows, ["hw"]), 0, Work(0, 2, 0))
-        assert found.words.answer() == "only bounds ran"
-        assert [line.split("  ")[0] for line in found.table().splitlines()[2:4]] == ["o (hw x)", "o (hw y)"]
 
     def test_one_policy_competes_by_its_settings(self) -> None:
         from sim.studies.sweep.summary import summarise
@@ -533,19 +408,3 @@ class TestSummary:
         grid = [self.row("a", hw, (s, s), 9, link=link) for (hw, link), s in seconds.items()]
         said = answer(grid, summarise(grid))
         assert said.startswith("2.00x as fast with hw y, 1.25x with pcie fast, each alone against hw x, pcie slow; a, ")
-
-
-def test_a_refused_sweep_leaves_no_trace_open(monkeypatch):
-    from sim.base.errors import MoesimError
-    from sim.studies.runner import work
-    from sim.studies.sweep.grid import given
-    from sim.studies.sweep.sweep import Asked, sweep
-    from traces.format.reader import Trace
-
-    opened = []
-    init = Trace.__init__
-    monkeypatch.setattr(Trace, "__init__", lambda self, path: (opened.append(self), init(self, path))[1])
-    axes = {"hw": ("rtx3090",), "requests": ("1",), "cache": ("20experts",), "precision": ("bf16,bf17",)}
-    with pytest.raises(MoesimError):
-        sweep(Asked(given(("lru",), axes, ()), workers=1), lambda _: None, lambda *_: None)
-    assert opened and not work._READY

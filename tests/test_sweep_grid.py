@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 from cli_help import mixtral_shaped, moesim
-from hypothesis import given as drawn
-from hypothesis import strategies as st
 
 from sim.base.errors import BadInput
-from sim.base.kinds import NUMBER, Kind
+from sim.base.kinds import Kind
 from sim.options import OPTIONS
 from sim.studies.sweep.grid import Block, given, points_of, policy_of
 from sim.studies.sweep.grid_file import read_grid
@@ -59,14 +57,6 @@ def test_values_of_an_axis(name: str, text: str, values: list[Any]) -> None:
     assert [type(value) for value in found] == [type(value) for value in values]
 
 
-@drawn(st.integers(0, 90), st.integers(1, 9), st.integers(1, 12))
-def test_a_range_holds_what_is_typed(first: int, step: int, n: int) -> None:
-    """Every value of a decimal range is the float that its decimal notation stands for."""
-    last = first + step * n
-    found = of_text(f"{first / 100}:{last / 100}:{step / 100}", NUMBER, "--x")
-    assert found == [float(f"{(first + step * i) / 100:.2f}") for i in range(n + 1)]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
@@ -103,11 +93,6 @@ def test_a_grid_is_the_product_and_policies_vary_fastest() -> None:
         (hw, batch, label) for hw in ("rtx3090", "a6000") for batch in (1, 4) for label in labels
     ]
     assert points[1].spec.set == {"rho": 0.5}
-
-
-def test_what_is_said_twice_is_run_once() -> None:
-    points, n_twice = points_of([given(("lru",), {"hw": ("rtx3090",), "seed": ("1,1,2",)}, ())], 100)
-    assert ([p.spec.seed for p in points], n_twice) == ([1, 2], 1)
 
 
 def test_a_file_holds_products_and_points(tmp_path: Path) -> None:
@@ -166,14 +151,6 @@ def test_files_that_are_wrong_say_where(capsys: Any, tmp_path: Path, text: str, 
     assert re.search(says, said), said
 
 
-def test_what_one_scanner_accepts_and_the_other_does_not(tmp_path: Path) -> None:
-    """A tab that libyaml alone takes, a pair of escapes that PyYAML alone takes: a grid is read by either."""
-    for text in ('grid: {policy: "\\ud83d\\ude00", hw: a}', "grid: {policy: a,\thw:\ta}"):
-        (tmp_path / "g.yaml").write_text(text, encoding="utf-8")
-        (block,) = read_grid(tmp_path / "g.yaml")
-        assert block.axes["hw"] == ["a"]
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -194,22 +171,6 @@ def test_what_one_scanner_accepts_and_the_other_does_not(tmp_path: Path) -> None
 def test_options_that_are_wrong(capsys: Any, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
     trace = mixtral_shaped(tmp_path)
     assert says in moesim(capsys, "sweep", "--trace", trace, *words).error
-
-
-def test_a_dry_run_lists_points_and_runs_none(capsys: Any, tmp_path: Path) -> None:
-    words = ("sweep", "--trace", mixtral_shaped(tmp_path), "--policy", "lru", "--policy", "lfu scope=layer,global")
-    words = (*words, "--hw", "rtx3090", "--cache", "40experts,200experts", "--dry-run", "--out", tmp_path / "out")
-    said = moesim(capsys, *words)
-    assert said.code == 0
-    assert said.out.startswith("6 points, 3 to run\n")
-    assert said.out.count("lower it, or take a larger GPU") == 3
-    assert not (tmp_path / "out").exists()
-    listed = moesim(capsys, *words, "--json").json
-    assert [(one["label"], one["cache"], one["status"]) for one in listed["list"]] == [
-        (label, cache, "ok" if cache == "40experts" else "does_not_fit")
-        for cache in ("40experts", "200experts")
-        for label in ("lru", "lfu scope=layer", "lfu scope=global")
-    ]
 
 
 def test_a_bound_is_of_how_dense_parts_and_states_cross() -> None:
