@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from cpu_bench import written
 from tiny_traces import from_rows, tiny_trace
 
-import moesim
 from sim.base.errors import BadInput
-from sim.cli.verbs import moesim as command
 from sim.options import RunSpec
 from sim.run import execute, prepare
 from sim.workload.drawn_levels import DRAWABLE, GATES, DrawnTrace, to_draw
@@ -172,44 +167,3 @@ def test_predictive_policies_run_on_ids_alone(log, policy):
     ids = {one, result_of(**log, policy=policy, predictor="surrogate:0.2")[0]}
     ids.add(result_of(**log, policy=policy, predictor="surrogate:0.85", seed=1)[0])
     assert len(ids) == 3  # accuracy and seed are parts of what a run is
-
-
-def test_an_accuracy_is_meant_also_where_the_trace_has_predictions():
-    run = {"policy": "mixtral_offloading", "hw": "rtx3090", "requests": 1}
-    told = {share: result_of(**run, predictor=share)[1] for share in ("surrogate:0", "surrogate:1")}
-    assert told["surrogate:1"].tpot_s.mean < told["surrogate:0"].tpot_s.mean
-    assert "drawn: next_scores_1" in told["surrogate:1"].caveats
-
-
-def test_who_reads_nothing_of_it_runs_as_without_and_says_so(log):
-    spec = RunSpec(**log, policy="lru", predictor="surrogate:0.85")
-    setup = prepare(spec)
-    assert setup.idle == "note: --predictor surrogate:0.85: lru reads nothing that it would draw"
-    assert setup.run_id == prepare(RunSpec(**log, policy="lru")).run_id
-    with pytest.warns(UserWarning, match="reads nothing"):
-        moesim.simulate("lru", "rtx3090", predictor="surrogate:0.5", requests=1)
-    with pytest.raises(BadInput, match="lru has no predictor to choose"):
-        prepare(RunSpec(**log, policy="lru", predictor="mine.safetensors"))
-    with pytest.raises(BadInput, match="track=map_tsd"):  # maps of recorded gates: nothing is left to draw
-        prepare(RunSpec(policy="fine_moe", hw="rtx3090", requests=1, predictor="surrogate:0.85"))
-    with pytest.raises(BadInput, match="draws no gates of a lossy policy"):
-        prepare(RunSpec(**log, policy="lynx", predictor="surrogate:0.85"))
-    with pytest.raises(BadInput, match=r"predictor, got 'surrogate:1\.5': shares lie in \[0, 1\]; write"):
-        prepare(RunSpec(**log, policy="moepic", predictor="surrogate:1.5"))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("compare", "--policy", "moepic", "--policy", "lru", "--hw", "rtx3090"),
-        ("sweep", "--policy", "moepic", "--policy", "lru", "--hw", "rtx3090"),
-        ("plan", "--policy", "moepic", "--policy", "lru", "--hw", "rtx3090", "--goal", "tpot_s.mean <= 9s"),
-        ("diff", "lru hw=rtx3090", "moepic hw=rtx3090"),
-    ],
-    ids=lambda words: words[0],
-)
-def test_other_verbs_take_it(log, words):
-    shared = ("--trace", log["trace"], "--model", log["model"], "--predictor", "surrogate:0.85", "--json")
-    done = CliRunner().invoke(command, [*words, *shared])
-    assert done.exit_code == 0, done.output
-    assert "drawn: next_scores_1" in json.dumps(json.loads(done.stdout))

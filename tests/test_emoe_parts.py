@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import random
 
 import numpy as np
 import pytest
 
 from policies.common.mlp import load, save
-from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, reroute
-from policies.emoe.predict import SHARE, digits, find, frequencies, read
+from policies.emoe.load import by_tokens, choose, expected_tokens, reroute
+from policies.emoe.predict import SHARE, find, frequencies, read
 from policies.emoe.tasks import KEYWORDS, classify, profile, words_of
-from policies.emoe.xlnet import ONE, exponential, shares
+from policies.emoe.xlnet import ONE
 from sim.base.errors import BadInput
 from sim.conformance import seeded
 
@@ -47,12 +46,6 @@ def test_equation_2():
     # Two requests of 100 and 50 input tokens, 20 outputs expected of each: (150 + 2 x 20) x s x f
     expected = expected_tokens(150, 2, 20, np.array([True, False]), share)
     assert expected.tolist() == [[190 * 30, 190 * 10], [0, 0]]
-
-
-def test_sensitivity_runs_from_the_input():
-    similarity = np.array([0.99, 0.90, 0.80, 0.95])
-    assert insensitive_layers(similarity, 0.85).tolist() == [True, True, False, False]
-    assert insensitive_layers(similarity, 0.999).tolist() == [False] * 4
 
 
 def test_the_top_l_of_a_layer():
@@ -89,19 +82,6 @@ def test_rerouting_against_a_naive_one():
 
 
 # -- the predictor (section 3.2.2) ------------------------------------------------------------------------------------
-
-
-def test_digits_and_frequencies():
-    counts = np.array([[1, 5, 5, 0], [0, 0, 0, 0]])
-    assert digits(counts, 2).tolist() == [[1, 2], [0, 1]]
-    assert frequencies(np.array([[1, 3], [0, 0]])).tolist() == [[SHARE // 4, 3 * SHARE // 4], [0, 0]]
-
-
-def test_the_exponential_needs_no_library():
-    x = -np.arange(0, 60, 0.37)
-    assert exponential(x) == pytest.approx(np.exp(x), rel=1e-8)
-    out = shares(np.array([[0.0, 0.0, -1e9], [ONE, 0.0, 0.0]]), 1000.0)
-    assert out.tolist() == [[500, 500, 0], [round(1000 * math.e / (math.e + 2)), *[round(1000 / (math.e + 2))] * 2]]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -88,34 +87,6 @@ def test_fill_equals_adding_one_by_one() -> None:
     many.fill(maps, embeddings)
     assert np.array_equal(one.maps, many.maps)
     assert np.array_equal(one.meanings.vectors, many.meanings.vectors)
-
-
-def test_store_size_is_figure_18s() -> None:
-    """FineMoE Figure 18: 32 K maps of Qwen1.5-MoE stay below 200 MB of CPU memory."""
-    store = MapStore(1, 24, 60, 6)
-    store.n_maps = 32 * 1024
-    assert store.n_bytes == 24 * 60 * 4 * 32768 == 188_743_680
-    assert store.n_bytes < 200e6
-
-
-def test_twice_as_many_maps_as_numbers_leave_none_less_than_three_quarters_alike() -> None:
-    """Section 4.4: 2LJ maps promise a similarity of 75 %. Of a shape small enough to try, L x J = 2: four maps thirty
-    degrees apart; none of scores, which are not negative, is farther than fifteen from the nearest."""
-    n_maps = 2 * 1 * 2
-    angles = [math.pi / 2 * i / (n_maps - 1) for i in range(n_maps)]
-    store = store_of([[[round(4095 * math.cos(a)), round(4095 * math.sin(a))]] for a in angles], [[0]] * n_maps)
-    worst = 1.0
-    for step in range(91):
-        path = Trajectory(store)
-        path.observe(
-            np.array(
-                [round(4095 * math.cos(math.radians(step))), round(4095 * math.sin(math.radians(step)))],
-                dtype=np.float64,
-            )
-        )
-        worst = min(worst, path.nearest()[1])
-    assert worst == pytest.approx(math.cos(math.pi / 12), abs=1e-3)
-    assert worst > 0.75
 
 
 def test_prefill_takes_the_mean_and_zero_vectors_are_harmless() -> None:
@@ -207,17 +178,6 @@ def test_kept_maps_are_what_is_learned(trace: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(map_track, "kept_for", lambda store: None)
     learned, _ = taught(trace)
     assert same(kept.store, learned.store)
-
-
-@BUNDLED
-def test_every_bundled_trace_has_its_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else `python tools/keep_maps.py` has to be run."""
-    monkeypatch.setattr(MapTrack, "learn", lambda self, store: None)
-    for trace in bundled_traces():
-        track, store = taught(trace)
-        file = map_track.kept_for(store)
-        assert file is not None
-        assert recalled(file, track.origin(store)) is not None, trace
 
 
 @BUNDLED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 
 from policies.common.priority import Priorities
 from policies.moepic.config import LayerPlan, Odds, Statistics, Times, allocate, split_all, split_layer
-from sim.policy import standings
-from sim.policy.standings import Counts, follow, follow_and_count, places_before
+from sim.policy.standings import places_before
 
 # One layer of 4 experts, K = 2. H(C), P(y) of y = 1..4, PH(y, C).
 HIT = np.array([0.0, 0.4, 0.7, 0.9, 1.0])
@@ -123,40 +121,6 @@ def test_tokens_observed_together_or_one_by_one(seed, n_earlier, n):
     assert (together.keys, together.uses, together.ranking(1)) == (alone.keys, alone.uses, alone.ranking(1))
 
 
-@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 12), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_compiled_or_not_the_same_is_counted(seed, n_experts, n, foretold):
-    """Few different keys and scores, so that many are equal."""
-    draw = np.random.default_rng(seed)
-    top_k = int(draw.integers(1, n_experts + 1))
-    ids = np.stack([np.stack([draw.permutation(n_experts)[:top_k] for _ in range(2)]) for _ in range(2 * n)])
-    scores = draw.integers(0, 3, (n, 2, n_experts)).astype(np.float64) if foretold else None
-    known = draw.random((n, 2)) < 0.7
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        for compiled in (standings.COMPILED, False):
-            patch.setattr(standings, "COMPILED", compiled)
-            p = Priorities(2, n_experts, 1e-6, 0.5)
-            p.observe_all(ids[:n])
-            state = p.state(ids[n:])
-            sizes = [(2, n_experts), (2, n_experts), (2, n_experts, n_experts)]
-            counts = Counts(*[np.zeros(size, dtype=np.int64) for size in sizes])
-            follow_and_count(state, ids[n:], scores, known, counts)
-            found.append([array.tolist() for array in (*state[:3], *counts)])
-            follow(p.state(ids[n:]), ids[n:])
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize(("omega", "rho"), [(128, 0.25), (1, 0.9), (10**9, 1e-9), (10**9, 1 - 1e-9)])
-def test_keys_are_those_of_forty_digits(omega, rho):
-    p = Priorities(1, 1, omega, rho)
-    with localcontext() as context:
-        context.prec = 40
-        per_ln = Decimal(omega) / -Decimal(rho).ln() * 2**20
-        wanted = [int((per_ln * Decimal(n).ln()).to_integral_value()) for n in range(1, 400)]
-    assert [p.of_uses(n) for n in range(1, 400)] == wanted
-
-
 def odds_of(seed, n_layers, n_experts, top_k):
     """Plausible odds: increasing in C, P falling in y and summing to K."""
     draw = np.random.default_rng(seed)
@@ -200,20 +164,6 @@ def loaded(budget, c, window_s, odds, top_k, partial):
         left_s -= share * 10.0
         m += share * odds.active[y]
     return min(m, top_k)
-
-
-def test_random_replacement_hits_as_often_as_it_caches():
-    """Table 3, w/o LCP: the configurator goes by the hits of the cache there is."""
-    statistics = Statistics(1, 4, 2)
-    ids = np.array([[[0, 1]], [[0, 2]], [[0, 1]]])
-    statistics.record(Priorities(1, 4, 128, 0.25), ids, None, np.zeros((3, 1), dtype=bool))
-    assert statistics.odds("speculative", "random")[0].hit.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert statistics.odds("speculative", "random")[0].cached[0].tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert statistics.odds("speculative")[0].hit.tolist() != [0.0, 0.25, 0.5, 0.75, 1.0]
-    # Then m is the same for every cache size: the smallest is taken, whatever rounding says.
-    even = Odds(np.arange(61) / 60, np.full(60, 4 / 60), np.broadcast_to(np.arange(61) / 60, (60, 61)))
-    for budget in (5.0, 12.0, 23.0):
-        assert split_layer(budget, 0.0, even, TIMES._replace(top_k=4)).n_cached == budget
 
 
 def naive_split(budget, window_s, odds, times):

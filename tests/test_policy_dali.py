@@ -13,7 +13,6 @@ from tiny_traces import tiny_trace
 from policies.dali import Dali
 from policies.dali.cache import Warc
 from policies.dali.shares import Costs, Shares, divide
-from sim.base.errors import BadInput
 
 # -- the division ------------------------------------------------------------------------------------------------------
 
@@ -142,11 +141,6 @@ def test_scores_begin_anew_with_a_sequence(tmp_path):
     assert seen.result.policy_stats["exchanged"] == 0
     seen = run(Dali(predictor="surrogate:1", w_size=3), tmp_path, rows, room=4, n_experts=5)
     assert seen.result.policy_stats["exchanged"] == 1
-
-
-def test_what_it_cannot_take():
-    with pytest.raises(BadInput, match=r"dali.predictor, got 'oracle': write recorded, or surrogate:0\.9"):
-        Dali(predictor="oracle")
 
 
 KNOBS = {

@@ -6,12 +6,10 @@ Expert 2 s, attention 1 s, head 1 s.
 from __future__ import annotations
 
 import pytest
-from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
-from tiny_traces import tiny_trace
+from easy_numbers import EXPERT_BYTES, run
 
 from policies.deepspeed import DeepSpeed
 from sim.base.errors import DoesNotFit
-from traces.format.reader import Trace
 
 BASE = {"stage3_param_persistence_threshold": 0, "tensors_per_expert": 2, "stage3_prefetch_bucket_size": 40}
 KNOBS = {
@@ -32,18 +30,6 @@ def policy(**settings):
 
 def ends(seen):
     return [end for what, _, end in seen.lane("gpu") if what == "head"]
-
-
-def test_published_defaults():
-    assert DeepSpeed().settings == {
-        "granularity": "layer",
-        "stage3_max_live_parameters": 10**9,
-        "stage3_prefetch_bucket_size": 5 * 10**7,
-        "stage3_param_persistence_threshold": 10**5,
-        "max_ongoing_fetches": 2,
-        "cache": "none",
-        "tensors_per_expert": 3,
-    }
 
 
 def test_five_steps_by_layer(tmp_path):
@@ -178,18 +164,3 @@ def test_two_steps_with_a_cache(tmp_path):
     # 1 + 20 + 2 twice and the head; then one expert a layer: 1 + 10 + 2 twice and the head.
     assert ends(seen) == [47, 47 + 27]
     assert list(seen.outcome.report.counts.peak_bytes) == [3 * EXPERT_BYTES]
-
-
-@pytest.mark.parametrize("cache", ["none", "lfu"])
-@pytest.mark.parametrize("granularity", ["layer", "expert"])
-@pytest.mark.parametrize("tensors", [1, 2, 3])
-@pytest.mark.parametrize(("gpus", "batch"), [(1, 1), (2, 3), (3, 1)])
-def test_room_for_a_layer_or_an_expert_suffices(cache, granularity, tensors, gpus, batch, tmp_path):
-    with Trace(tiny_trace(tmp_path / "t", 3, 8, 2, n_requests=6, levels=())) as trace:
-        for bucket in (0, 50, 10**6):
-            made = policy(
-                granularity=granularity, tensors_per_expert=tensors, stage3_prefetch_bucket_size=bucket, cache=cache
-            )
-            need = -(-8 // gpus) if granularity == "layer" else 1
-            for room in (need, need + 1, 24):
-                execute_easy(setup(type(made)(**made.settings), trace, room, gpus=gpus, batch=batch))

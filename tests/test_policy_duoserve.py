@@ -5,9 +5,7 @@ Numbers of `easy_numbers`: copy of an expert 10 s, expert 2 s, attention 1 s, he
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,12 +14,10 @@ from click.testing import CliRunner
 from easy_numbers import EXPERT_BYTES, execute_easy, run, setup
 from tiny_traces import from_rows, tiny_trace
 
-from policies.common.mlp import load, save
+from policies.common.mlp import save
 from policies.duoserve import predictor as _duoserve
 from policies.duoserve.policy import DuoServe
 from policies.duoserve.predictor import (
-    PUBLISHED_BYTES,
-    PUBLISHED_MODELS,
     States,
     accuracy,
     affinity,
@@ -36,7 +32,7 @@ from policies.duoserve.predictor import (
     rows_of,
     width_of,
 )
-from sim.base.errors import BadInput, DoesNotFit
+from sim.base.errors import BadInput
 from sim.cli import moesim
 from sim.options import RunSpec
 from sim.profiles.models import load_model
@@ -269,18 +265,6 @@ def test_synchronisation_point_2_waits_for_expert_1_where_the_predictor_is_faste
     assert copies[2] == ("prefetch 1.0", 106, 116)  # Expert 1 ends at 106, the predictor at 104.5
 
 
-def test_the_second_prefetch_waits_for_the_second_slot(told, tmp_path):
-    """With k = 2 slots the second copy goes where Expert 2 lies. Copies of 1 s: Expert 2 ends at 10 + 4 = 14."""
-    seen = run(told(PREDICTED, mlp_s=0.0), tmp_path, STEPS[:2], room=2, n_experts=4, copy_s=1.0)
-    start = [begin for what, begin, _ in seen.lane("gpu") if what == "attention 0"][1]
-    assert [(what, at - start, end - start) for what, at, end in seen.lane("h2d") if at >= start][:4] == [
-        ("demand 0.0", 1, 2),
-        ("demand 0.1", 2, 3),
-        ("prefetch 1.0", 5, 6),
-        ("prefetch 1.1", 7, 8),
-    ]
-
-
 def test_refetching_beside_the_computation(told, tmp_path):
     seen = run(told(PREDICTED, overlap_refetch=True), tmp_path, STEPS[:2], room=2, n_experts=4)
     computed = [span for span in seen.lane("gpu") if span[1] >= PREFILL_END_S]
@@ -328,10 +312,6 @@ def test_no_knob_is_dead(knob, tmp_path):
     assert (default.result.memory != other.result.memory) == (knob in ("mlp_bytes", "slots"))
 
 
-def test_a_surrogate_is_labelled(tmp_path):
-    assert "surrogate" in seen_with(tmp_path).result.caveats
-
-
 @pytest.mark.parametrize(
     ("model", "data", "shares"),
     [
@@ -354,11 +334,6 @@ def test_a_stand_in_is_as_right_as_table_3_says_of_the_served_model_and_its_text
         assert figures[name] == pytest.approx(share, abs=4 * (share * (1 - share) / figures["n"]) ** 0.5)
 
 
-def test_a_stand_in_of_a_model_that_table_3_does_not_have(tmp_path):
-    with pytest.raises(BadInput, match="Table 3 has mixtral-8x7b and mixtral-8x22b; write surrogate:SHARE"):
-        seen_with(tmp_path, predictor="surrogate:orca")
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"overlap_refetch": True}, {"decode_order": "gate"}, {"slots": 1}, {"slots": 5}]
 )
@@ -371,25 +346,7 @@ def test_slots_suffice(settings, gpus, batch, tmp_path):
     assert max(seen.outcome.report.counts.peak_bytes) <= settings.get("slots", 3) * EXPERT_BYTES
 
 
-def test_a_prediction_that_is_always_right_leaves_nothing_to_fetch_but_the_first_layer(tmp_path):
-    seen = seen_with(tmp_path, predictor="surrogate:1")
-    assert seen.result.policy_stats["top_k_frac"] == 1.0
-    n_tokens = seen.result.decode_tokens
-    assert seen.classes("decode").get("miss") == 2 * n_tokens  # layer 0, never predicted
-
-
 # -- memory (Table 2, section 6.3) ------------------------------------------------------------------------------------
-
-
-def test_table_2_in_whole_experts():
-    """4-bit: MoESys holds a layer, ACC what it runs, DuoServe k experts and its predictor.
-
-    The published differences between MoESys and ACC lie between 6 experts (ACC holding both that a token needs) and 7
-    (ACC holding one at a time).
-    """
-    for name, published in (("mixtral-8x7b", 4.24e9 - 3.63e9), ("mixtral-8x22b", 9.13e9 - 8.06e9)):
-        size = load_model(name).expert_bytes("int4_g128")
-        assert 6 * size < published < 7 * size
 
 
 @BUNDLED
@@ -407,13 +364,6 @@ def test_table_2_by_simulation():
     assert moesys - acc == 6 * size
     assert moesys - peak("on_demand", slots=1) == 7 * size
     assert duoserve - acc == 300_000_000  # published: 0.28 GB (Table 2), around 300 MB (section 6.4)
-
-
-def test_predictor_memory_of_other_models(tmp_path):
-    with Trace(tiny_trace(tmp_path / "t", levels=())) as trace:
-        made = setup(DuoServe(predictor="surrogate:1"), trace, 10)
-        with pytest.raises(DoesNotFit, match="duoserve"):
-            execute_easy(made)  # 11 MB of network beside experts of 160 bytes
 
 
 # -- the trained predictor --------------------------------------------------------------------------------------------
@@ -460,25 +410,6 @@ def test_a_predictor_of_another_shape_is_refused(tmp_path):
     save(tmp_path / "other", {}, {"format": 1, "n_layers": 4, "n_experts": 6, "top_k": 2, "affinity": "rows"})
     with pytest.raises(BadInput, match="counts of another shape"):
         read(tmp_path / "other", 4, 6, 2)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "refused"),
-    [
-        (np.zeros((5, 3, 2), dtype=np.uint8), "5 rows for a trace of 4 decode rows"),
-        (np.zeros((4, 2, 2), dtype=np.uint8), "outputs of another shape"),
-        (np.zeros((4, 3, 2)), "outputs of another shape"),
-        (np.full((4, 3, 2), 6, dtype=np.uint16), "name experts there are not"),
-    ],
-)
-def test_outputs_that_do_not_fit_the_trace_are_refused(tmp_path, outputs, refused):
-    facts = {"format": 1, "n_layers": 4, "n_experts": 6, "top_k": 2, "affinity": "rows"}
-    with Trace(tiny_trace(tmp_path / "t", 4, 6, 2, 1, outputs=5, levels=())) as trace:
-        save(tmp_path / "mine", {"outputs": outputs}, facts | {"outputs_of": trace.sha256})
-        with pytest.raises(BadInput, match=refused):
-            outputs_for(tmp_path / "mine", trace)
-        save(tmp_path / "of another trace", {"outputs": outputs}, facts | {"outputs_of": "another"})
-        assert outputs_for(tmp_path / "of another trace", trace) is None
 
 
 def chain(path, n_requests=6, outputs=20):
@@ -555,66 +486,3 @@ def test_one_network_for_each_layer(tmp_path):
     sees = SimpleNamespace(model_name="other", n_layers=3, n_experts=6, top_k=1)
     charged = [DuoServe(predictor=str(path)).predictor_bytes(sees) for path in (one, out)]
     assert charged == [4 * parameters(3, 6, 1), 2 * 4 * parameters(3, 6, 1)]
-
-
-def test_the_published_bytes_are_no_whole_number_of_networks():
-    """What docs/duoserve.md and the policy say of 300 MB and of Table 2's 380 MB."""
-    small, large = (4 * parameters(n_layers, 8, 2) for n_layers in (32, 56))
-    assert (round(small / 1e6), round(31 * small / 1e6), round(300e6 / small, 1)) == (12, 371, 25.1)
-    assert (round(large / 1e6), round(55 * large / 1e6), round(380e6 / large, 1)) == (12, 679, 30.8)
-    for model in PUBLISHED_MODELS:  # section 6.4 has one figure
-        sees = SimpleNamespace(model_name=model, n_layers=4, n_experts=8, top_k=2)
-        assert DuoServe().predictor_bytes(sees) == PUBLISHED_BYTES == 300e6
-
-
-def test_training_needs_a_store_split(tmp_path):
-    path = from_rows(tmp_path / "t.safetensors", [[[0], [1]]], 2)
-    done = CliRunner().invoke(moesim, ["train", "duoserve", "--trace", str(path), "--out", str(tmp_path / "o")])
-    assert isinstance(done.exception, BadInput)
-    assert "split 'store' has no requests" in str(done.exception)
-    assert "--train-frac" in str(done.exception)
-    assert not (tmp_path / "o").exists()
-    done = CliRunner().invoke(moesim, ["train", "duoserve", "--trace", str(path), "--out", "o", "--widths", "0"])
-    assert done.exit_code == 2
-
-
-def test_the_page_quotes_the_bundled_predictors():
-    """Table 3's columns in docs/duoserve.md are those in the bundled files."""
-    page = (Path(__file__).resolve().parent.parent / "docs" / "duoserve.md").read_text(encoding="utf-8")
-    for name, path in bundled_traces().items():
-        predictor = find(name)
-        assert predictor is not None, "docs/duoserve.md says so"
-        with Trace(path) as trace:
-            assert outputs_for(predictor, trace) is not None
-            test = load(predictor)[1]["test"]
-            shape = f"{name}, k = {trace.top_k} of {trace.n_experts}"
-        all_k, one, share = test["top_k_frac"] * 100, test["any_frac"] * 100, test["share_frac"] * 100
-        assert f"| {shape} | {all_k:.2f} % | {one:.2f} % | {share:.1f} % | {test['n']:,} |" in page
-
-
-def test_predictor_option(tmp_path):
-    from sim.cli.run import command
-
-    made = prepare(RunSpec(policy="duoserve", hw="rtx3090", requests=1, predictor="surrogate:0.9"))
-    assert made.policy.settings["predictor"] == "surrogate:0.9"
-    made.close()
-    with pytest.raises(BadInput, match="lru has no predictor"):
-        prepare(RunSpec(policy="lru", hw="rtx3090", predictor="mine.safetensors"))
-    if DEFAULT in bundled_traces():
-        done = CliRunner().invoke(
-            command,
-            [
-                "--policy",
-                "duoserve",
-                "--hw",
-                "rtx3090",
-                "--requests",
-                "1",
-                "--predictor",
-                "surrogate:0.8/0.9",
-                "--json",
-            ],
-        )
-        told = json.loads(done.output)
-        assert told["caveats"] == ["surrogate"]
-        assert told["params"]["predictor"] == "surrogate:0.8/0.9"

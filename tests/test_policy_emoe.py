@@ -16,11 +16,9 @@ from tiny_traces import tiny_header, tiny_trace
 from policies.common.mlp import load, save
 from policies.emoe.policy import Emoe
 from policies.emoe.predict import Transformer, find, published_s, read
-from reports.reproduce.rows import load_experiments, load_rows
 from sim.base.errors import BadInput, DoesNotFit
 from sim.conformance import seeded
 from sim.profiles.models import load_model
-from traces.format.bundled import bundled_traces
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
@@ -234,18 +232,6 @@ def test_nothing_waits_for_a_predictor_in_a_process_of_its_own(tmp_path):
     assert first["aside"] - first["waited"] >= 2 * n_tokens
 
 
-def test_the_refusal_names_what_would_run(tmp_path):
-    """A layer of four with two chosen: one kept expert of each layer runs where two do not."""
-    trace_of = tiny_trace(tmp_path / "t", 2, 4, 2, n_requests=4, levels={"scores", "tasks"})
-    with Trace(trace_of) as trace:
-        with pytest.raises(DoesNotFit, match=r"at least 4 whole .*--set experts_per_layer=1"):
-            execute_easy(setup(Emoe(predictor="frequency"), trace, room=3))
-        seen = execute_easy(setup(Emoe(predictor="frequency", experts_per_layer=1), trace, room=3))
-        assert seen.result.distinct_experts.per_layer == 1.0  # what runs, not the two that are chosen
-        with pytest.raises(DoesNotFit, match="take another policy"):
-            execute_easy(setup(Emoe(predictor="frequency"), trace, room=1))
-
-
 def test_the_least_room(tmp_path):
     with Trace(written(tmp_path / "t", STORE + STEPS)) as trace:
         with pytest.raises(DoesNotFit, match="at least 2 whole experts"):
@@ -254,27 +240,6 @@ def test_the_least_room(tmp_path):
             execute_easy(setup(Emoe(predictor="frequency", experts_per_layer=3), trace, room=4))
     with pytest.raises(BadInput, match="classifier"):
         Emoe(classifier="words")
-
-
-def test_no_predictor_for_a_model_says_how_to_get_one(tmp_path):
-    with (
-        Trace(written(tmp_path / "t", STORE + STEPS)) as trace,
-        pytest.raises(BadInput, match=r"moesim train emoe --trace .* or take --predictor frequency"),
-    ):
-        execute_easy(setup(Emoe(), trace, room=4))
-
-
-def test_nothing_is_sensitive_below_a_threshold(tmp_path, known):
-    """With s = 0 for all, nobody's experts are loaded; with s = 1 they are."""
-    tensors, facts = load(find("seeded"))
-    similar = np.full((len(seeded.TASKS), seeded.N_LAYERS), 9000, np.int16)
-    save(tmp_path / "p", {**tensors, "similarity": similar}, facts)
-    loaded = {}
-    for threshold in (0.85, 0.95):
-        policy = Emoe(predictor=str(tmp_path / "p"), threshold=threshold, p=1, experts_per_layer=2)
-        loaded[threshold] = execute_easy(setup(policy, known, room=14)).outcome.setup.policy.stats()
-    assert loaded[0.85]["loaded_per_request"] == 0
-    assert loaded[0.95]["loaded_per_request"] > 0
 
 
 def test_a_surrogate_names_the_share_it_is_told(known):
@@ -357,11 +322,6 @@ def test_no_parameter_is_dead(name, tmp_path, known):
     assert facts_of(Emoe(**others), known) != facts_of(Emoe(**{**others, name: value}), known)
 
 
-def test_only_keywords_need_tokens():
-    assert Emoe().needs == {"experts", "scores", "tasks"}
-    assert Emoe(classifier="keywords").needs == {"experts", "scores", "tasks", "token_ids"}
-
-
 def test_training(tmp_path, capsys, monkeypatch):
     """A few steps through the command: a file that the policy takes."""
     pytest.importorskip("transformers")
@@ -379,42 +339,3 @@ def test_training(tmp_path, capsys, monkeypatch):
         found = read(out, 2, 4, 2, opened.header.tasks)
         assert isinstance(found, Transformer)
         execute_easy(setup(Emoe(predictor=str(out)), opened, room=6))
-
-
-def test_the_page_quotes_the_bundled_predictors():
-    """Accuracy and sensitivity in docs/emoe.md are those in the bundled files."""
-    page = (Path(__file__).resolve().parent.parent / "docs" / "emoe.md").read_text(encoding="utf-8")
-    found = {name: load(path) for name in bundled_traces() if (path := find(name))}
-    assert found.keys() == bundled_traces().keys()
-    for name, (_, facts) in found.items():
-        test = facts["test"]
-        kinds = ("A", "L", "frequency", "previous", "chance")
-        quoted = " | ".join(f"{test[kind]:.1%}".replace("%", " %") for kind in kinds)
-        assert f"| {name} | {quoted} | {test['n']} |" in page
-    similar = {name: found[name][0]["similarity"] / 10_000 for name in found.keys() - {"mixtral-8x7b-chat"}}
-    mixtral = similar["mixtral-8x7b-small"]
-    for n, text in ((0, "in the first layer alone it is"), (1, "in the first two")):
-        assert f"{text} {mixtral[:, n].min():.2f} to {mixtral[:, n].max():.2f}" in page
-    assert mixtral.max() < 0.85  # so that s = 1 throughout, as the page says
-    assert (mixtral[:, -1] < mixtral[:, 0] / 2).all()
-    assert similar["phi-3.5-moe-small"].max() == pytest.approx(0.32, abs=0.005)
-    for name in ("qwen1.5-moe-chat", "deepseek-moe-16b-chat"):
-        chats = similar[name]
-        for n, text in ((0, "in the first layer"), (1, "in two")):
-            assert f"{chats[:, n].min():.2f} to {chats[:, n].max():.2f} {text}" in page
-        assert chats.max() < 0.85
-
-
-def test_its_rows_pay_for_the_predictor_and_run_several_p():
-    """0.1: a frequency table at no cost, p = 40 on four requests, and the testbed's constant on one row of many."""
-    experiment = load_experiments()["emoe"]
-    name, *words = experiment.systems["eMoE"].split()
-    made = Emoe(**{key: float(value) if key == "kept_frac" else value for key, value in (w.split("=") for w in words)})
-    assert name == "emoe"
-    assert made.p == 40
-    assert (made.predict_s, made.memory_bytes) == (None, None), "published figures, not zero"
-    assert made.labels == ("surrogate",)
-    assert experiment.mechanism == {"eMoE": "policy_stats.invocations >= 3"}
-    rows = [row for row in load_rows().values() if row.experiment == "emoe"]
-    assert [row.id for row in rows] == ["EM-8", "EM-9", "EM-23"]
-    assert {row.constant for row in rows} == {"emoe-a100"}

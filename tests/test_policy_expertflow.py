@@ -172,16 +172,6 @@ def test_the_prediction_is_waited_for_unless_hidden(tmp_path):
     assert replay(ExpertFlow(predict_s=4.0, hidden=True), path, 2).end_s == 10 + 10 + 2 + 1
 
 
-def test_a_surrogate_is_labelled_and_as_right_as_told(tmp_path):
-    with seeded(tmp_path, outputs=40) as trace:
-        right = replay(ExpertFlow(predictor="surrogate:1.0"), trace.path, 6)
-        wrong = replay(ExpertFlow(predictor="surrogate:0.0"), trace.path, 6)
-    assert right.result.caveats == ["surrogate", "synthetic"]
-    assert right.result.policy_stats["foretold_frac"] == 1.0
-    assert wrong.result.policy_stats["foretold_frac"] < 0.2
-    assert right.end_s < wrong.end_s
-
-
 def test_it_needs_a_store_split_or_a_surrogate(tmp_path):
     path = from_rows(tmp_path / "t", [[[0]]], 2)
     with pytest.raises(BadInput, match="split 'store' has no requests: expertflow learns there"):

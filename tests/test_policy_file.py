@@ -17,7 +17,6 @@ from cli_help import mixtral_shaped, moesim, simulated
 from easy_numbers import run
 
 from policies.lru import Lru
-from sim.base import plug_ins
 from sim.base.errors import BadInput, IllegalDecision
 from sim.cli.policy_api import helpers, reference
 from sim.conformance.suite import FAIL, PASS, SKIP, conform
@@ -212,32 +211,6 @@ def test_what_is_wrong_with_a_file_is_one_line(capsys, tmp_path, verb, name, tex
     assert told.err.count("\n") == 1
 
 
-def test_a_trait_that_is_none_is_one_line(capsys, mine):
-    mine.write_text(MINE.split("class Other")[0] + "\n    traits = frozenset({'timng'})\n")
-    for words in (("policies", mine), ("policies", mine, "--json"), ("run", "--hw", "rtx3090", "--policy", mine)):
-        told = moesim(capsys, *words)
-        assert (told.code, told.err.count("\n")) == (2, 1)
-        assert told.err == "error: policy mine, got trait 'timng': no such trait; did you mean 'timing'?\n"
-
-
-def test_a_message_names_the_file_once(capsys, tmp_path):
-    for text in (None, "def f(:\n", "x = 1 / 0\n", "\xff", "#" * (plug_ins.MAX_BYTES + 1)):
-        if text is not None:
-            (tmp_path / "wrong.py").write_text(text, encoding="latin-1")
-        told = moesim(capsys, "policies", tmp_path / "wrong.py")
-        assert told.code == 2
-        assert told.err.count("wrong.py") == 1, told.err
-
-
-def test_a_folder_is_no_policy(capsys, tmp_path):
-    for name in (".", "..", tmp_path, f"{tmp_path}/"):
-        told = moesim(capsys, "run", "--hw", "rtx3090", "--policy", name)
-        assert told.code == 2
-        assert told.err == (
-            f"error: policy, got {str(name)!r}: a folder; name the file in it, as in --policy ./mine.py\n"
-        )
-
-
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the policies, one of them cut in the middle of a line."""
@@ -291,16 +264,6 @@ def test_conformance_says_where_and_when(tmp_path):
     for verdict in failed:
         told = rf"IndexError: .* \(victim, faulty\.py:{line}; room for \d+ experts of 24, .*batch [12].*\)"
         assert re.fullmatch(told, verdict.reason), verdict.reason
-
-
-def test_names_of_files():
-    assert policy_file.split("./a b.py:C x=1 y=2") == ["./a b.py:C", "x=1", "y=2"]
-    assert policy_file.split("emoe predictor=mine.py") == ["emoe", "predictor=mine.py"]
-    assert not plug_ins.is_file("lru")
-    assert plug_ins.is_file("x.py")
-    assert plug_ins.is_file("C:\\x.py:Mine")
-    with pytest.raises(BadInput, match="check the path"):
-        find("./nowhere.py")
 
 
 class PerLayer(Policy):

@@ -285,8 +285,3 @@ KNOBS = {
 def test_every_parameter_matters(tmp_path):
     with seeded(tmp_path, n_layers=5, n_experts=8, outputs=25) as trace:
         check_knobs(Hobbit, trace.path, 12, KNOBS)
-
-
-def test_needs_follow_the_lookahead():
-    assert Hobbit().needs == {"experts", "weights", "next_scores_1", "next_scores_2", "next_scores_3"}
-    assert Hobbit(lookahead=0).needs == {"experts", "weights"}

@@ -14,7 +14,6 @@ from policies.hybrimoe.cache import LayerCaches, MrsScores
 from policies.hybrimoe.gains import Gains
 from policies.hybrimoe.policy import HybriMoe
 from policies.hybrimoe.schedule import Rates, Simulation, share_out
-from sim.base.errors import BadInput, DoesNotFit
 from sim.policy.pieces import Piece
 
 CODE = Rates(lambda _: 0.5, lambda n: 1.0 * n, 0.79, 0.418)  # `model_gpu_time`, `model_cpu_time`, `model_move_time`
@@ -329,15 +328,6 @@ def test_a_gpu_has_places_for_the_layers_that_it_has_experts_of(variant, tmp_pat
     assert seen.result.h2d_bytes == 0
 
 
-def test_cache_size(tmp_path):
-    path = scored(tmp_path / "t", [[[0]] * 4] * 2, 4)
-    assert len(resident(replay(whole(variant="code", cache_size=1), path, 12))) == 4
-    with pytest.raises(DoesNotFit, match=r"cache_size, got 3: GPU 0 has room for 2 experts of every layer"):
-        replay(whole(variant="code", cache_size=3), path, 12)
-    with pytest.raises(BadInput, match=r"cache_size, got 1: each of 2 GPUs has a cache of every layer.*; give 2 or mo"):
-        replay(whole(variant="code", cache_size=1), path, 12, gpus=2)
-
-
 def test_matrices_are_copied_and_computed_one_by_one(tmp_path):
     # A missing expert of 160 bytes comes as 80 and 80: 5 s each; its halves run as they come, 1 s each (one kernel).
     path = scored(tmp_path / "t", [[[0]] * 4, [[2]] * 4], 4)
@@ -382,9 +372,3 @@ KNOBS = {
 def test_every_parameter_matters(tmp_path):
     with seeded(tmp_path, n_layers=4, n_experts=8, top_k=2, outputs=20) as trace:
         check_knobs(HybriMoe, trace.path, 24, KNOBS)
-
-
-def test_needs_follow_the_parameters():
-    assert HybriMoe().needs == {"experts", "scores", "next_scores_1", "next_scores_2", "next_scores_3"}
-    assert HybriMoe(lookahead=1).needs == {"experts", "scores", "next_scores_1"}
-    assert HybriMoe(variant="code").needs == {"experts", "scores"}

@@ -191,10 +191,6 @@ def test_a_score_at_the_threshold():
     assert Token.of([1101, 1000], [0], Thresholds(0.1, "text")).top == [0]
 
 
-def test_with_every_expert_chosen_nobody_is_replaced():
-    assert routed([[3, 2]], [[0, 1]], set()) == [[0, 1]]
-
-
 def naive_text(rows, chosen, there, alpha):
     """Section 5.1, sentence by sentence, in fractions."""
     alpha = Fraction(str(alpha))
@@ -319,11 +315,6 @@ def test_the_pass_of_the_code():
     # 0 < 0 is false: the largest goes to the CPU (3 s, whatever its tokens); load 1 (2), load 2 (4); CPU 3 (6).
     assert one_pass(missing, 3.0, 2.0) == ([1, 2], [0, 3])
     assert one_pass([(7, 1)], 100.0, 1.0) == ([], [7])
-
-
-def test_equal_batches_in_the_order_of_ranks():
-    """The code's sort keeps a lone token's experts as its router ranked them; the first goes to the CPU."""
-    assert one_pass([(5, 1), (2, 1), (7, 1)], 3.0, 2.0) == ([2, 7], [5])
 
 
 def test_costs_of_the_code():
@@ -504,16 +495,6 @@ def test_the_stand_in_is_as_right_as_it_is_told():
         StandIn("surrogate:2", 0)
 
 
-def test_a_stand_in_is_labelled_and_counted(tiny):
-    seen = execute_easy(setup(Importance(predictor="surrogate:1"), tiny, room=8, batch=2))
-    assert "surrogate" in seen.result.caveats
-    stats = seen.outcome.setup.policy.stats()
-    assert stats["predicted"] > 0 and stats["top_right_frac"] == 1.0
-    for settings_, said in (({"predictor": "x"}, "write recorded"), ({"prefetch": "top_k"}, "take prefetch=top_score")):
-        with pytest.raises(BadInput, match=said):
-            Importance(**{"predictor": "surrogate:0.82/0.95"} | settings_)
-
-
 def facts(policy, trace, **world):
     seen = execute_easy(setup(policy, trace, **{"room": 8, "batch": 2, **world}))
     return seen.log, seen.end_s
@@ -554,30 +535,6 @@ def test_no_parameter_is_dead(name, tiny):
     assert facts(Importance(**others), tiny) != facts(Importance(**others, **{name: value}), tiny)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("low_score_rule", ("text", "alg1", "code", "none")),
-        ("prefetch", ("top_score", "top_k", "one", "none")),
-        ("evict", ("score", "fifo", "lru", "score_position")),
-        ("balance", ("alg2", "minmax", "code", "load", "cpu")),
-    ],
-)
-def test_every_choice_is_another(name, values, tiny):
-    seen = [facts(Importance(alpha=0.9, **{name: value}), tiny) for value in values]
-    assert all(a != b for at, a in enumerate(seen) for b in seen[at + 1 :])
-
-
-def test_published_settings():
-    paper, code = Importance(), Importance(variant="code")
-    assert (paper.low_score_rule, paper.evict, paper.prefetch, paper.balance) == ("text", "score", "top_score", "alg2")
-    assert (code.low_score_rule, code.evict, code.prefetch, code.balance) == ("code", "fifo", "one", "code")
-    assert Importance(variant="code", evict="score").evict == "score"
-    assert Importance(prefetch="none").needs == {"experts", "scores"}
-    with pytest.raises(BadInput, match="alpha"):
-        Importance(alpha=1.5)
-
-
 def test_nothing_is_lost_while_everything_is_there(tiny):
     for variant in ("paper", "code"):
         seen = execute_easy(setup(Importance(variant=variant), tiny, room=24))
@@ -598,11 +555,3 @@ def test_the_cache_ratio_of_all_policies_is_the_one_of_the_public_code(tmp_path,
         seen = execute_easy(setup(Importance(variant=variant, alpha=0.9), tiny, room=8, batch=2))
         assert seen.result.substituted_rate > 0 and seen.result.late_hit_rate > 0
         assert seen.result.cache_ratio == pytest.approx(seen.outcome.setup.policy.stats()["cache_ratio"], abs=1e-12)
-
-
-@pytest.mark.parametrize("variant", ["paper", "code"])
-@pytest.mark.parametrize("room", [1, 2, 5, 12])
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_any_room_will_do(variant, room, gpus, tiny):
-    seen = execute_easy(setup(Importance(variant=variant), tiny, [room] * gpus, gpus=gpus, batch=3))
-    assert max(seen.outcome.report.counts.peak_bytes) <= room * 160

@@ -215,13 +215,3 @@ def test_every_parameter_changes_decisions(tmp_path, kind, knob):
     with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, n_requests=6, outputs=25, levels={"scores"})) as trace:
         base, other = one_cache(kind), kind(**{knob: KNOBS[kind][knob]})
         assert execute_easy(setup(base, trace, 9)).log != execute_easy(setup(other, trace, 9)).log
-
-
-@pytest.mark.parametrize("kind", KNOBS)
-def test_every_parameter_is_looked_at(kind):
-    assert set(KNOBS[kind]) == {param.name for param in kind.params}
-
-
-def test_published_defaults():
-    assert Lcp(scope="global").settings == {"scope": "global", "omega": 128, "rho": 0.25, "counts": "tokens"}
-    assert Mrs(scope="global").settings == {"scope": "global", "alpha": 0.5, "top_p": None, "tokens": "first"}

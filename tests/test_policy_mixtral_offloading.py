@@ -12,7 +12,7 @@ from tiny_traces import tiny_header, tiny_trace
 
 from policies.lru import Lru
 from policies.mixtral_offloading import MixtralOffloading
-from sim.base.errors import BadInput, DoesNotFit, IllegalDecision
+from sim.base.errors import DoesNotFit, IllegalDecision
 from sim.policy.api import Policy
 from sim.policy.decisions import Evict, Fetch, RunGpu, WriteBack
 from traces.format.reader import Trace
@@ -154,24 +154,6 @@ def test_guesses(tmp_path):
     # Token 1: asked 1 and 2 at 22 (22..32, 2 queued); at 25 wrong: 1 is in flight, 2 is withdrawn.
     assert seen.lane("h2d")[:2] == [("prefetch 1.0", 8, 18), ("prefetch 1.1", 22, 32)]
     assert seen.prefetched() == {"issued": 3, "cancelled": 1, "late": 1, "wasted": 1}
-
-
-def test_only_the_paper_needs_predictions():
-    assert code().needs == {"experts"}
-    assert MixtralOffloading(guesses=0).needs == {"experts"}
-    assert MixtralOffloading().needs == {"experts", "next_scores_1"}
-
-
-def test_published_defaults():
-    assert MixtralOffloading().settings == {
-        "variant": "paper",
-        "offload_per_layer": 4,
-        "buffer_size": 4,
-        "guesses": 2,
-        "write_back": True,
-    }
-    with pytest.raises(BadInput, match="buffer_size"):
-        MixtralOffloading(buffer_size=1)  # `load_experts` of the code fails with one buffer
 
 
 def test_smaller_budgets_offload_more_and_larger_ones_are_left_unused(tmp_path):

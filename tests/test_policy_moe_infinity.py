@@ -244,16 +244,6 @@ def test_lookups_take_time(tmp_path):
     assert ends["paper", 1.0] >= ends["paper", 0.0]
 
 
-@pytest.mark.parametrize("variant", ["paper", "code2024", "code_head"])
-@pytest.mark.parametrize("world", [{}, {"gpus": 2}, {"batch": 3}, {"gpus": 2, "batch": 2}])
-def test_any_room_will_do(tmp_path, variant, world):
-    with Trace(tiny_trace(tmp_path / "t", 3, 6, 2, n_requests=6, prompt=6, levels=())) as trace:
-        for room in (1, 2, 5, 12, 18):
-            for phantom in (False, True):
-                policy = MoeInfinity(variant=variant, phantom_slots=phantom)
-                assert not execute_easy(setup(policy, trace, room, copy_s=2.0, **world)).engine.pending.experts()
-
-
 KNOBS = {
     "variant": "code2024",
     "capacity": 1,
@@ -278,10 +268,3 @@ def test_every_parameter_changes_decisions_or_times(tmp_path, knob):
             for other in ({}, {knob: KNOBS[knob]})
         ]
     assert runs[0].log != runs[1].log or (knob == "lookup_s" and runs[0].end_s != runs[1].end_s)
-
-
-def test_every_parameter_is_looked_at():
-    assert set(KNOBS) == {param.name for param in MoeInfinity.params}
-    assert MoeInfinity().needs == {"experts"}
-    with pytest.raises(Exception, match="variant"):
-        MoeInfinity(variant="code2025")

@@ -11,7 +11,7 @@ from easy_numbers import EXPERT_BYTES, execute_easy, setup
 from tiny_traces import tiny_header, tiny_trace
 
 from policies.promoe import ProMoe
-from sim.base.errors import BadInput, DoesNotFit
+from sim.base.errors import DoesNotFit
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
@@ -171,28 +171,6 @@ def test_being_predicted_counts_as_an_access(tmp_path):
     assert [entry for entry in seen.log if entry[0] == "evict"] == both("evict", 2, 1)
     other = told(tmp_path, 6, rows, [[[0]], [[1]], [[1]]])
     assert [entry for entry in other.log if entry[0] == "evict"] == both("evict", 2, 0)
-
-
-def test_needs_and_labels_follow_the_parameters():
-    assert ProMoe().needs == {"experts", "next_scores_2"}
-    assert ProMoe(stride=1).needs == {"experts", "next_scores_1"}
-    assert ProMoe(predictor="surrogate:0.847").needs == {"experts"}
-    assert ProMoe(predictor="surrogate:0.847").labels == ("surrogate",)
-    with pytest.raises(BadInput, match="gate_reuse"):
-        ProMoe(predictor="oracle")
-
-
-def test_published_defaults():
-    assert ProMoe().settings == {
-        "predictor": "gate_reuse",
-        "stride": 2,
-        "predictor_s": 2e-4,
-        "chunks": 3,
-        "preempt": True,
-        "reorder": True,
-        "depth": 2,
-        "seed": 0,
-    }
 
 
 @pytest.mark.parametrize("knob", KNOBS)

@@ -7,7 +7,6 @@ from cpu_bench import check_knobs, replay, resident, seeded, written
 from easy_numbers import EXPERT_BYTES, run
 
 from policies.speculating_experts import SpeculatingExperts
-from sim.base.errors import BadInput
 
 KIND = SpeculatingExperts
 
@@ -106,13 +105,6 @@ def test_surrogates_by_layer(tmp_path):
     assert {entry[1:] for entry in seen.log if entry[0] == "fetch"} == {(0, 0), (1, 1)}
     assert seen.result.policy_stats["foretold_frac"] == pytest.approx(2 / 3)
     assert "surrogate" in seen.result.caveats
-
-
-def test_what_it_cannot_take(tmp_path):
-    with pytest.raises(BadInput, match=r"predictor, got 'oracle': write recorded, none, or a surrogate"):
-        KIND(predictor="oracle")
-    with pytest.raises(BadInput, match="at least 8 whole experts"):
-        replay(KIND(), foretold(tmp_path, ROWS, NAMED), 7)
 
 
 KNOBS = {
