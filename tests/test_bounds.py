@@ -26,7 +26,6 @@ from sim.options import RunSpec
 from sim.policy.api import Policy
 from sim.policy.decisions import Evict, Fetch, Prefetch, RunCpu, RunGpu
 from sim.policy.registry import policies
-from sim.results.text import render
 from sim.run import execute, prepare
 from sim.workload.fewest_copies import kept
 from traces.format.reader import Trace
@@ -395,15 +394,6 @@ def test_arrivals_and_batches_leave_the_future_open(tmp_path):
         waiting = execute(setup(Lru(scope="global"), trace, 3)).result
         # One by one in turn, a request waits for those before it, whoever decides.
         assert waiting.lower_bound.ttft_s <= waiting.ttft_s.mean
-
-
-def test_people_read_it_too():
-    with World(Lru) as world:
-        seen = execute(world.setup(12)).result
-    assert seen.lower_bound.above_frac == pytest.approx(seen.tpot_s.mean / seen.lower_bound.tpot_s - 1)
-    (line,) = [line for line in render(seen).splitlines() if line.startswith("lower bound")]
-    assert "for any lossless policy" in line
-    assert f"{100 * seen.lower_bound.above_frac:.0f} % above it" in line
 
 
 def test_links_share_what_they_have_no_part_in(monkeypatch):

@@ -7,10 +7,7 @@ import math
 import msgspec
 import pytest
 from easy_numbers import figure, hardware, model, stack
-from real_world import tiny_model
-from tiny_traces import tiny_trace
 
-from calibrate import profile
 from calibrate.in_situ_file import Samples
 from calibrate.in_situ_fit import curve, link, typical
 from sim.base.errors import BadInput
@@ -97,19 +94,6 @@ def test_fits_asked_for_more_than_they_rest_on_say_so():
         "expert at 5 tokens (measured: 1 to 4)",
         "cpu_expert at 3 tokens (measured: 1 to 2)",
     }
-
-
-def test_a_context_beyond_the_calibration_is_labelled(tmp_path):
-    trace = tiny_trace(tmp_path / "t.safetensors", 4, 4, 2, n_requests=2, prompt=5, outputs=6)
-    plain = tmp_path / "plain.yaml"
-    spec = {"policy": "lru", "hw": str(plain), "trace": str(trace), "model": str(tiny_model(tmp_path))}
-    data = msgspec.to_builtins(load_hardware("rtx3090"))
-    label = "beyond the calibrated range: attention at 10 positions attended to (measured: 1 to 9)"
-    for high, said in ((10, []), (9, [label])):
-        profile.write(plain, data | {"ranges": {"context_tokens": [1, high]}})
-        setup = prepare(RunSpec(**spec))
-        assert [label for label in execute(setup).result.caveats if "beyond" in label] == said
-        setup.close()
 
 
 def test_error_bars_add_in_quadrature():

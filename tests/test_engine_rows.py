@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import OrderedDict
 from contextlib import nullcontext
@@ -12,11 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from cli_help import moesim
 
-from reports.reproduce import engine_forms, judge, rows, runs, table, work
+from reports.reproduce import engine_forms, judge, rows, runs, table
 from reports.reproduce.closed_form import METHODS, cost_of
-from reports.reproduce.rows import ENGINES, Row, load_constants, load_experiments, load_rows, pick
+from reports.reproduce.rows import ENGINES, Row, load_constants, load_experiments, load_rows
 from sim.base.errors import BadInput
 from sim.profiles.hardware import load_hardware
 from sim.profiles.stack import load_stack
@@ -45,16 +43,6 @@ def ladder(**changes: Any) -> Row:
 
 
 class TestData:
-    def test_all_that_was_collected_is_there_answered_or_with_a_reason(self) -> None:
-        families = {name[0] for name in MINE}
-        assert families == set("CBISTLMNQZR")
-        for one in MINE.values():
-            assert one.where
-            assert one.flag in ("G", "G+", "T", "T!", "X")
-            assert (one.check == "none") == (bool(one.reason) and one.check != "fit"), one.id
-            assert one.check == "none" or one.method or one.experiment
-        assert {one.id for one in pick((ENGINES,), ROWS)} == set(MINE)
-
     def test_a_figure_that_is_an_input_is_not_scored(self) -> None:
         """Rows whose figures profiles and stacks cite are told, not judged."""
         for name in ("B1", "B2", "B8", "S7", "C1-order"):
@@ -74,20 +62,6 @@ class TestData:
         shown = {one.id for one in MINE.values() if one.flag in ("G", "G+") and one.check == "shown"}
         assert shown == {"B9"}
 
-    def test_stacks_run_as_they_ship(self) -> None:
-        """No experiment changes a stack, but for the graphs that a row or its build has off (C1, M18) or the kernels
-        that it launched (I6, I10), and pageable memory where that is the default of what is compared
-        (docs/reproduce.md, Baselines)."""
-        named = {"no graphs": ["engine.resident.graphs=false"], "Accelerate": ["engine.pinned=false"]}
-        built = {"freetoken-c1": ["engine.graphs=false"], "llama-m18": ["engine.graphs=false"]}
-        built["imp-serial"] = ["engine.kernels.expert=41"]
-        for name, kernels in KERNELS_OF_MAY.items():
-            built[name] = [f"engine.resident.kernels.{part}={n}" for part, n in kernels.items()]
-        for one in MINE.values():
-            for system, text in EXPERIMENTS[one.experiment].systems.items() if one.experiment else ():
-                changed = [word for word in text.split() if word.startswith("engine.")]
-                assert changed == built.get(one.experiment, []) + named.get(system, []), (one.id, system)
-
     def test_kernels_of_the_build_of_may_add_up_to_what_the_docs_count(self) -> None:
         """docs/engine_kernels.md: 15 a layer of Qwen3-Coder and 5 about them, 44 and 9 of Gemma 4."""
         stack = load_stack("imp").resident
@@ -96,16 +70,6 @@ class TestData:
         for name, parts in {"imp-graphs": ("attention", "gate", "expert"), "imp-graphs-gemma": PER_LAYER}.items():
             kernels = shipped | KERNELS_OF_MAY[name]
             assert (sum(kernels[part] for part in parts), kernels["head"]) == {3: (15, 5), 4: (44, 9)}[len(parts)]
-
-    def test_experiments_of_engines_are_quick(self) -> None:
-        """What `--rows engines` runs takes minutes: few requests of short texts, but for the tables of one paper and
-        rows whose prompts have 2,000 to 32,768 tokens."""
-        long = ("ZH-", "M13", "LB-2k", "LB-8k", "LB-32k")
-        for name in {one.experiment for one in MINE.values() if one.experiment and not one.id.startswith(long)}:
-            one = EXPERIMENTS[name]
-            served = one.requests * (one.prompt_tokens + one.output_tokens)
-            assert 0 < served <= 1200, name
-            assert one.synth_requests <= 16, name
 
     @pytest.mark.parametrize(
         ("changes", "rule"),
@@ -119,11 +83,6 @@ class TestData:
         rows.check_row(ladder(), {}, "f.yaml")
         with pytest.raises(BadInput, match=rule):
             rows.check_row(ladder(**changes), {}, "f.yaml")
-
-    def test_a_system_may_say_how_much_it_holds(self) -> None:
-        spec = work.spec_of(EXPERIMENTS["imp-slots"], 0, "24 of 128", Path("t"), {})
-        assert (spec.policy, spec.cache, spec.engine) == ("lru", f"{24 * 48}experts", "imp")
-        assert spec.set == {"scope": "layer"}
 
 
 class TestJudge:
@@ -158,9 +117,6 @@ class TestForms:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine_forms, "ALONE", roomy)
             assert METHODS["together"](ROWS["C1"], {}) == {"CPU": 63.8, "copies": 24.9}
-
-    def test_a_links_word_is_judged_by_what_it_says(self) -> None:
-        assert METHODS["link_word"](ROWS["B9"], {}) == {"least": 25.0, "most": 25.0}
 
     def test_a_share_of_the_most_asked_grows_and_stays_below_all(self) -> None:
         found = list(METHODS["top_share"](ROWS["ZH-8"], {}).values())
@@ -305,12 +261,3 @@ class TestMerge:
         empty: Any = {"rows": [], "traces": {}, "constants": []}
         with pytest.raises(BadInput, match="C1"):
             merged(empty, empty, ["C1"])
-
-
-class TestCommand:
-    def test_engines_are_a_group(self, capsys: pytest.CaptureFixture[str]) -> None:
-        out = json.loads(moesim(capsys, "reproduce", "--rows", "C2,Q4,C3", "--json").out)
-        status = {row["id"]: row["status"] for row in out["rows"]}
-        assert status == {"C2": "reached", "C3": "missed", "Q4": "reached"}
-        assert "reached, slope 0.92" in moesim(capsys, "reproduce", "--rows", "I1-ladder").out.replace("\n", " ")
-        assert "engines" in moesim(capsys, "reproduce", "--help").out

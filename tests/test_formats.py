@@ -236,12 +236,6 @@ def test_a_run_in_a_mix_copies_its_mean_expert(capsys: pytest.CaptureFixture[str
     assert result["h2d_bytes"] % mean == 0
 
 
-def test_the_page_shows_released_files(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = moesim(capsys, "models", "qwen3-30b").out
-    assert "released files" in shown
-    assert "-0.02 %" in shown
-
-
 def test_models_without_newer_fields_keep_the_digest_of_their_runs() -> None:
     newer = {"other_attention", "extra_params", "host_params", "formats"}
     mixtral = load_model("mixtral-8x7b").without_newer

@@ -10,15 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 from cli_help import moesim, simulated
-from click.testing import CliRunner
 
 from sim.base.errors import BadInput
 from sim.base.files import bundled
-from sim.base.quantities import USER_REF, quantities
-from sim.cli import main
-from sim.cli.hw import command
+from sim.base.quantities import quantities
 from sim.machine.cost import Cost
-from sim.profiles.find import called
 from sim.profiles.hardware import CPUS, GPUS, Hardware, load_hardware
 from sim.profiles.models import load_model
 from sim.profiles.stack import load_stack
@@ -233,17 +229,6 @@ def test_measured_figures_stay_measured() -> None:
     assert "fp8" not in load_hardware("a100-80g-sxm").gpu.flops_per_s
 
 
-def test_aliases() -> None:
-    for name in ("rtx-3090", "RTX3090", "3090", "rtx 3090"):
-        assert load_hardware(name).id == "rtx3090"
-    assert [path.stem for path in called(GPUS, "a100")] == ["a100-80g-sxm"]
-    seen: dict[str, str] = {}
-    for gpu in IDS:
-        for alias in load_hardware(gpu).aliases:
-            assert seen.setdefault(alias, gpu) == gpu, f"{alias} means two profiles"
-            assert alias not in IDS
-
-
 def test_an_alias_of_two_profiles_names_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a copy of a profile under another id, which keeps the aliases."""
     copy = tmp_path / "my3090.yaml"
@@ -256,24 +241,6 @@ def test_an_alias_of_two_profiles_names_neither(tmp_path: Path, monkeypatch: pyt
     assert (load_hardware("my3090").id, load_hardware("rtx3090").id) == ("my3090", "rtx3090")
     with pytest.raises(BadInput, match="'3090': an alias of rtx3090 and my3090; name one by its id"):
         load_hardware("3090")
-
-
-def test_citation(rtx3090: Hardware) -> None:
-    text = rtx3090.citation(rtx3090.gpu.memory_bandwidth_bytes_per_s)
-    assert "device-benchmarks" in text
-    assert "ninfer" in text
-    assert (
-        load_hardware("rtx3090", {H2D: 5e10}).citation(load_hardware("rtx3090", {H2D: 5e10}).h2d.bandwidth_bytes_per_s)
-        == USER_REF
-    )
-
-
-@pytest.mark.parametrize("value", [5.0e10, 50_000_000_000, {"value": 5e10}])
-def test_set_a_figure(value: object) -> None:
-    figure = load_hardware("rtx3090", {H2D: value}).h2d.bandwidth_bytes_per_s
-    assert (figure.value, figure.source, figure.ref) == (5e10, "assumed", USER_REF)
-    assert figure.low is None
-    assert figure.high is None
 
 
 def test_set_value_alone_drops_the_old_origin() -> None:
@@ -392,46 +359,6 @@ def test_malformed_files_are_refused(tmp_path: Path, change: Any, message: str) 
     with pytest.raises(BadInput, match=message) as error:
         load_hardware(write(tmp_path, change))
     assert "\n" not in str(error.value)
-
-
-def test_unknown_profile() -> None:
-    with pytest.raises(BadInput, match=r"hardware profile, got 'rtx390': unknown; did you mean 'rtx3090'\?"):
-        load_hardware("rtx390")
-
-
-def test_cli_lists_and_shows() -> None:
-    listing = CliRunner().invoke(command, []).output
-    assert all(name in listing for name in IDS)
-    page = CliRunner(env={"COLUMNS": "200"}).invoke(command, ["4090", "--set", f"hw.{H2D}=50e9"]).output
-    for piece in ("GeForce RTX 4090 (rtx4090): 50.0 GB/s", "set by the user", "26.7 GB/s", "[nvbw15] github.com"):
-        assert piece in page
-    shown = [line for line in page.splitlines() if re.match(r"[a-z0-9_]+(\.[a-z0-9_]+)* ", line)]
-    for path, _ in quantities(load_hardware("rtx4090")):
-        assert any(line.startswith(path + " ") for line in shown), f"{path} is not shown"
-
-
-def test_cli_json_is_json_and_nothing_else() -> None:
-    assert [row["id"] for row in json.loads(CliRunner().invoke(command, ["--json"]).output)] == IDS
-    shown = json.loads(CliRunner().invoke(command, ["rtx3090", "--json"]).output)
-    assert shown["h2d"]["bandwidth_bytes_per_s"]["value"] == 2.45e10
-
-
-def test_cli_bad_input_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for args, message in (
-        (["hw", "rtx3090", "--link", "gen5x16"], "--link: no such option any more; write --pcie gen4x16"),
-        (["hw", "rtx390"], "did you mean 'rtx3090'?"),
-        (["hw", "rtx3090", "--set", "hw.h2d.bandwith=1"], "no field 'bandwith'"),
-        (["hw", "rtx3090", "--set", "model.top_k=1"], "only hw.* belongs here"),
-        (["hw", "--set", "hw.gpu.n_sms=1"], "got it without a profile"),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            main(args)
-        text = capsys.readouterr()
-        assert stop.value.code == 2
-        assert text.out == ""
-        assert text.err.startswith("error: ")
-        assert text.err.count("\n") == 1
-        assert message in text.err
 
 
 @pytest.mark.parametrize(

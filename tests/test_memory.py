@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
 import pytest
 from easy_numbers import EXPERT_BYTES, hardware, model
 
 from sim.base.errors import BadInput, DoesNotFit
-from sim.base.kinds import RAM_SIZE, SIZE, capacity_of
+from sim.base.kinds import capacity_of
 from sim.base.quantities import Quantity
-from sim.cli.spec_options import spec_options
-from sim.options import RunSpec, spec_of
-from sim.profiles.hardware import load_hardware
-from sim.profiles.models import load_model
+from sim.options import RunSpec
 from sim.results.text import memory_lines
 from sim.run import execute, prepare
 from sim.setup.memory import RESERVE_BYTES, BudgetRule, Demand, activation_bytes, check_host, host_need, plan
-from sim.setup.naming import show
-from sim.studies.sweep.values import of_text
 
 MODEL = model(3, 4, 2)  # 12 experts
 DEMAND = Demand(contexts=(10,), iteration_tokens=4, batch=1)
@@ -105,36 +99,6 @@ def test_host_memory():
     )
     with pytest.raises(DoesNotFit, match=r"its experts need 1.92 kB \(.*\) of host memory"):
         check_host(MODEL, small, "bf16")
-
-
-@pytest.mark.parametrize(("model", "precision"), [("mixtral-8x7b", "bf16"), ("deepseek-v3-r1", "fp8")])
-def test_the_host_memory_that_is_advised_is_enough(model, precision):
-    small = {"cpu.memory_bytes": "100MB"}
-    with pytest.raises(DoesNotFit, match=r"--set hw\.cpu\.memory_bytes=") as told:
-        check_host(load_model(model), load_hardware("rtx3090", small), precision)
-    advised = {
-        "cpu.memory_bytes": str(told.value).partition("more RAM (--set hw.cpu.memory_bytes=")[2].partition(")")[0]
-    }
-    check_host(load_model(model), load_hardware("rtx3090", advised), precision)
-
-
-@pytest.mark.parametrize("word", ["128GB", "128GiB", "131072MB", "0.125TB", "128g", str(128 * 2**30)])
-def test_ram_is_written_as_it_is_sold(word):
-    """128 GB of RAM hold 137e9 bytes, in the profile, the option, a grid and Python alike; VRAM stays decimal."""
-    held = 128 * 2**30
-    assert load_hardware("rtx3090", {"cpu.memory_bytes": word}).cpu.memory_bytes.value == held > 137e9
-    assert of_text(word, RAM_SIZE, "--ram") == [held]
-    assert spec_of({"policy": "lru", "hw": "rtx3090", "ram": word}).ram == held
-    assert simulate_options(["--ram", word])["ram"] == held
-    assert show("ram", held) == "128GiB"
-    assert of_text("24GB", SIZE, "--vram") == [24 * 10**9]
-    assert load_hardware("rtx3090", {"vram_bytes": "24GB"}).vram_bytes.value == 24e9
-
-
-def simulate_options(words: list[str]) -> dict[str, Any]:
-    """What the command line makes of these words."""
-    command = click.command()(spec_options(lambda **given: given))
-    return command.make_context("x", words).params
 
 
 # -- what lies on GPUs for good -------------------------------------------------------------------------------------

@@ -42,25 +42,6 @@ def test_theory_by_hand() -> None:
         assert bus.theoretical_bytes_per_s == pytest.approx(theory[f"gen{bus.generation}x{bus.lanes}"], rel=1e-3)
 
 
-@pytest.mark.parametrize("up", [True, False])
-def test_figures_are_below_theory_in_order_and_in_their_range(up: bool) -> None:
-    of = {word: bandwidth(bus_of(word), up) for word in LINKS}
-    for word, found in of.items():
-        assert found.source == "assumed"  # on any other card than those that were measured
-        assert found.note.split()[0] in ("derived:", f"gen{word[3]}")
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low < found.value < found.high < bus_of(word).theoretical_bytes_per_s
-        assert set(found.refs) <= set(SOURCES)
-    for generation in "3456":
-        assert [of[f"gen{generation}x{lanes}"].value for lanes in (4, 8, 16)] == sorted(
-            of[f"gen{generation}x{lanes}"].value for lanes in (4, 8, 16)
-        )
-    for lanes in (4, 8, 16):
-        values = [of[f"gen{generation}x{lanes}"].value for generation in "3456"]
-        assert values == sorted(values)
-
-
 def test_measured_ones_are_those_of_bundled_cards() -> None:
     """A word and the profile of a card that was measured on such a link do not contradict one another."""
     for card, word in (
@@ -131,14 +112,6 @@ def test_every_command_takes_it(capsys: pytest.CaptureFixture[str], trace: Path,
     assert own["run_id"] == plain["run_id"] != result["run_id"]
     page = moesim(capsys, "hw", "rtx3090", *args[-2:]).out
     assert page.startswith("GeForce RTX 3090 (rtx3090): 55.0 GB/s host to device")
-
-
-def test_the_list_of_words(capsys: pytest.CaptureFixture[str]) -> None:
-    out = moesim(capsys, "hw", "--links").out
-    assert [line.split()[0] for line in out.splitlines() if line.startswith("gen")] == list(LINKS)
-    assert "gen3x4 to gen6x16" in simulated(capsys, "--help").out
-    assert "give it alone" in moesim(capsys, "hw", "rtx3090", "--links").error
-    assert "without a profile" in moesim(capsys, "hw", "--pcie", "gen5x16").error
 
 
 def test_a_copy_takes_the_latency_of_its_link_and_then_its_bytes() -> None:

@@ -18,7 +18,6 @@ from reports.reproduce import inputs, judge, rows, runs, show, table, work
 from reports.reproduce.closed_form import ADAPMOE_SIZES, METHODS, cost_of, model_of
 from reports.reproduce.constants import Fitted, NotFitted, fit, published, solve
 from reports.reproduce.rows import (
-    ENGINES,
     Constant,
     Experiment,
     Row,
@@ -54,12 +53,6 @@ def row(**changes: Any) -> Row:
 
 
 class TestData:
-    def test_all_of_the_papers_are_there(self) -> None:
-        systems = {name.split("-")[0] for name, one in ROWS.items() if one.group != ENGINES or name.startswith("ZH-")}
-        assert " ".join(sorted(systems)) == "AD DS EM FD FL FM IM ME MI ML MO OT PG PM SE ZH"
-        assert sum(name.startswith("EM-") for name in ROWS) == 40
-        assert sum(name.startswith("ME-") for name in ROWS) == 29
-
     def test_every_row_is_answered_or_says_why_not(self) -> None:
         for one in ROWS.values():
             table.check_names(one, EXPERIMENTS, CONSTANTS)
@@ -92,40 +85,6 @@ class TestData:
             assert set(experiment.could_not) <= set(experiment.systems)
             for system, name in experiment.constants.items():
                 assert CONSTANTS[name].label == system
-
-    def test_papers_are_rebuilt_as_they_describe_themselves(self) -> None:
-        """DuoServe: every cell of Figure 5 at its own accuracy. Importance: sections 6.1, 6.2, Figures 13 and 16."""
-        for name, data in (("duoserve", "orca"), ("duoserve-squad", "squad")):
-            one = EXPERIMENTS[name]
-            cells = {(case["model"], case["hw"]) for case in one.cases}
-            assert cells == {(m, hw) for m in ("mixtral-8x7b", "mixtral-8x22b") for hw in ("a5000", "a6000")}
-            assert one.systems["DuoServe"] == f"duoserve predictor=surrogate:{data}"
-            assert {row.value for row in ROWS.values() if row.experiment == name} == {"ttft_s", "e2e_s", "tpot_s"}
-        for name in ("importance", "importance-b3"):
-            assert EXPERIMENTS[name].systems["HybriMoE"] == "hybrimoe"
-        ratios = {row.id for row in ROWS.values() if row.value == "cache_ratio" and not row.reading_of}
-        assert ratios == {"IM-5", "IM-14", "IM-15", "IM-16", "IM-17", "IM-20"}
-        assert not [row.id for row in ROWS.values() if row.id.startswith("IM-") and row.value == "hit_rate"]
-        assert "balance=cpu" in EXPERIMENTS["importance-steps"].systems["base"]
-        texts_named = [name for name in EXPERIMENTS if name.startswith(("duoserve", "emoe", "importance", "moepic"))]
-        assert all(EXPERIMENTS[name].prompt_tokens for name in texts_named)
-
-    def test_serving_figures_run_their_loads(self) -> None:
-        """Figure 12's three lines differ in what they serve with; batches and prompts in parts reach the run itself."""
-
-        def spec(name: str, system: str) -> Any:
-            return work.spec_of(EXPERIMENTS[name], 0, system, Path("t"), {})
-
-        emoe, fastgen, vllm = (spec("emoe-online", system) for system in ("eMoE", "FastGen", "vLLM"))
-        assert {one.arrivals for one in (emoe, fastgen, vllm)} == {"poisson:0.4"}
-        assert [one.prefill_chunk for one in (emoe, fastgen, vllm)] == [768, 768, None]
-        assert [one.scheduler for one in (emoe, fastgen, vllm)] == ["emoe_slo", None, None]
-        assert emoe.slo == {"*": {"e2e_s": 10.0}}
-        assert [spec("zhang-batches", f"batch {n}").batch for n in (2, 4, 8, 16)] == [2, 4, 8, 16]
-        assert spec("zhang-batches", "batch 2").set == {"scope": "layer"}
-        assert EXPERIMENTS["zhang"].fit == EXPERIMENTS["zhang-batches"].fit == "qwen3-30b-a3b"
-        batches = [case["batch"] for case in EXPERIMENTS["fine_moe-batches"].cases]
-        assert batches == [1, 2, 4, 8], "section 6.7: from one to eight"
 
     def test_no_row_judges_the_figure_that_a_constant_is_solved_for(self) -> None:
         """The same system in the same experiment, compared by the same value, comes out by construction."""
@@ -404,14 +363,6 @@ class TestJudge:
     def test_agreement(self, published: Any, simulated: Any, tolerance: float, holds: bool) -> None:
         assert judge.agrees(published, simulated, tolerance) == holds
 
-    def test_figures_printed_in_steps_round_to_the_next_one(self) -> None:
-        assert judge.agrees(2.8, 2.61, 0.03, 0.4)
-        assert not judge.agrees(2.8, 2.59, 0.03, 0.4)
-        assert not judge.agrees(2.8, 2.61, 0.03)
-        coarse = row(flag="G", check="within", published={"a": 2.8}, step=0.4)
-        assert judge.reached(coarse, {"a": 2.61})
-        assert not judge.reached(coarse, {"a": 3.01})
-
     def test_a_figure_that_was_not_simulated_is_not_reached(self) -> None:
         one = row(flag="G", check="within", published={"a": 1.0, "b": 2.0})
         assert judge.reached(one, {"a": 1.0, "b": 2.0})
@@ -566,16 +517,6 @@ class TestJudge:
         assert judge.memory_gb(0.14, [(6e9, 0.13), (8e9, 0.12)]) is None  # reached by all of them: how low is not known
         assert judge.memory_gb(0.10, [(6e9, 0.13), (8e9, 0.12)]) is None
 
-    def test_what_is_beside_is_told_and_not_judged(self) -> None:
-        one = row(published={"lru": 2.0, "lfu": 3.0}, beside=["lcp"])
-        experiment = Experiment(why="", cases=[], systems={"lru": "lru", "lfu": "lfu", "lcp": "lcp"})
-        found = {"lru": 2.0, "lfu": 3.0, "lcp": 1.0}
-        of = {"values": found, "cases": [found], "left_out": {}, "did_not_run": {}}
-        told = table.answer_of(one, {}, {"b": of}, {"mine": experiment})
-        assert told["traces"]["b"]["simulated"] == found
-        assert told["traces"]["b"]["pairs"] == [{"better": "lru", "worse": "lfu", "right": True}]
-        assert "lcp" not in told["traces"]["b"]["ratio"]
-
     def test_magnitudes_of_systems_that_are_not_judged_do_not_count(self) -> None:
         one = row(relation="reduction", own="lru", published={"on_demand": 14.0, "sure": 14.0})
         experiment = Experiment(why="", cases=[], systems=dict.fromkeys(("lru", "on_demand", "sure"), "lru"))
@@ -665,15 +606,6 @@ class TestTable:
         n = loaded.requests  # drawn from fewer
         assert found["load"] == pytest.approx(found["back to back"] * (n + 1) / 2, rel=0.2)
 
-    def test_single_cases_and_the_best_of_the_others(self, mine: Path, tmp_path: Path) -> None:
-        one = row(relation="reduction", own="lru", published={judge.BEST: 10.0}, cases=[1])
-        result = table.reproduce([one], ("b",), tmp_path / "out", 1, quiet)
-        other = row(relation="reduction", own="lru", published={"on_demand": 10.0, "sure": 10.0}, cases=[1])
-        found = table.reproduce([other], ("b",), tmp_path / "out", 1, quiet)["rows"][0]["traces"]["b"]["simulated"]
-        best = result["rows"][0]["traces"]["b"]
-        assert best["simulated"] == {judge.BEST: min(found.values())}
-        assert best["cases"] == {judge.BEST: 1}
-
     def test_a_systems_own_constant_slows_that_system_alone(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -723,28 +655,6 @@ class TestTable:
         fitted = table.reproduce([fit_row], ("b",), tmp_path / "out", 1, quiet)
         assert fitted["rows"][0]["status"] == "fitted"
 
-    def test_a_trace_fitted_to_the_row_is_shown_but_not_counted(self, mine: Path, tmp_path: Path) -> None:
-        one = row(fitted_traces=["b"], relation="milli")
-        result = table.reproduce([one], ("a", "b"), tmp_path / "out", 1, quiet)
-        assert result["rows"][0]["status"] == "shown"
-        assert set(result["totals"]["orders"]) == {"a"}
-        assert "(fitted)" in show.as_text(result)
-
-    def test_an_experiments_prompts_choose_its_synthetic_trace(
-        self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked: list[inputs.Drawn] = []
-        monkeypatch.setattr(inputs, "synthesise", lambda one, _folder: asked.append(one) or str(mine))
-        plain = table.load_experiments()["mine"]
-        both = {"mine": plain, "long": msgspec.structs.replace(plain, prompt_tokens=77, synth_requests=90)}
-        monkeypatch.setattr(table, "load_experiments", lambda: both)
-        rows_asked = [row(cases=[0]), row(id="X-2", experiment="long", cases=[0])]
-        result = table.reproduce(rows_asked, ("a", "b"), tmp_path / "out", 1, quiet)
-        assert asked == [("mixtral-8x7b", 90, 77, 0, ""), ("mixtral-8x7b", 40, 0, 0, "")]  # the longest is drawn first
-        assert list(result["traces"]["a"]["of"]) == ["mixtral-8x7b"]
-        assert list(result["traces"]["b"]["of"]) == ["mixtral-8x7b, prompts of 77 tokens, 90 requests", "mixtral-8x7b"]
-        assert all(set(one["traces"]) == {"a", "b"} for one in result["rows"])
-
     def test_values_relative_to_the_first(self, mine: Path, tmp_path: Path) -> None:
         one = row(relation="ratio", published={"lru": 100.0, "on_demand": 112.0}, cases=[1])
         plain = row(relation="value", cases=[1])
@@ -777,15 +687,6 @@ class TestTable:
         work.file_digest.cache_clear()
         mine.write_bytes(mine.read_bytes() + b" ")
         assert work.key_of(spec) != before
-
-    def test_another_constant_is_another_run(self, mine: Path, tmp_path: Path) -> None:
-        experiment = table.load_experiments()["mine"]
-        plain, slower = (
-            work.spec_of(experiment, 0, "on_demand", mine, constant) for constant in ({}, {"hw.h2d.latency_s": 1e-3})
-        )
-        assert work.key_of(plain) != work.key_of(slower)
-        times = [result["tpot_s.mean"] for result in work.run_all([plain, slower], tmp_path, 1, lambda _d, _t: None)]
-        assert times[1] - times[0] == pytest.approx(64 * (1e-3 - 1e-5), rel=0.02)  # 64 copies a token
 
     def test_processes_change_nothing(self, mine: Path, tmp_path: Path) -> None:
         experiment = table.load_experiments()["mine"]
@@ -881,11 +782,6 @@ class TestTable:
         (found,) = work.run_all([spec], tmp_path / "out", 1, lambda _done, _total: None)
         assert "error" not in found
 
-    def test_rows_on_a_constant_of_another_model_are_counted_apart(self) -> None:
-        for name, carried in (("ME-10", False), ("ME-12", True), ("ME-13", True), ("MO-1", False)):
-            one = ROWS[name]
-            assert table.is_carried(one, CONSTANTS[one.constant], ROWS, EXPERIMENTS) == carried, name
-
     def test_a_gain_over_nothing_is_left_out_and_the_result_stays_json(self, mine: Path, tmp_path: Path) -> None:
         """Loading on demand hits nothing, so hits are improved infinitely."""
         one = row(
@@ -901,14 +797,6 @@ class TestTable:
         (told,) = result["rows"]
         assert list(told["traces"]["b"]["simulated"]) == ["sure"]
         assert "over nothing" in told["left_out"]["b"]["on_demand, mixtral-8x7b"]
-
-    def test_the_longest_runs_start_first(self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        started: list[int] = []
-        monkeypatch.setattr(work, "simulate", lambda spec: started.append(spec.requests) or {})
-        plain = table.load_experiments()["mine"]
-        specs = [work.spec_of(msgspec.structs.replace(plain, requests=n), 0, "lru", mine, {}) for n in (1, 2)]
-        work.run_all(specs, tmp_path, 1, lambda _done, _total: None)
-        assert started == [2, 1]
 
 
 class TestInputs:
@@ -943,37 +831,6 @@ class TestInputs:
             assert trace.n_requests == 2
         assert asked.title.endswith("from the fit qwen3-30b-a3b")
         assert inputs.synthetic_path(asked, tmp_path) != inputs.synthetic_path(asked._replace(fit=""), tmp_path)
-
-    @pytest.mark.thorough
-    def test_prompts_are_as_long_as_an_experiment_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        source = tiny_trace(
-            tmp_path / "s.safetensors",
-            n_layers=6,
-            n_experts=8,
-            top_k=2,
-            n_requests=6,
-            prompt=8,
-            outputs=12,
-            levels=ALL - {"arrivals", "iterations"},
-        )
-        monkeypatch.setattr(inputs, "DEFAULT", str(source))
-        plain, longer, more, answers = (
-            Path(inputs.synthesise(inputs.Drawn("openmoe-8b", *asked), str(tmp_path / "out")))
-            for asked in ((3,), (3, 20), (5,), (3, 0, 24))
-        )
-        assert len({plain, longer, more, answers}) == 4
-        with Trace(more) as trace:
-            assert trace.n_requests == 5
-        with Trace(answers) as trace:
-            assert {request.n_decode for request in trace.requests} == {23}  # the first token comes from the prompt
-            assert {request.prompt_len for request in trace.requests} == {8}
-        with Trace(plain) as trace:
-            assert {request.prompt_len for request in trace.requests} == {8}
-            decode = [request.n_decode for request in trace.requests]
-        with Trace(longer) as trace:
-            assert {request.prompt_len for request in trace.requests} == {20}
-            assert [request.n_decode for request in trace.requests] == decode
-            assert "mean of 20 tokens" in trace.header.notes
 
     def test_the_largest_public_trace_of_a_shape_is_taken(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1012,29 +869,6 @@ class TestCommand:
         for name, one in by_id.items():
             assert json.dumps(one["simulated"]) == json.dumps(last[name]["simulated"]), f"{name}: run it again"
 
-    def test_text_has_the_verdict_first_and_the_constant_last(self, capsys: pytest.CaptureFixture[str]) -> None:
-        out = moesim(capsys, "reproduce", "--rows", "EM-6,EM-7,DS-2").out
-        assert out.startswith("G     1 rows: 1 shown")
-        assert "12.7" in out
-        assert "fitted for eMoE on four A100 40 GB: 49.72 ms of software per expert copied, from row EM-7" in out
-
-    def test_misses_come_first_and_can_stand_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """EM-19 is missed, FM-1 is reached."""
-        told = moesim(capsys, "reproduce", "--rows", "FM-1,EM-19").out
-        assert told.index("\nEM-19") < told.index("\nFM-1")
-        alone = moesim(capsys, "reproduce", "--rows", "FM-1,EM-19", "--misses").out
-        assert "G     2 rows: 1 missed, 1 reached" in alone
-        assert "\nEM-19" in alone
-        assert "\nFM-1" not in alone
-
-    def test_scored_stands_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
-        said = moesim(capsys, "reproduce", "--rows", "FM-1", "--trace", "scored", "--trace", "a")
-        assert "got scored and others" in said.error
-        assert moesim(capsys, "reproduce", "--rows", "FM-1", "--trace", "scored").code == 0
-
-    def test_an_unknown_row_is_an_error_with_a_hint(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "FM-11" in moesim(capsys, "reproduce", "--rows", "FM-111").error
-
     def test_the_last_full_run_covers_every_row(self, capsys: pytest.CaptureFixture[str]) -> None:
         result = moesim(capsys, "reproduce", "--last", "--json").json
         told = {one["id"]: one for one in result["rows"]}
@@ -1045,9 +879,3 @@ class TestCommand:
         assert result["totals"] == table.totals(result["rows"])
         some = moesim(capsys, "reproduce", "--last", "--rows", "MO", "--json").json
         assert [one["id"] for one in some["rows"]] == ["MO-1", "MO-1f", "MO-1n", "MO-4", "MO-4f", "MO-4n"]
-
-
-def test_constants_are_a_small_closed_set() -> None:
-    forms = {one.form for one in CONSTANTS.values()}
-    assert forms == {"per_copy", "link_gb", "per_layer", "on_cpu", "on_gpu", "gpu_gb"}
-    assert all(isinstance(one, Constant) for one in CONSTANTS.values())

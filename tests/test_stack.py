@@ -16,21 +16,6 @@ from sim.profiles.models import load_model
 from sim.profiles.stack import PACKAGE, load_stack
 
 
-def test_names() -> None:
-    engines = ["freetoken", "imp", "ktransformers", "llama_cpp", "tinyserve"]
-    assert sorted(bundled(PACKAGE, ".yaml")) == sorted(["bare", "hf", "separate", *engines])
-    assert load_stack("llama.cpp").id == "llama_cpp"
-    assert load_stack("huggingface").id == "hf"
-
-
-def test_bare_is_free_of_host_time() -> None:
-    bare = load_stack("bare")
-    assert bare.pinned
-    assert bare.copy_efficiency_frac.value == 1.0
-    assert [path for path, figure in quantities(bare) if figure.value] == ["copy_efficiency_frac"]
-    assert min(msgspec.to_builtins(bare.kernels).values()) >= 3
-
-
 def test_what_the_stacks_group_and_replay() -> None:
     """`bare` does what engines do by default; `separate` is what it was in version 0.1, with the same kernels."""
     assert {name: (load_stack(name).grouped, load_stack(name).graphs) for name in bundled(PACKAGE, ".yaml")} == {
@@ -44,11 +29,6 @@ def test_what_the_stacks_group_and_replay() -> None:
         "tinyserve": (False, False),
     }
     assert load_stack("bare").kernels == load_stack("separate").kernels
-
-
-def test_hf_launches_more_kernels_than_bare() -> None:
-    bare, hf = msgspec.to_builtins(load_stack("bare").kernels), msgspec.to_builtins(load_stack("hf").kernels)
-    assert all(hf[name] > bare[name] for name in bare)
 
 
 def test_hf_adds_up_to_moepic() -> None:

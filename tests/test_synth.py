@@ -20,17 +20,16 @@ from sim.cli import main
 from sim.run import execute
 from traces.format.bundled import bundled_traces
 from traces.format.check import check_trace
-from traces.format.header import REPEATING
 from traces.format.reader import Trace
 from traces.stats import observe
-from traces.stats.curves import capacities, lcp_curve, lfu_curve, lru_curve
+from traces.stats.curves import lcp_curve, lfu_curve, lru_curve
 from traces.stats.summary import summarise, title
 from traces.synth import draw, published
 from traces.synth.compare import TOLERANCE, compare
 from traces.synth.draw import Drawer
 from traces.synth.fit import fit
 from traces.synth.latent import GRID, overlap_table, popularity_bias, to_correlation
-from traces.synth.profile import TAUGHT, Lengths, Profile, RouteShares, Vocabulary, from_json, to_json
+from traces.synth.profile import Lengths, Profile, RouteShares, Vocabulary, from_json, to_json
 from traces.synth.routes import packed
 from traces.synth.scale import RULE, scaled, with_lengths
 from traces.synth.write import write
@@ -145,16 +144,6 @@ def test_a_request_is_the_same_whatever_surrounds_it(tmp_path):
         assert (one.experts != other.experts).mean() > 0.3
 
 
-def test_what_a_source_was_trained_for_is_told_of_its_draws(tmp_path):
-    source = tiny_trace(tmp_path / "source.safetensors", 2, 8, 2, n_requests=8, labels=(REPEATING,))
-    with Trace(source) as trace:
-        found = fit(trace, routes=False)
-    assert TAUGHT in found.assumptions
-    with Trace(write(tmp_path / "drawn.safetensors", found, n_requests=8)) as trace:
-        assert REPEATING in trace.header.labels
-        assert TAUGHT in trace.header.notes
-
-
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("renormalised", [True, False])
 def test_every_level_is_sound_and_labelled(tmp_path, score, renormalised):
@@ -243,23 +232,6 @@ def test_lengths_are_those_of_the_source_by_one_factor():
     assert with_lengths(profile(), 0, 0).requests == profile().requests
 
 
-def test_the_command_draws_prompts_as_long_as_asked(tmp_path):
-    source, out = tmp_path / "source.safetensors", tmp_path / "long.safetensors"
-    write(source, profile())
-    words = ["--prompt-tokens", "35", "--output-tokens", "5", "--requests", "3", "-o", str(out)]
-    with pytest.raises(SystemExit) as left:
-        main(["traces", "synth", str(source), *words])
-    assert left.value.code == 0
-    with Trace(out) as trace:
-        assert trace.n_tokens == 3 * (35 + 4)
-
-
-def test_scaling_keeps_the_spread_of_popularity():
-    wide = np.array(scaled(profile(), 8, 96, 6).bias)
-    assert wide.shape == (8, 96)
-    assert wide.std() == pytest.approx(np.array(profile().bias).std(), rel=0.15)
-
-
 @pytest.mark.thorough
 @BUNDLED
 def test_the_held_out_half_of_the_bundled_trace_agrees():
@@ -286,25 +258,6 @@ def test_the_held_out_half_of_the_bundled_trace_agrees():
     assert found.heldout.figures["lru_25"] > 0.33  # far from the 25 % of chance, so the agreement means something
 
 
-def test_published_figures_are_read_and_refused(tmp_path):
-    assert set(published.published()) == {"moepic-table1", "adapmoe-accuracy"}
-    for name in published.published():
-        assert published.load(name).source
-    with pytest.raises(BadInput, match="did you mean 'moepic-table1'"):
-        published.load("moepic-table")
-    text = published.published()["moepic-table1"].read_text(encoding="utf-8")
-    for old, new, rule in (
-        ("0.1911, ", "", "as many of one as of the other"),
-        ("top_k: 4", "top_k: 0", "top_k"),
-        ("lru:", "arc:", "arc"),
-        ("[10, 20", "[2, 20", "sizes from top_k"),
-    ):
-        path = tmp_path / "x.yaml"
-        path.write_text(text.replace(old, new), encoding="utf-8")
-        with pytest.raises(BadInput, match=rule):
-            published.load(path)
-
-
 def test_published_accuracy_is_met(tmp_path):
     figures = published.PublishedFigures(
         schema=published.SCHEMA,
@@ -326,64 +279,6 @@ def test_published_accuracy_is_met(tmp_path):
     assert [row.target for row in rows] == [0.6, 0.8, 0.95]
     for row in rows:
         assert row.reached == pytest.approx(row.target, abs=0.03)
-
-
-def test_farther_predictions_follow_the_nearest():
-    """Layer 2 loses a third of its correlation at distance 1 (0.9 to 0.6), so that 0.8 at distance 2 becomes 0.533."""
-    base = profile()
-    bent = published.carry_on(base, [0.9, 0.9, 0.9, 0.0], [2, 3])
-    assert bent.ahead == base.ahead
-    nearer = msgspec.structs.replace(base, ahead={**base.ahead, "1": [None, 0.6, 0.95, 0.9]})
-    bent = published.carry_on(nearer, [0.9, 0.9, 0.9, 0.0], [2, 3])
-    assert bent.ahead["2"][2:] == [None, None]
-    assert bent.ahead["2"][:2] == pytest.approx([0.8 * 0.6 / 0.9, 0.8 * 0.95 / 0.9], abs=1e-5)
-    assert set(bent.ahead) == {"1", "2"}  # the source has no distance 3
-    figures = published.PublishedFigures(
-        schema=published.SCHEMA,
-        id="x",
-        source="a paper",
-        model="m",
-        n_layers=4,
-        n_experts=12,
-        top_k=3,
-        curves={},
-        accuracy={1: [None, 0.6, 0.5, 0.4], 2: [None, None, 0.9, 0.9]},
-        readings=[],
-    )
-    both = published.fit_to(base, figures).ahead  # a printed distance is met, whatever the nearest says
-    printed = published.fit_accuracy(base, 2, [None, None, 0.9, 0.9]).ahead
-    assert both["2"] == printed["2"]
-    one = published.fit_to(base, msgspec.structs.replace(figures, accuracy={1: figures.accuracy[1]})).ahead
-    assert all(new < old for new, old in zip(one["2"][:2], base.ahead["2"][:2], strict=True))
-
-
-@pytest.mark.thorough
-def test_published_curves_are_approached(monkeypatch, tmp_path):
-    """Figures that the model can have, since they are its own: the search must find its way back to them."""
-    monkeypatch.setattr(published, "_ROWS", 900)
-    monkeypatch.setattr(published, "_TRIES", 30)
-    base = profile(n_layers=2, ahead={}, requests=[Lengths(4, 146, i % 2, True) for i in range(20)])
-    true = published.bend(base, 3.0, 0.3, 0.5)
-    figures = published.PublishedFigures(
-        schema=published.SCHEMA,
-        id="x",
-        source="p",
-        model="m",
-        n_layers=2,
-        n_experts=12,
-        top_k=3,
-        accuracy={},
-        curves={k: published.HitCurve([3, 6, 9], [0, 0, 0]) for k in ("lru", "lfu")},
-        readings=[],
-    )
-    rates = published.cache_rates(true, figures, 0)
-    curves = {k: published.HitCurve([3, 6, 9], v.tolist()) for k, v in rates.items()}
-    figures = msgspec.structs.replace(figures, curves=curves)
-    far = max(abs(published.cache_rates(base, figures, 0)[k] - v).max() for k, v in rates.items())
-    with Trace(write(tmp_path / "t.safetensors", published.fit_to(base, figures))) as trace:
-        worst = max(abs(row.reached - row.target) for row in published.reached(figures, trace))
-    assert far > 0.05
-    assert worst < 0.03
 
 
 def test_summary_of_a_trace_worked_by_hand(tmp_path):
@@ -426,30 +321,6 @@ def test_curves_are_the_policies(kind, curve, size, tmp_path):
     assert 0.1 < hits.mean() < 0.99
     cold = np.concatenate([curve(experts[i : i + 61], 10, [size]) for i in range(0, len(experts), 61)])
     np.testing.assert_allclose(curve(experts, 10, [size], np.arange(0, len(experts), 61))[0], cold.mean(axis=0))
-
-
-def test_capacities_leave_out_what_holds_no_token():
-    assert capacities(8, 2) == [2, 3, 4, 5, 6, 7]
-    assert capacities(64, 8, (0.1, 0.125, 0.5)) == [8, 32]
-
-
-def test_showing_a_long_trace_reads_a_sample(capsys, tmp_path, monkeypatch):
-    """`show` judges whole requests, evenly spread, and says of how many tokens; `--all` takes all. The experts of every
-    row are checked all the same, without keeping them in memory."""
-    from sim.cli import traces as cli
-
-    path = write(tmp_path / "t.safetensors", profile(), n_tokens=3700)  # 100 requests of 37 rows
-    whole = json.loads(moesim(capsys, "show", path, "--json")[1])
-    monkeypatch.setattr(cli, "SHOW_ROWS", 370)
-    part = json.loads(moesim(capsys, "show", path, "--json")[1])
-    assert (whole["statistics_of_tokens"], part["statistics_of_tokens"]) == (3700, 370)
-    assert part["next_token_overlap"]["by_lag"]["1"]["n"] == 10 * 30
-    assert whole["next_token_overlap"]["by_lag"]["1"]["n"] == 100 * 30
-    assert json.loads(moesim(capsys, "show", path, "--all", "--json")[1]) == whole
-    assert "of 370 tokens, whole requests; --all takes every one" in moesim(capsys, "show", path)[1]
-    monkeypatch.setattr(cli, "HASH_BYTES", 100)
-    assert json.loads(moesim(capsys, "show", path, "--json")[1])["sha256"] is None
-    assert "checksum with --all" in moesim(capsys, "show", path)[1]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="measures memory as Linux and macOS tell it")

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
-from tiny_traces import from_rows, tiny_trace
+from tiny_traces import tiny_trace
 
 from sim.base.errors import BadInput
-from traces.convert import Options, convert
 from traces.format.reader import Trace
 from traces.stats import figures as stats
 from traces.stats import observe
-from traces.stats.public import measured, public_traces
-from traces.stats.summary import summarise
 
 
 @pytest.fixture(scope="module")
@@ -125,45 +118,3 @@ def test_samples_are_whole_requests_and_no_more_than_asked(trace):
     assert len(rows.requests) == 2
     assert len(rows.experts) == 84
     np.testing.assert_array_equal(rows.experts[:42], trace.experts[:42])
-
-
-def test_figures_of_published_traces_are_plausible_and_sourced():
-    found = public_traces()
-    assert len({trace.name for trace in found}) == len(found) == 15
-    for trace in found:
-        assert trace.source.startswith("github.com/")
-        assert trace.licence in ("MIT", "Apache-2.0")
-        figures = trace.summary().figures
-        assert figures["lru_25"] < figures["lru_50"] < figures["lru_75"] < 1
-        assert figures["overlap_1"] > figures["chance"]
-
-
-@pytest.mark.skipif(not os.environ.get("MOESIM_EXTRA_TRACES"), reason="MOESIM_EXTRA_TRACES is not set")
-@pytest.mark.parametrize("public", public_traces(), ids=lambda trace: trace.name)
-def test_figures_of_published_traces_are_recomputed(public, tmp_path):
-    given = {"esft": Options(n_experts=64, top_k=6, model="x"), "warp": Options(n_experts=64, model="x")}
-    options = given.get(public.files.split("/")[0], Options())
-    source = Path(os.environ["MOESIM_EXTRA_TRACES"]) / public.files
-    if not source.exists():
-        pytest.skip(f"MOESIM_EXTRA_TRACES has no {public.files}")
-    convert([source], tmp_path / "t.safetensors", options=options)
-    with Trace(tmp_path / "t.safetensors") as trace:
-        found = measured(trace)
-    for part in ("figures", "unions", "reuse", "gate_mass", *public.cuts):
-        mine, known = (
-            (found[part], getattr(public, part)) if isinstance(part, str) else (found["cuts"][part], public.cuts[part])
-        )
-        assert mine == pytest.approx(known, abs=2e-4), part
-    for n, known in public.cuts_of_one.items():
-        assert found["cuts_of_one"][n] == pytest.approx(known, abs=2e-4)
-    assert {name: getattr(public, name) for name in ("shape", "rows", "requests", "curve_rows")} == {
-        name: found[name] for name in ("shape", "rows", "requests", "curve_rows")
-    }
-
-
-def test_a_summary_is_json(tmp_path):
-    path = from_rows(tmp_path / "t", [[[0]], [[1]]], 2)
-    with Trace(path) as trace:
-        figures = summarise(trace).figures
-    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
-    assert figures["overlap_64"] is None

@@ -152,24 +152,6 @@ def test_a_task_turns_routes_the_way_its_weights_say():
         Routes(msgspec.structs.replace(made, tasks=["a", "b", "c"]), 1)
 
 
-def test_popularity_settles_where_the_scores_of_some_experts_scatter_little():
-    """An expert whose scores hardly vary is chosen always or never at the turn of a bias: steps must become smaller."""
-    made = routed(2)
-    assert made.routes is not None
-    rows = np.arange(2 * 12)[:, None]
-    factors = {
-        name: packed(unpacked(text, 2 * 12, name) * np.where(rows % 3 == 0, 0.15, 1.2))
-        for name, text in made.routes.factors.items()
-    }
-    made = msgspec.structs.replace(made, routes=msgspec.structs.replace(made.routes, factors=factors, rest=[0.0] * 2))
-    experts = rows_of(made, 160)[0]
-    noise = np.random.default_rng(2).standard_normal((20_000, 12))
-    for layer, bias in enumerate(made.bias):
-        wanted = np.bincount(observe.choose(noise + bias, 3).ravel(), minlength=12) / len(noise)
-        seen = np.bincount(experts[:, layer].ravel(), minlength=12) / len(experts)
-        assert np.abs(seen - wanted).mean() < 0.06
-
-
 def test_what_routes_have_comes_back_as_text_and_stays_with_their_shape(monkeypatch):
     monkeypatch.setattr(published, "fit_accuracy", lambda bent, distance, values: bent)  # of no matter here, and slow
     made = routed()
@@ -180,13 +162,6 @@ def test_what_routes_have_comes_back_as_text_and_stays_with_their_shape(monkeypa
     assert published.fit_to(routed(), figures).routes is None
     assert sum(made.varies_with().values()) == pytest.approx(1.0)
     assert next(iter(profile().varies_with())) == "task"
-
-
-def test_a_source_without_what_routes_need_is_drawn_layer_by_layer(tmp_path):
-    with Trace(write(tmp_path / "short.safetensors", profile(), seed=5, n_requests=8)) as trace:
-        found = fit(trace)
-    assert found.routes is None
-    assert "drawn layer by layer, not as whole routes: the source has fewer than 2,000 tokens" in found.assumptions[-1]
 
 
 @pytest.mark.thorough

@@ -1,14 +1,11 @@
 """`moesim traces`: what people and scripts see."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from tiny_traces import surgery, tiny_trace
 
 from sim.cli import main
-from traces.format import bundled, catalogue
 
 
 @pytest.fixture
@@ -21,25 +18,6 @@ def moesim(capsys, *args):
         main(["traces", *map(str, args)])
     out, err = capsys.readouterr()
     return stopped.value.code, out, err
-
-
-def test_list(capsys, monkeypatch, tiny):
-    for module in (bundled, catalogue):
-        monkeypatch.setattr(module, "bundled_traces", dict)
-    assert moesim(capsys)[:2] == (
-        0,
-        "no traces are bundled; give the path of a trace file (format: traces/FORMAT.md)\n",
-    )
-    for module in (bundled, catalogue):
-        monkeypatch.setattr(module, "bundled_traces", lambda: {"mixtral-8x7b-small": tiny})
-    monkeypatch.setenv("COLUMNS", "200")
-    code, out, _ = moesim(capsys)
-    assert code == 0
-    assert "mixtral-8x7b-small (default)  3x4, k=2" in out
-    assert "next_scores 1/2" in out
-    assert "synthetic" in out
-    monkeypatch.setenv("COLUMNS", "40")
-    assert "mixtral-8x7b-small" in moesim(capsys)[1].split()  # a name that is cut cannot be typed
 
 
 def test_show_for_people(capsys, monkeypatch, tiny):
@@ -95,11 +73,3 @@ def test_errors_are_one_line_and_exit_2(capsys, tmp_path, verb):
         assert err.startswith("error: ")
         assert message in err
         assert err.count("\n") == 1
-
-
-def test_reading_a_trace_imports_nothing_heavy():
-    heavy = {"simpy", "scipy", "pandas", "plotly", "torch", "yaml", "rich", "click", "pyarrow"}
-    modules = "traces.format.reader, traces.format.check, traces.stats.figures"
-    code = f"import sys, {modules}; print(sorted({heavy!r} & set(sys.modules)))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "[]\n"

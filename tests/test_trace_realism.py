@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 from tiny_traces import from_rows, tiny_header, tiny_trace
 
-from sim.cli import main
 from traces.convert import Options, convert
-from traces.format.catalogue import open_trace
-from traces.format.header import REPEATING, Header
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import write_trace
 from traces.stats import observe, realism
 from traces.stats.curves import CURVES, belady_curve
 from traces.stats.cuts import cut_figures, definitions, gate_mass, of_one_request, union_by_chance, unions, windows
-from traces.stats.public import Printed, public, public_traces
-from traces.stats.realism import beside_printed, judge, nearest
+from traces.stats.public import Printed, public
+from traces.stats.realism import beside_printed, judge
 
 
 def fewest_misses(rows, n_experts, size):
@@ -90,26 +87,6 @@ def test_stretches_of_one_request_end_with_it(tmp_path):
         assert of_one_request(trace, 13) is None
 
 
-def test_a_range_that_one_prompt_makes_wide_does_not_hide_that_requests_hit_too_much():
-    """Of six prompts five hit 60 % and one 75; requests that hit 68 % in the mean are inside, and are 5 points off."""
-    published = tuple({"lru_50": value} for value in (0.6, 0.6, 0.6, 0.6, 0.6, 0.75))
-    tasks = realism.Stretches(128, True, False, {"lru_50": 0.68}, published)
-    assert tasks.off("lru_50") == 0
-    prompts = realism.Stretches(128, True, True, {"lru_50": 0.68}, published)
-    assert prompts.off("lru_50") == pytest.approx(0.055)
-
-
-def test_the_chats_of_qwen_hit_too_much_at_half_the_experts():
-    with open_trace("qwen1.5-moe-chat") as trace:
-        told = judge(trace, quick=True)
-    assert told.judged.of_one
-    (found,) = (finding for finding in told.findings if finding.about == "hit rates")
-    assert not found.holds and "above the mean of 6 published prompts" in found.says and "50 % cached" in found.says
-    for policy in ("lru", "lfu", "lcp"):
-        assert told.judged.off(f"{policy}_50") > realism.HITS_MARGIN
-    assert found.says in told.line
-
-
 def test_cut_figures_by_hand(tmp_path):
     """Every token wants experts 0 and 1 of four: a cache of two misses twice, the top quarter takes half."""
     with Trace(made(tmp_path / "t.safetensors", [0, 0, 0])) as trace:
@@ -128,18 +105,6 @@ def test_unions_are_counted(tmp_path):
         assert unions(observe.sample(trace)) == {2: 4.0, 4: 8.0}, "none shares any"
     assert union_by_chance(1, 128, 8) == pytest.approx(8)
     assert union_by_chance(2, 4, 1) == pytest.approx(4 * (1 - 9 / 16))
-
-
-def test_the_nearest_shape_is_taken_and_a_far_one_is_not():
-    lite = {f"deepseek-v2-lite-{task}" for task in ("intent", "law", "summary", "translation")}
-    assert {trace.name for trace in nearest(64, 6)} == lite
-    texts = ("cooking", "history", "history-2", "ml-moe-1", "ml-moe-2", "ml-moe-3")
-    prompts = {f"qwen1.5-moe-{text}" for text in texts}
-    assert {trace.name for trace in nearest(60, 4)} == prompts
-    assert {trace.name for trace in nearest(256, 8)} == {"qwen3.6-35b-a3b"}
-    assert {trace.name for trace in nearest(128, 8)} == {"qwen3-30b-a3b-texts"}
-    assert {trace.name for trace in nearest(128, 6)} == {"gemma-4-26b-a4b", "qwen3-30b-a3b"}
-    assert nearest(8, 2) == nearest(16, 2) == []
 
 
 def held_against(monkeypatch, n_experts=4, /, **figures):
@@ -180,24 +145,6 @@ def test_a_verdict_follows_the_figures(tmp_path, monkeypatch):
         assert f"({100 * turned['top_quarter']:.0f} %)" in other.line.replace("there ", "")
 
 
-def test_what_a_trace_was_trained_for_is_no_evidence(tmp_path, monkeypatch):
-    """Figures as published count for a trace, and for one whose routers were trained to have them they do not."""
-    rows = np.array([[[0 if i % 5 < 3 else 1 + i % 3]] for i in range(141)], np.uint8)
-    judged = {}
-    for labels in ((), (REPEATING,)):
-        header = tiny_header(1, 4, 1, labels=labels)
-        path = write_trace(tmp_path / f"t{len(labels)}.safetensors", header, [Request(0, 0, 1, 141)], experts=rows)
-        with Trace(path) as trace:
-            held_against(monkeypatch, **cut_figures(observe.sample(trace), 128))
-            judged[labels] = judge(trace)
-    held = {labels: {f.about: f.holds for f in found.findings} for labels, found in judged.items()}
-    assert all(held[()][about] is True for about in realism.TRAINED_FOR)
-    assert all(held[(REPEATING,)][about] is None for about in realism.TRAINED_FOR)
-    assert held[(REPEATING,)]["order of plain caches"] is True
-    assert "trained to repeat themselves" in judged[(REPEATING,)].line
-    assert "hit rates" not in judged[(REPEATING,)].line
-
-
 def in_turn(path, n_tasks):
     """Four requests of tasks in turn. A task wants its own two experts twice, then two of four that all share."""
     rows = [
@@ -224,20 +171,6 @@ def test_tasks_that_take_turns_are_told_from_one_at_a_time(tmp_path, monkeypatch
     assert "tasks in turn, LRU leads LFU by" in found["one task at a time"].says
 
 
-def test_kinds_of_traces():
-    def header(source="a model", labels=()):
-        return Header("m", source, 1, 2, 1, gate=None, labels=labels, created_by="t")
-
-    assert header().kind == "recorded routing"
-    assert "small model" in header("small mixtral model with the routing shape of x").kind
-    assert "by others" in header(labels=("converted",)).kind
-    assert header(labels=("synthetic", "fitted-to-x")).kind == "synthetic, fitted to x"
-    scaled = ("synthetic", "fitted-to-x", "scaled-by-assumption")
-    assert header(labels=scaled).kind.startswith("synthetic, scaled from x by assumption; ")
-    own = Header("x", "a model", 1, 2, 1, gate=None, labels=scaled, created_by="t")
-    assert own.kind == "synthetic, fitted to x, scaled to this shape by assumption"
-
-
 def test_what_is_printed_has_a_source_and_a_span():
     known = public()
     for row in (*known.accuracies, *known.predictors, *known.unions, *known.reuse):
@@ -250,27 +183,6 @@ def test_what_is_printed_has_a_source_and_a_span():
         assert 8 <= mean < union_by_chance(batch, 128, 8), "fewer than even, independent choices would ask for"
 
 
-def test_the_page_the_table_and_json(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "3000")
-    path = tiny_trace(tmp_path / "t.safetensors", 3, 64, 6, n_requests=4, prompt=4, outputs=80)
-
-    def call(*args):
-        with pytest.raises(SystemExit) as stopped:
-            main(["traces", "realism", *map(str, args)])
-        assert stopped.value.code == 0
-        return capsys.readouterr().out
-
-    page = call(path)
-    assert page.startswith("trace t: ")
-    assert "deepseek-v2-lite-law" in page and "Belady hits, 75 % cached" in page
-    found = json.loads(call(path, "--json"))["traces"][0]
-    assert page.splitlines()[0] == found["line"]
-    assert found["cut_rows"] == 128
-    table = call(path, path)
-    assert "deepseek-v2-lite-law (published)" in table
-    assert table.count(found["line"]) == 2
-
-
 def test_reuse_by_every_definition(tmp_path):
     """Three decoded tokens behind a prompt of one, one layer of four experts, two each.
 
@@ -281,16 +193,6 @@ def test_reuse_by_every_definition(tmp_path):
     with Trace(path) as trace:
         found = definitions(observe.sample(trace))
     assert found == pytest.approx({"share": 4 / 6, "jaccard": 5 / 9, "first": 0.0, "popularity": 0.625, "even": 0.5})
-
-
-def test_both_figures_printed_for_qwen3_are_the_same_one():
-    """2.0 times 0.223 by popularity, and 45 %: what is measured on the public routing gives both."""
-    (real,) = (trace.reuse for trace in public_traces() if trace.name == "qwen3-30b-a3b-texts")
-    spans = [row.span for row in public().reuse if row.model == "qwen3-30b-a3b"]
-    assert set(spans) == {(0.45, 0.45), (0.444, 0.444)}
-    assert real["share"] == pytest.approx(0.444, abs=0.003)
-    assert real["share"] / real["popularity"] == pytest.approx(2.0, abs=0.05)
-    assert real["share"] > 7 * real["even"], "and nowhere near twice k / experts"
 
 
 def test_gate_mass_by_rank(tmp_path):

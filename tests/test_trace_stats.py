@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from tiny_traces import from_rows, requests_of, tiny_header, tiny_trace
 
-from sim.base.errors import BadInput
 from traces.format.reader import Trace
 from traces.format.requests import Request
 from traces.format.writer import Layout, TraceWriter, write_trace
@@ -96,18 +95,6 @@ def test_ties_go_to_the_lowest_expert():
     assert stats.top_k_of(np.array([[0.0, 0.0, 0.0]]), 3).all()
 
 
-def test_distances_without_a_target_are_nan(tmp_path):
-    with Trace(tiny_trace(tmp_path / "t.safetensors", n_layers=4)) as trace:
-        assert stats.recorded_distances(trace) == [1, 2, 3]
-        assert np.isnan(stats.prediction_accuracy(trace, 3).recorded).tolist() == [False, True, True, True]
-        assert not np.isnan(stats.prediction_accuracy(trace, 1).recorded).any()
-    with (
-        Trace(tiny_trace(tmp_path / "u.safetensors", levels=())) as trace,
-        pytest.raises(BadInput, match="prediction accuracy needs next_scores_1"),
-    ):
-        stats.prediction_accuracy(trace, 1)
-
-
 def test_lengths_by_task(tmp_path):
     experts = np.zeros((10, 1, 1), int)
     requests = requests_of([(1, 3), (2, 4), (1, 2)], with_tasks=True, with_arrivals=False)
@@ -148,10 +135,3 @@ def test_some_requests_are_judged_as_if_they_were_the_trace(tmp_path, decode_onl
             mine, true = stats.prediction_accuracy(trace, 1, kept), stats.prediction_accuracy(part, 1)
             for field in ("recorded", "popular", "n"):
                 np.testing.assert_array_equal(getattr(mine, field), getattr(true, field))
-
-
-def test_evenly_spread_requests(tmp_path):
-    with Trace(tiny_trace(tmp_path / "t", n_requests=6, prompt=3, outputs=6, levels=())) as trace:  # 48 rows
-        assert stats.evenly(trace, 48) is None
-        assert [request.index for request in stats.evenly(trace, 24)] == [0, 2, 4]
-        assert [request.index for request in stats.evenly(trace, 1)] == [0]

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from cli_help import moesim
 
 from sim.base.errors import BadInput
 from sim.machine.cost import Cost
@@ -20,8 +19,6 @@ from sim.setup.prepare import prepare
 from sim.workload.iterations import DECODE, PREFILL, Iteration, Range, RequestInfo
 
 OSS, GEMMA = load_model("gpt-oss-20b"), load_model("gemma-4-26b-a4b")
-# llama.cpp's benches/dgx-spark (build 6989): tokens/s with nothing before them, and behind 32,768 tokens.
-SPARK = {"gpt-oss-20b": (86.58, 62.33), "gpt-oss-120b": (60.40, 42.99), "qwen3-30b-a3b": (62.80, 29.92)}
 
 
 def test_what_is_kept_by_hand() -> None:
@@ -99,16 +96,6 @@ def test_memory_has_the_window_of_each_request() -> None:
     pool.close()
 
 
-def test_keys_of_three_models_are_read_at_one_rate_on_one_machine() -> None:
-    """What 32,768 tokens more add to a token on a DGX Spark is their keys, at 180 to 184 GB/s; of gpt-oss at twice that
-    if every layer kept all of them."""
-    rates = {}
-    for name, (none, behind) in SPARK.items():
-        more = load_model(name).kv_bytes([32768 + 16]) - load_model(name).kv_bytes([16])
-        rates[name] = more / (1 / behind - 1 / none)
-    assert (min(rates.values()), max(rates.values())) == pytest.approx((1.798e11, 1.841e11), rel=1e-3)
-
-
 def test_each_gpu_keeps_what_its_own_layers_do() -> None:
     """Gemma 4 over two GPUs: 14 of 16 layers of the first and 11 of 14 of the second have a window."""
     contexts = (32768,) * 4
@@ -124,7 +111,3 @@ def test_a_window_of_layers_that_are_not_there_is_refused() -> None:
     for field, value in (("window.layers", []), ("window.tokens", 0), ("window.tokens", 2**31)):
         with pytest.raises(BadInput, match=field.replace(".", r"\.")):
             load_model("gpt-oss-20b", {field: value})
-
-
-def test_the_page_of_a_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "12 of 24 layers see the last 128 tokens" in moesim(capsys, "models", "gpt-oss-20b").out
