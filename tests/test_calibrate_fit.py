@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -200,15 +199,6 @@ def test_a_damaged_sample_file_names_the_line(tmp_path):
         Store.load(path)
 
 
-def test_equal_samples_give_equal_bytes(tmp_path):
-    paths = [tmp_path / "a.gz", tmp_path / "b.gz"]
-    for path in paths:
-        store = Store(path)
-        store.add(record("host", {"what": "launch"}, np.linspace(1e-6, 2e-6, 5).tolist()))
-        store.save()
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
 def lane_samples(model: str, n_bytes: int, device: str = "Some GPU"):
     """What `in_situ.run` gives: one kind of operation, copies of one expert's size and of a row."""
     from calibrate.in_situ_file import Samples
@@ -341,33 +331,6 @@ class TestWhatLanesSayOfAGpu:
         samples.verbs["sync"] = {"1: lru@1": []}
         with pytest.raises(BadInput, match="no samples of the host's waiting; calibrate again"):
             in_situ_fit.apply({"h2d": {}, "d2h": {}}, samples, "mine")
-
-
-def test_samples_come_back_from_their_file(tmp_path):
-    from calibrate import in_situ_file
-
-    path, samples = tmp_path / "my.lanes.json.gz", lane_samples("mixtral-8x7b", 1 << 20)
-    samples.swaps, samples.overlap, samples.policy = {"up": [(0.25, 0.125)]}, {"lru@1": [(0.5, 0.25)]}, [(0.5, 0.25)]
-    in_situ_file.save(samples, path)
-    again = in_situ_file.load(path)
-    assert {name: getattr(again, name) for name in ("verbs", "swaps", "overlap", "policy", "environment")} == {
-        name: getattr(samples, name) for name in ("verbs", "swaps", "overlap", "policy", "environment")
-    }
-    assert again.operations == {
-        key: {c: [round(s, 8) for s in v] for c, v in by.items()} for key, by in samples.operations.items()
-    }
-
-
-def test_files_of_further_models_are_found_beside_the_first(tmp_path):
-    from calibrate import in_situ_file
-
-    for name in ("my.lanes.json.gz", "my@b.lanes.json.gz", "my@a.lanes.json.gz", "my.b.lanes.json.gz"):
-        (tmp_path / name).touch()
-    assert [p.name for p in in_situ_file.beside(tmp_path / "my")] == [
-        "my.lanes.json.gz",
-        "my@a.lanes.json.gz",
-        "my@b.lanes.json.gz",
-    ]
 
 
 def test_each_case_has_an_equal_part_of_the_time_that_is_left():

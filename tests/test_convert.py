@@ -6,17 +6,14 @@ the ones of vllm, sglang, strata and hf follow the public code and documentation
 """
 
 import gzip
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from convert_samples import EXPERTS, SAMPLES, SHAPE, WEIGHTS, converted, jsonl, put, refused, tokens
 
 from sim.base.errors import BadInput
 from sim.cli import main
-from traces.convert import Options, convert, csv_long, detect, sources
-from traces.convert import jsonl as jsonl_source
+from traces.convert import Options, convert, detect, sources
 from traces.format.check import check_trace
 
 WEIGHTED = {"jsonl", "csv", "bigmoe", "esft", "moe_ocs", "vllm", "llama_text"}
@@ -59,9 +56,6 @@ class TestEverySource:
         packed = put(tmp_path / (path.name + ".gz"), gzip.compress(path.read_bytes()))
         with converted(tmp_path, packed, options) as trace:
             assert [trace.stored(tensor).tolist() for tensor in trace.entries] == plain
-
-    def test_all_are_listed(self):
-        assert sorted(sources()) == sorted({source for _, _, source in SAMPLES.values()})
 
     @pytest.mark.parametrize("name", SAMPLES)
     def test_empty_files_are_refused(self, tmp_path, name):
@@ -240,19 +234,6 @@ class TestCommand:
             main(["traces", "convert", *map(str, args)])
         return stopped.value.code, *capsys.readouterr()
 
-    def test_said(self, capsys, monkeypatch, tmp_path):
-        monkeypatch.setenv("COLUMNS", "400")
-        path, out = SAMPLES["bigmoe"][0](tmp_path), tmp_path / "t.safetensors"
-        code, said, err = self.run(capsys, path, "-o", out)
-        assert (code, err) == (0, "")
-        assert said == (
-            f"{out}: 2x4, k=2, 1 request, 4 tokens, 2 of them decode (from bigmoe)\nlevels: experts, weights\n"
-            "note: Layer 2 of the source lacks prefill rows and is left out.\n"
-        )
-        with pytest.raises(SystemExit) as stopped:
-            main(["traces", "check", str(out)])
-        assert stopped.value.code == 0
-
     def test_nothing_is_replaced_unasked(self, capsys, tmp_path):
         path, out = SAMPLES["jsonl"][0](tmp_path), put(tmp_path / "t.safetensors", b"mine")
         code, _, err = self.run(capsys, path, "-o", out)
@@ -264,36 +245,3 @@ class TestCommand:
         assert out.read_bytes() == b"mine"  # a failed conversion leaves what was there
         assert self.run(capsys, path, "-o", path, "--overwrite")[0] == 2
         assert self.run(capsys, path, "-o", out, "--overwrite", "--train-frac", "0.5", "--task", "chat")[0] == 0
-
-
-class TestPage:
-    page = (Path(__file__).resolve().parent.parent / "docs" / "convert.md").read_text(encoding="utf-8")
-
-    def test_every_field_and_column_is_documented(self):
-        section = self.page.split("### Plain JSONL and CSV\n")[1].split("\n### ")[0]
-        rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith(("| `", "| -"))]
-        told = [set(re.findall(r"`(\w+)`", " ".join(column))) for column in zip(*rows, strict=True)]
-        assert told == [jsonl_source.FIELDS, set(csv_long.COLUMNS)]
-        for fact in (
-            "model",
-            "model_source",
-            "n_experts",
-            "gate_score",
-            "gate_renormalised",
-            "weights_kind",
-            "expert_order",
-        ):
-            assert f"`{fact}`" in section
-
-    def test_the_csv_of_the_page_is_its_jsonl(self, tmp_path):
-        (rows,) = re.findall(r"```csv\n(.*?)```", self.page, re.DOTALL)
-        lines = re.search(r"printf '%s\\n' (.*?) > log\.jsonl", self.page)
-        records = re.findall(r"'(\{.*?\})'", lines[1])
-        assert len(records) == 2
-        both = [put(tmp_path / "log.csv", rows.encode()), put(tmp_path / "log.jsonl", "\n".join(records).encode())]
-        found = []
-        for path in both:
-            with converted(tmp_path, path) as trace:
-                prompts = [request.prompt_len for request in trace.requests]
-                found.append((trace.experts.tolist(), trace.weights(0, 2).tolist(), prompts))
-        assert found[0] == found[1]

@@ -1,10 +1,7 @@
 """Converters of what engines write: vLLM, SGLang and Hugging Face, and the recipes of docs/convert.md."""
 
 import json
-import re
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +10,6 @@ from convert_samples import EXPERTS, HF, SAMPLES, SHAPE, converted, jsonl, logit
 from sim.base.errors import BadInput
 from traces.convert import Options, convert
 from traces.format.check import check_trace
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 class TestVllm:
@@ -215,39 +210,3 @@ class TestHf:
         path = tmp_path / "x.npz"
         np.savez(path, **arrays)
         assert said in refused(tmp_path, path, HF, source="hf")
-
-
-class TestRecipes:
-    """The lines of docs/convert.md that turn a pickle into an input."""
-
-    blocks = re.findall(
-        r"^```py\n(.*?)^```$", (ROOT / "docs" / "convert.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-
-    def run(self, index, **scope):
-        exec(self.blocks[index], scope)
-
-    def test_hugging_face(self, tmp_path, monkeypatch):
-        torch = pytest.importorskip("torch")
-        monkeypatch.chdir(tmp_path)
-        layers = tuple(torch.from_numpy(np.ascontiguousarray(logits()[:, layer])) for layer in range(2))
-        answer = SimpleNamespace(router_logits=layers)
-        model = lambda input_ids, output_router_logits: answer  # noqa: E731 - stands in for a model
-        self.run(0, model=model, input_ids=torch.tensor([[5, 6, 7, 8]]), prompt_len=2)
-        with converted(tmp_path, tmp_path / "router_logits.safetensors", HF) as trace:
-            assert trace.experts.tolist() == EXPERTS
-            assert trace.token_ids.tolist() == [5, 6, 7, 8]
-            assert trace.requests[0].prompt_len == 2
-
-    def test_sglang(self, tmp_path, monkeypatch):
-        torch = pytest.importorskip("torch")
-        monkeypatch.chdir(tmp_path)
-        lines = [json.loads(line) for line in SAMPLES["sglang"][0](tmp_path).read_text().splitlines()]
-        for line in lines:
-            line["topk_ids_of_layer"] = torch.tensor(line["topk_ids_of_layer"], dtype=torch.int32)
-        names = torch.arange(4).repeat(3, 1)
-        torch.save({"records": lines, "last_physical_to_logical_map": names}, "expert_distribution_recorder.pt")
-        self.run(1)
-        with converted(tmp_path, tmp_path / "sglang.jsonl", Options(model="m")) as trace:
-            assert trace.experts.tolist() == EXPERTS
-            assert (trace.n_experts, trace.header.extra["source_layers"]) == (4, "1, 2")

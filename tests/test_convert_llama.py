@@ -8,7 +8,6 @@ import json
 import pytest
 from convert_samples import SHAPE, converted, put, refused
 
-from sim.cli import main
 from traces.convert import Options, convert
 
 WIDE = Options(n_experts=8, model="hand")
@@ -211,32 +210,3 @@ class TestImp:
         told = put(tmp_path / "v.json", json.dumps({"top_k": 3, "trace": list(self.RECORDS)}).encode())
         asked = Options(n_experts=4, model="hand", top_k=2)
         assert "--top-k, got 2" in refused(tmp_path, told, asked)
-
-
-def test_policies_that_need_what_such_a_trace_lacks_say_so(tmp_path, capsys, monkeypatch):
-    """Ids alone run under a cache; prefetching by gates names what is missing, learning the split that is."""
-    monkeypatch.setenv("COLUMNS", "400")
-    records = [[layer, t % 8, (t + 1 + layer % 2) % 8] for t in range(6) for layer in range(32)]
-    path, out = put(tmp_path / "t.json", json.dumps(records).encode()), tmp_path / "decoded.safetensors"
-    convert([path], out, options=Options(n_experts=8, model="mixtral-8x7b"))
-
-    def run(policy):
-        with pytest.raises(SystemExit) as stopped:
-            main(["run", "--policy", policy, "--hw", "rtx3090", "--model", "mixtral-8x7b", "--trace", str(out)])
-        return stopped.value.code, *capsys.readouterr()
-
-    assert run("lru")[0] == 0
-    code, _, err = run("adapmoe")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "next_scores_1" in err
-    code, _, err = run("fiddler")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "--train-frac" in err
-
-
-def test_what_no_such_log_tells_is_asked_for(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
-    with pytest.raises(SystemExit) as stopped:
-        main(["traces", "convert", str(text(tmp_path / "t.csv", "0,0,0,1")), "-o", str(tmp_path / "x.safetensors")])
-    assert stopped.value.code == 2
-    assert "--model and --n-experts, got none" in capsys.readouterr().err

@@ -85,30 +85,6 @@ def test_device_times_stay_beside_the_host_s_for_minutes(drift):
     assert busy_s / n == pytest.approx(20e-6, rel=0.1), "one anchor for all would be off by the rounding of float32"
 
 
-def test_restarting_takes_the_quickest_round_trip():
-    device = Device(0.0, 5.0)
-    clock = DeviceClock(device, None, now=lambda: device.true_s)
-    before_s = device.true_s
-    clock.restart()
-    assert clock.now_s() > 0 and device.true_s > before_s
-    work = Work(COMPUTE, "expert", lambda: None)
-    work.submit_s = clock.now_s()
-    work.begun, work.mark = device.event(device.true_s + 4e-6), device.event(device.true_s + 9e-6)
-    device.true_s += 20e-6
-    clock.place(work, 0.0)
-    assert work.start_s - work.submit_s == pytest.approx(4e-6, abs=3e-6)
-
-
-def test_work_of_a_lane_does_not_start_before_what_was_there_has_ended():
-    device = Device(0.0, 0.0)
-    clock = DeviceClock(device, None, now=lambda: device.true_s)
-    work = Work(H2D, "demand", lambda: None)
-    work.submit_s, device.true_s = clock.now_s(), device.true_s + 1.0
-    work.begun, work.mark = device.event(device.true_s - 0.9), device.event(device.true_s - 0.5)
-    clock.place(work, 0.3)
-    assert work.start_s >= 0.3
-
-
 def test_what_other_work_waited_for_keeps_its_own_waiting_time():
     """Stamped as something that was waited for, a piece of work is not stamped again when its turn comes."""
 

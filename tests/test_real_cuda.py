@@ -19,11 +19,10 @@ torch = pytest.importorskip("torch")
 
 from grids import few_each_time  # noqa: E402
 from one_card import OneCard  # noqa: E402
-from real_world import ALL, carried_out  # noqa: E402
+from real_world import carried_out  # noqa: E402
 from test_real import in_parts  # noqa: E402
 
 from sim.base.device_faults import DeviceFault  # noqa: E402
-from sim.base.errors import BadInput  # noqa: E402
 from sim.machine.protocol import DEMAND, SPECULATIVE  # noqa: E402
 from sim.real.devices.cuda import CudaDevice  # noqa: E402
 from sim.real.devices.lanes import Lanes  # noqa: E402
@@ -274,14 +273,6 @@ def test_experts_in_parts_compute_the_same_on_either_backend(tmp_path, late):
     assert on_fake.output.digest == on_cpu.output.digest
 
 
-def test_experts_on_the_cpu_come_back_to_the_stream(tmp_path):
-    resident = carried_out(tmp_path, "lru", ALL)
-    done = carried_out(tmp_path, "llama_cpp", 8, lanes=lanes_on(FakeDevice()))
-    assert done.result.cpu_rate > 0
-    for mine, theirs in zip(done.machine.output.hidden, resident.machine.output.hidden, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
 def test_waiting_for_an_expert_on_the_cpu_is_no_launching(tmp_path):
     """A block is launched when the experts on the CPU before it have been computed: that wait is no work."""
 
@@ -342,8 +333,3 @@ def test_a_refused_launch_is_a_fault():
             lanes.submit(Work(COMPUTE, "attention", refuse))
     finally:
         lanes.close()
-
-
-def test_a_missing_device_names_the_way_out():
-    with pytest.raises(BadInput, match="no such CUDA device, 1 are here; name cpu"):
-        CudaDevice("cuda:3", cuda=FakeDevice(), place="cpu")

@@ -16,11 +16,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cli_help import simulated  # noqa: E402
-from real_world import LAYERS, TOP_K, carried_out, tiny_setup  # noqa: E402
+from real_world import LAYERS, TOP_K, tiny_setup  # noqa: E402
 
-from sim.base.device_faults import DeviceFault, fault_of  # noqa: E402
+from sim.base.device_faults import DeviceFault  # noqa: E402
 from sim.real.devices.cpu import CpuDevice  # noqa: E402
-from sim.real.run import execute_real  # noqa: E402
 
 TESTS = Path(__file__).parent
 AFTER = 60  # experts computed before something goes wrong; the first iteration has at most LAYERS x 4
@@ -127,23 +126,6 @@ def test_on_the_command_line_a_fault_is_one_line_and_exit_1(tmp_path, capsys, mo
     assert "Traceback" not in said.out + said.err
 
 
-@pytest.mark.parametrize("text", ["CUDA error: cudaHostAlloc refused", "cannot pin memory"])
-def test_refused_page_locked_memory_frees_the_rest(tmp_path, buffers, monkeypatch, text):
-    """Host memory for experts is asked for after the arena would be: lanes are closed, nothing is left."""
-
-    def refuses(self, n, each_bytes):
-        raise fault_of(RuntimeError(text), f"page-locking {n * each_bytes} bytes of host memory")
-
-    monkeypatch.setattr(CpuDevice, "host_buffers", refuses)
-    setup = tiny_setup(tmp_path, "lru", 8)
-    with pytest.raises(DeviceFault, match=r"page-locked memory was refused while page-locking 1572864 .*ulimit -l"):
-        execute_real(setup, "cpu")
-    setup.close()
-    gc.collect()
-    assert threads() == []
-    assert [ref for ref in buffers if ref() is not None] == []
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here page-locking works")
 def test_torch_itself_refuses_page_locked_memory_without_a_gpu():
     from test_real_cuda import FakeDevice, lanes_on
@@ -155,18 +137,6 @@ def test_torch_itself_refuses_page_locked_memory_without_a_gpu():
             lanes.device.on_host(4096)
     finally:
         lanes.close()
-
-
-def test_a_fault_before_the_first_token_is_an_error(tmp_path, buffers):
-    setup = tiny_setup(tmp_path, "lru", 8)
-
-    def at_once(machine):
-        machine.decoder.gate = lambda number: lost()
-
-    with pytest.raises(DeviceFault, match="the device was lost"):
-        carried_out(tmp_path, "lru", 8, prepared=at_once)
-    setup.close()
-    assert threads() == []
 
 
 # -- in processes of their own -----------------------------------------------------------------------------------------

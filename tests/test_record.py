@@ -199,18 +199,6 @@ def test_memory_stays_constant(model, tmp_path, capsys, monkeypatch):
     assert outs[0].read_bytes() == outs[1].read_bytes()
 
 
-def test_embeddings_may_be_projected(model, tmp_path, capsys):
-    full, narrow = tmp_path / "full.safetensors", tmp_path / "narrow.safetensors"
-    assert recorded(capsys, model, full, *RANDOM).code == 0
-    assert recorded(capsys, model, narrow, *RANDOM, "--embeddings", 16).code == 0
-    with Trace(full) as a, Trace(narrow) as b:
-        x, y = (np.asarray(t.stored("embeddings"), np.float64) for t in (a, b))
-        assert y.shape == (len(x), 16)
-        assert "projection to 16 values" in b.header.notes
-        assert np.corrcoef((x @ x.T).ravel(), (y @ y.T).ravel())[0, 1] > 0.7  # inner products survive
-        assert 0.8 < np.square(y).sum() / np.square(x).sum() < 1.2
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -262,15 +250,6 @@ def test_models_that_cannot_be_used(model, tmp_path, capsys):
     torch.save({"a": torch.zeros(1)}, folder / "pytorch_model.bin")
     weights.unlink()
     assert "no safetensors weights in it; pickled weights are not loaded" in error(folder)
-
-
-def test_out_of_memory_says_what_to_do(model, tmp_path, capsys, monkeypatch):
-    def run(*_args, **_more):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
-
-    monkeypatch.setattr("traces.record.generate.run_batch", run)
-    error = recorded(capsys, model, tmp_path / "t.safetensors", *RANDOM).error
-    assert "memory, ran out while recording requests 0 to 1 in batches of 2: try a smaller --batch" in error
 
 
 def test_a_full_disk_is_one_line(model, tmp_path, capsys, monkeypatch):

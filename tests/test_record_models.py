@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ torch = pytest.importorskip("torch", reason="needs torch (pip install 'moe-offlo
 pytest.importorskip("transformers", reason="needs transformers (pip install 'moe-offload-sim[torch]')")
 
 from cli_help import simulated  # noqa: E402
-from tiny_moe import COMMON, SMALL, saved_moe, tiny_moe  # noqa: E402
+from tiny_moe import SMALL, saved_moe, tiny_moe  # noqa: E402
 
 from sim.base.errors import BadInput, CheckFailed  # noqa: E402
 from sim.profiles.models import load_model  # noqa: E402
@@ -344,33 +342,3 @@ def test_a_router_of_another_form_is_told_so():
     router.register_forward_hook(lambda _m, _args, output: output[1:])  # transformers 4 has scores and ids
     with pytest.raises(BadInput, match="router, got 2 outputs: logits, weights and ids"):
         rows_of(model, PROMPTS)
-
-
-@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
-def test_few_layers_have_fewer_predictions(name, tmp_path):
-    import transformers
-
-    kind, facts = SMALL[name]
-    facts = {**COMMON, **facts, "num_hidden_layers": 2 if name == "mixtral" else 3}
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**facts)).eval()
-    model.save_pretrained(tmp_path / "m")
-    settings = Settings(
-        Source(str(tmp_path / "m")),
-        tmp_path / "t.safetensors",
-        prompt_tokens="4",
-        output_tokens="3",
-        n_requests=2,
-        compact=True,
-        embedding_width=0,
-    )
-    with Trace(record(settings).path) as trace:
-        assert check_trace(trace) == []
-        assert {level for level in trace.levels if "scores" in level} == {"scores", "next_scores_1", "shared_scores"}
-        assert "embeddings" not in trace.levels
-        assert trace.levels - trace.levels_prefill == {"next_scores_1", "shared_scores"}
-
-
-def test_classes_of_this_page_are_the_families() -> None:
-    assert {name.split()[0] for name in SMALL} == set(FAMILIES)
-    page = (Path(__file__).parent.parent / "docs" / "record.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in page for name in FAMILIES)

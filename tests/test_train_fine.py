@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
-import pkgutil
 from pathlib import Path
 
-import click
 import pytest
 
 pytest.importorskip("torch", reason="needs torch (pip install 'moe-offload-sim[torch]')")
@@ -17,26 +14,10 @@ pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transform
 
 from cli_help import moesim
 
-import tools
 from tools.train import fine
 from traces.format.catalogue import open_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-def test_every_tool_takes_the_options_that_it_names():
-    commands = {
-        module.name: command
-        for module in pkgutil.walk_packages(tools.__path__, "tools.")
-        for command in vars(importlib.import_module(module.name)).values()
-        if isinstance(command, click.Command)
-    }
-    assert "tools.train.train" in commands
-    for name, command in commands.items():
-        named = inspect.signature(command.callback).parameters.values()
-        taken, given = {one.name for one in named if one.kind != one.VAR_KEYWORD}, {one.name for one in command.params}
-        assert taken <= given, name
-        assert taken == given or len(taken) < len(named), name
 
 
 @pytest.mark.thorough
