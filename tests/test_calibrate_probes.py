@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from one_card import OneCard  # noqa: E402
+from test_real_cuda import FakeDevice  # noqa: E402
 
 from calibrate import probes_contention  # noqa: E402
 from calibrate.bench import Bench, Point, Probe, Ring  # noqa: E402
@@ -33,37 +33,10 @@ TINY = MeasuredGeometry("tiny", ExpertShape(64, 128), ExpertShape(64, 96), Atten
 SMALL = MeasuredGeometry("small", ExpertShape(32, 64), None, AttentionShape(32, 2, 2, 16), 4, 1, 256)
 
 
-class FakeCuda(OneCard):
-    """What the backend uses of `torch.cuda`, executed at once; a lane's order is the program's."""
+class FakeCuda(FakeDevice):
+    """What the backend uses of `torch.cuda`, executed at once."""
 
-    def __init__(self) -> None:
-        self.streams: list[object] = []
-        self.slept_cycles = 0
-
-    class Event:
-        def __init__(self, enable_timing: bool = False) -> None:
-            assert enable_timing
-            self.at_s = 0.0
-
-        def record(self, stream: object) -> None:
-            self.at_s = time.perf_counter()
-
-        def elapsed_time(self, end: FakeCuda.Event) -> float:
-            return (end.at_s - self.at_s) * 1e3
-
-        def query(self) -> bool:
-            return self.at_s > 0
-
-    class Stream:
-        def __init__(self, device: int) -> None:
-            self.waited = 0
-
-        def wait_event(self, event: FakeCuda.Event) -> None:
-            assert event.query(), "waiting for an event that was never recorded"
-            self.waited += 1
-
-        def synchronize(self) -> None:
-            pass
+    clock_s = property(lambda self: time.perf_counter(), lambda self, value: None)
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
         return SimpleNamespace(name="Fake GPU", L2_cache_size=1 << 16, multi_processor_count=4, total_memory=1 << 28)
@@ -71,21 +44,8 @@ class FakeCuda(OneCard):
     def mem_get_info(self, index: int) -> tuple[int, int]:
         return 1 << 28, 1 << 28
 
-    @contextlib.contextmanager
-    def stream(self, lane: object) -> Any:
-        self.streams.append(lane)
-        yield
-        self.streams.pop()
-
     def _sleep(self, cycles: int) -> None:
-        assert cycles >= 0 and self.streams, "spinning outside a lane"
-        self.slept_cycles += cycles
-
-    def synchronize(self) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
+        assert cycles >= 0 and self.current, "spinning outside a lane"
 
 
 def fake_bench(**changes: Any) -> Bench:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import shared_oracle
-from cli_help import simulated
 from event_scripts import replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,32 +210,3 @@ def test_waiting_for_what_nothing_will_end_is_an_error():
     _, machine = replay([("copy", 0, 0.0, 5.0, True, [])], False, {GPU_BY_H2D: 0.5})
     with pytest.raises(RuntimeError, match="deadlock"):
         machine.sync(Pending(0))
-
-
-# -- wiring ---------------------------------------------------------------------------------------------------------
-
-
-def test_from_the_command_line(tiny, capsys):
-    rest = (
-        "--policy",
-        "lru",
-        "--hw",
-        "rtx3090",
-        "--trace",
-        str(tiny),
-        "--model",
-        "mixtral-8x7b",
-        "--split",
-        "all",
-        "--json",
-        "--set",
-        "hw.h2d.bandwidth_bytes_per_s=2e11",
-    )
-    alone = simulated(capsys, *rest).json
-    active = [f"hw.contention.{term}=0.5" for term in (GPU_BY_H2D, H2D_BY_GPU)]
-    beside = simulated(capsys, *rest, "--set", active[0], "--set", active[1]).json
-    assert beside["tpot_s"]["mean"] > alone["tpot_s"]["mean"]
-    assert beside["h2d_bytes"] == alone["h2d_bytes"]
-    attributed_to = {row["figure"] for row in beside["provenance"]["figures"]}
-    assert f"contention.{GPU_BY_H2D}" in attributed_to
-    assert not any(row["figure"].startswith("contention") for row in alone["provenance"]["figures"])

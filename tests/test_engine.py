@@ -10,7 +10,7 @@ from test_timeline_copies import Placed
 
 from sim.base.errors import IllegalDecision
 from sim.policy.api import Policy
-from sim.policy.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, Requeue, RunCpu, RunGpu, RunPart, Serve
+from sim.policy.decisions import Cancel, DropQueue, Evict, Fetch, Prefetch, RunCpu, RunGpu, RunPart, Serve
 from sim.policy.tickets import Ticket
 from sim.policy.view import View
 
@@ -266,17 +266,3 @@ def test_partial_hit_and_hit_by_parts(tmp_path):
 
     seen = run(Halves(), tmp_path, [[[0, 1]]], room=2)
     assert seen.classes("prefill") == {"hit": 1, "partial": 1}
-
-
-class Queuer(Placed):
-    """Queues these experts of layer 1, in falling priority, before the pass; serves as they come."""
-
-    name = "queuer"
-    traits = frozenset({"timing"})
-
-    def __init__(self, experts, depth):
-        super().__init__([(0, 0), (1, 0)])
-        self.experts, self.prefetch_depth = experts, depth
-
-    def iteration_start(self, iteration, view):
-        return [Requeue(tuple(Prefetch(view.piece(1, expert), -at) for at, expert in enumerate(self.experts)))]

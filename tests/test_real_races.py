@@ -126,26 +126,35 @@ def between(waiting: str, done: str):
     return lambda stream, event: stream.name == waiting and event.lane == done
 
 
-def test_the_detector_sees_a_lost_wait_for_a_copy(monkeypatch, tmp_path):
-    with pytest.raises(Race, match=r"on compute reads what copy_\S* on up writes"):
-        raced(monkeypatch, tmp_path, "lru", device=RaceDevice(skip=between("compute", "up")))
+LOST = {
+    "a wait for a copy": ("lru", 8, {"skip": between("compute", "up")}, r"on compute reads what copy_\S* on up writes"),
+    "a wait for who reads a room": (
+        "lru",
+        2,
+        {"skip": between("up", "compute")},
+        r"on up writes what \S+ on compute reads",
+    ),
+    "a wait for a choice": (
+        "lru",
+        8,
+        {"skip_sync": lambda event: event.lane == "compute"},
+        r"tolist on MainThread reads what copy_\S* on compute writes",
+    ),
+    "a wait for the rows of an expert on the CPU": (
+        "llama_cpp",
+        8,
+        {"skip_sync": lambda event: event.lane == "down"},
+        r"on lane-cpu reads what copy_\S* on down writes",
+    ),
+}
 
 
-def test_the_detector_sees_room_overwritten_while_it_is_read(monkeypatch, tmp_path):
-    with pytest.raises(Race, match=r"copy_\S* on up writes what \S+ on compute reads"):
-        raced(
-            monkeypatch, tmp_path, "lru", 2, set={"scope": "global"}, device=RaceDevice(skip=between("up", "compute"))
-        )
-
-
-def test_the_detector_sees_a_choice_read_before_it_is_there(monkeypatch, tmp_path):
-    with pytest.raises(Race, match=r"tolist on MainThread reads what copy_\S* on compute writes"):
-        raced(monkeypatch, tmp_path, "lru", device=RaceDevice(skip_sync=lambda event: event.lane == "compute"))
-
-
-def test_the_detector_sees_an_expert_on_the_cpu_start_before_its_rows(monkeypatch, tmp_path):
-    with pytest.raises(Race, match=r"on lane-cpu reads what copy_\S* on down writes"):
-        raced(monkeypatch, tmp_path, "llama_cpp", device=RaceDevice(skip_sync=lambda event: event.lane == "down"))
+@pytest.mark.parametrize("what", LOST)
+def test_the_detector_sees_what_is_lost(monkeypatch, tmp_path, what):
+    policy, experts, skips, said = LOST[what]
+    scope = {"set": {"scope": "global"}} if experts == 2 else {}
+    with pytest.raises(Race, match=said):
+        raced(monkeypatch, tmp_path, policy, experts, RaceDevice(**skips), **scope)
 
 
 def test_the_detector_sees_memory_that_nobody_kept(monkeypatch, tmp_path):

@@ -165,38 +165,6 @@ def test_one_run_decides_for_all_hardware_of_a_sweep(capsys: Any, tmp_path: Path
     assert (tmp_path / "once" / "sweep.parquet").read_bytes() == (tmp_path / "each" / "sweep.parquet").read_bytes()
 
 
-def test_several_processes_record_once(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    """On two of them as on one; what was recorded before a kill is not run again, and one of the others records."""
-    monkeypatch.setattr(work, "_KEPT", {})  # of other tests' sweeps
-    trace, out = mixtral_shaped(tmp_path), tmp_path / "two"
-    words = [
-        "sweep",
-        "--trace",
-        trace,
-        "--policy",
-        "lru",
-        "--policy",
-        "fiddler",
-        "--hw",
-        "rtx3090",
-        "--cache",
-        "48experts",
-    ]
-    words += ["--set", "hw.h2d.bandwidth_bytes_per_s=1e10:6e10:1e10", "--json"]
-    one = moesim(capsys, *words, "--workers", 1, "--out", tmp_path / "one").json
-    two = moesim(capsys, *words, "--workers", 2, "--out", out).json
-    assert one["work"] == two["work"] == {"there": 0, "replayed": 7, "timed_by_recording": 5}
-    table = (out / "sweep.parquet").read_bytes()
-    assert table == (tmp_path / "one" / "sweep.parquet").read_bytes()
-    lru = [row["run_id"] for row in two["rows"] if row["policy"] == "lru"]
-    for id_ in lru[:3]:
-        (out / "points" / f"{id_}.json").unlink()
-    (out / "sweep.parquet").unlink()
-    again = moesim(capsys, *words, "--workers", 2, "--out", out, "--resume").json
-    assert again["work"] == {"there": 9, "replayed": 1, "timed_by_recording": 2}
-    assert (out / "sweep.parquet").read_bytes() == table
-
-
 BY_CLOCK = """
 from sim.workload.scheduler import Scheduler
 

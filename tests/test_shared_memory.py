@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from sim.machine.price import Launch, Operation, Price
 from sim.machine.shared_memory import GpuMemory, HostMemory
 from sim.options import RunSpec
 from sim.policy.registry import policies
-from sim.results.text import render
 from sim.run import execute, prepare
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
@@ -210,11 +208,6 @@ def test_where_there_is_plenty_nothing_is_shared(tiny: Path, policy: str) -> Non
     assert told(tiny, policy) == told(tiny, policy, sim_contention=False)
 
 
-@pytest.mark.parametrize("policy", ["lru", "ktransformers"])
-def test_where_there_is_plenty_nothing_is_shared_on_events_either(tiny: Path, policy: str) -> None:
-    assert told(tiny, policy, sim_simulator="simpy") == told(tiny, policy, sim_contention=False, sim_simulator="simpy")
-
-
 @pytest.mark.parametrize("engine", ["core", "simpy"])
 @pytest.mark.parametrize("policy", ["llama_cpp_lru", "lru", "mixtral_offloading"])
 def test_what_is_said_to_be_added_is_what_lanes_are_longer_busy(tiny: Path, policy: str, engine: str) -> None:
@@ -240,12 +233,6 @@ def test_a_term_says_what_it_is_from(tiny: Path) -> None:
     assert (found.cpu.by, found.h2d.by, found.gpu) == ("set", "law", None)
     found = run(tiny, "llama_cpp_lru", hw="rtx4090-5955wx").result.contention
     assert found.cpu.by == "measured"
-
-
-def test_a_line_says_what_was_added_where_it_is_much(tiny: Path) -> None:
-    said = render(run(tiny, "llama_cpp_lru", hw="rtx4090").result, 200)
-    assert re.search(r"shared memory +added .* to experts on the CPU \([\d.]+ % of their time, by law, assumed\)", said)
-    assert "shared memory " not in render(run(tiny, "llama_cpp_lru", hw="rtx4090", sim_contention=False).result, 200)
 
 
 @pytest.mark.thorough

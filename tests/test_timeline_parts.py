@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 import pytest
 from easy_numbers import EXPERT_BYTES, execute_easy, figure, run, setup
-from tiny_traces import from_rows, tiny_trace
+from tiny_traces import from_rows
 
 from policies.lru import Lru
 from sim.conformance import safety
@@ -223,22 +223,6 @@ def test_any_parts_in_any_order_keep_the_rules(seed):
             check(world)
         launched = [len(seen.computed) - sum(e.kind == "gpu" for e in seen.events) for seen in safety.runs(world)]
     assert min(launched) > 20
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_simpy_agrees(tmp_path, seed):
-    path = tiny_trace(tmp_path / "t", 3, 6, 2, prompt=3, outputs=8, levels=())
-
-    def replay(engine):
-        policy = Shuffled()
-        policy.cuts = policy.turns = seed
-        with Trace(path) as trace:
-            made = setup(policy, trace, room=6)
-            made = replace(made, spec=msgspec.structs.replace(made.spec, sim_simulator=engine))
-            seen = execute_easy(made)
-        return sorted(seen.spans), seen.log, seen.end_s
-
-    assert replay("simpy") == replay("core")
 
 
 class Sliced(Policy):

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="needs torch (pip install 'moe-offload-sim[t
 pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transformers)")
 
 from sim.base.errors import BadInput
-from tools.train import extract, tokens
+from tools.train import tokens
 from tools.train.corpus import fingerprint, is_held_out, load_manifest
 from tools.train.evaluate import NGram
 
@@ -20,28 +20,6 @@ def test_every_source_states_its_licence_and_a_known_format():
     manifest = load_manifest()
     assert {s.task for s in manifest.sources} == {"manual", "code", "dictionary", "prose", "german", "french"}
     assert all(s.licence and s.include for s in manifest.sources)
-
-
-def test_html_loses_markup_scripts_and_navigation():
-    page = "<html><head><title>T</title></head><nav>Home</nav><p>One &amp;\n two</p><script>x</script><pre>a\n  b</pre>"
-    assert extract.html(page) == ["One & two\n\na\n  b\n"]
-
-
-def test_manual_pages_lose_fonts_tables_and_comments():
-    page = '.TH X 1\n.SH NAME\nls \\- list \\fBall\\fP\n.\\" note\n.TS\nl l\n.TE\n.PP\n.BR open (2),\n.B "two words"\n'
-    assert extract.man(page) == ["NAME\nls - list all\n\nopen(2),\ntwo words\n"]
-    assert extract.man(".so man1/ls.1\n") == []
-
-
-def test_pod_and_markdown_and_scripture():
-    assert extract.pod("=head1 NAME\n\nSee C<< a->b >> and B<I<bold>>.\n\n=cut\n") == ["NAME\n\nSee a->b and bold.\n"]
-    assert extract.markdown("A [link](http://x) **bold** snake_case\n") == ["A link bold snake_case\n"]
-    assert extract.bible("Ge1:1 In the\nGe1:2 And\nEx1:1 Now\n") == ["In the\nAnd\n", "Now\n"]
-
-
-def test_dictionary_is_cut_between_entries(monkeypatch):
-    monkeypatch.setattr(extract, "DICT_BLOCK_CHARS", 10)
-    assert extract.dictd("one\n  first sense\ntwo\n  second\n") == ["one\n  first sense\n", "two\n  second\n"]
 
 
 def test_split_is_blind_to_white_space_and_about_as_large_as_asked():
