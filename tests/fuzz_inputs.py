@@ -40,60 +40,14 @@ from traces.format.layout import DTYPES
 
 Arrays = dict[str, Any]
 
+# fmt: off
 SCALARS: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2,
-    3,
-    7,
-    255,
-    10**6,
-    2**31,
-    2**63,
-    -(2**63),
-    10**25,
-    0.0,
-    -0.0,
-    0.5,
-    1.5,
-    -1.5,
-    1e-320,
-    1e300,
-    float("inf"),
-    float("-inf"),
-    float("nan"),
-    "",
-    " ",
-    "x",
-    "12 GB",
-    "24GB",
-    "1e3",
-    "5 us",
-    "yes",
-    "~",
-    "null",
-    "bf16",
-    "rtx3090",
-    "../../etc/passwd",
-    "/",
-    "a\nb",
-    "\x1b[31mred",
-    "é",
-    "\u2028",
-    "x" * 300,
-    "y" * 5000,
-    "{}",
-    "%s%n",
-    "${HOME}",
-    "nan",
-    "inf",
-    "0x10",
-    "2026-01-01",
+    None, True, False, 0, 1, -1, 2, 3, 7, 255, 10**6, 2**31, 2**63, -(2**63), 10**25, 0.0, -0.0, 0.5, 1.5, -1.5,
+    1e-320, 1e300, float("inf"), float("-inf"), float("nan"), "", " ", "x", "12 GB", "24GB", "1e3", "5 us", "yes",
+    "~", "null", "bf16", "rtx3090", "../../etc/passwd", "/", "a\nb", "\x1b[31mred", "é", "\u2028", "x" * 300,
+    "y" * 5000, "{}", "%s%n", "${HOME}", "nan", "inf", "0x10", "2026-01-01",
 )
+# fmt: on
 SHAPES: tuple[Callable[[random.Random, Any], Any], ...] = (
     lambda rng, old: [],
     lambda rng, old: {},
@@ -107,58 +61,15 @@ SHAPES: tuple[Callable[[random.Random, Any], Any], ...] = (
     lambda rng, old: nested(rng.choice((3, 30, 200)), old),
 )
 UNITS = (1e-12, 1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9, 1e12, -1.0, 0.0)  # a wrong unit is a wrong power of ten
+# fmt: off
 BITS = (
-    b"",
-    b":",
-    b": ",
-    b"- ",
-    b"\t",
-    b"\n",
-    b"  ",
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b"[" * 60,
-    b"{a: " * 60,
-    b"'",
-    b'"',
-    b"#",
-    b"|",
-    b">",
-    b"!",
-    b"!!python/object/apply:os.system ",
-    b"!!binary ",
-    b"!!set ",
-    b"&a ",
-    b"*a ",
-    b"<<: *a",
-    b"? ",
-    b"---\n",
-    b"...\n",
-    b"%YAML 9.9\n",
-    b"\xff\xfe",
-    b"\x00",
-    b"\x85",
-    b"\xc0",
-    b"\xe2\x80\xa8",
-    b"9" * 30,
-    b"9" * 5000,
-    b".nan",
-    b"-.inf",
-    b"1e999",
-    b"1:30",
-    b"0o17",
-    b"0x",
-    b"=",
-    b"~",
-    b"@",
-    b"`",
-    b"\xef\xbb\xbf",
-    b"true",
-    b"2026-01-01",
-    b"\\ud800",
+    b"", b":", b": ", b"- ", b"\t", b"\n", b"  ", b"[", b"]", b"{", b"}", b"[" * 60, b"{a: " * 60, b"'", b'"', b"#",
+    b"|", b">", b"!", b"!!python/object/apply:os.system ", b"!!binary ", b"!!set ", b"&a ", b"*a ", b"<<: *a", b"? ",
+    b"---\n", b"...\n", b"%YAML 9.9\n", b"\xff\xfe", b"\x00", b"\x85", b"\xc0", b"\xe2\x80\xa8", b"9" * 30,
+    b"9" * 5000, b".nan", b"-.inf", b"1e999", b"1:30", b"0o17", b"0x", b"=", b"~", b"@", b"`", b"\xef\xbb\xbf",
+    b"true", b"2026-01-01", b"\\ud800",
 )
+# fmt: on
 BOMB = "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(f'*{chr(97 + i)}' for _ in range(9))}]\n" for i in range(20))
 
 
@@ -523,84 +434,6 @@ def value_of(param: Any, bench: Bench, rng: random.Random) -> list[str]:
 # -- every class of input: what a user can hand to a command -----------------------------------------------------------
 
 SLOWEST_S = 20
-MODEL: dict[str, Any] = {
-    "schema": 1,
-    "id": "tiny",
-    "name": "tiny",
-    "source": "tests",
-    "gate": {"score": "softmax", "renormalised": True},
-    "hidden_size": 8,
-    "n_layers": 3,
-    "n_experts": 4,
-    "top_k": 2,
-    "expert_intermediate_size": 5,
-    "n_heads": 1,
-    "n_kv_heads": 1,
-    "head_dim": 8,
-    "vocab_size": 100,
-    "n_shared_experts": 1,
-    "shared_intermediate_size": 5,
-}
-SMALL = {
-    "hidden_size": 96,
-    "num_attention_heads": 6,
-    "vocab_size": 101,
-    "num_key_value_heads": 6,
-    "torch_dtype": "bfloat16",
-    "num_hidden_layers": 4,
-    "num_experts_per_tok": 2,
-    "intermediate_size": 88,
-    "moe_intermediate_size": 40,
-}
-CONFIGS: tuple[dict[str, Any], ...] = (
-    {**SMALL, "model_type": "mixtral", "num_local_experts": 9},
-    {
-        **SMALL,
-        "model_type": "qwen2_moe",
-        "num_experts": 9,
-        "shared_expert_intermediate_size": 56,
-        "decoder_sparse_step": 2,
-        "mlp_only_layers": [1],
-    },
-    {
-        **SMALL,
-        "model_type": "deepseek_v2",
-        "kv_lora_rank": 24,
-        "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 16,
-        "n_routed_experts": 9,
-        "first_k_dense_replace": 2,
-        "n_shared_experts": 2,
-        "q_lora_rank": None,
-        "quantization_config": {"quant_method": "fp8"},
-    },
-    {
-        "model_type": "llama4",
-        "text_config": {
-            **SMALL,
-            "model_type": "llama4_text",
-            "num_local_experts": 9,
-            "intermediate_size_mlp": 88,
-            "interleave_moe_layer_step": 2,
-            "head_dim": 16,
-        },
-    },
-    {
-        "model_type": "switch_transformers",
-        "d_model": 96,
-        "d_kv": 16,
-        "d_ff": 40,
-        "num_layers": 4,
-        "num_decoder_layers": 6,
-        "num_heads": 6,
-        "num_sparse_encoder_layers": 2,
-        "num_sparse_decoder_layers": 2,
-        "num_experts": 9,
-        "vocab_size": 101,
-    },
-)
-
 LANES = {
     "format": 1,
     "environment": {
@@ -662,6 +495,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         import msgspec
         from convert_samples import SAMPLES
+        from test_bad_input import MODEL
         from tiny_traces import ALL, tiny_trace
 
         from sim.policy.registry import policies
@@ -822,7 +656,11 @@ def of_profile(kind: str) -> Make:
 
 
 def of_hf_config(bench: Bench, rng: random.Random) -> list[str]:
-    data = json.dumps(spoil_data(rng.choice(CONFIGS), rng)).encode()
+    from test_models import ARCHITECTURES
+
+    kind, (_, settings, _) = rng.choice(list(ARCHITECTURES.items()))
+    whole = {"model_type": kind, "num_experts_per_tok": 2, "linear_conv_kernel_dim": 4} | settings
+    data = json.dumps(spoil_data(whole, rng)).encode()
     return ["models", bench.put("config.json", spoil_bytes(data, rng) if rng.random() < 0.3 else data), "--json"]
 
 
@@ -1076,10 +914,11 @@ def of_texts(bench: Bench, rng: random.Random) -> list[str]:
 def of_several(bench: Bench, rng: random.Random) -> list[str]:
     """Some of what a run reads broken at once, under any policy."""
     words = ["--policy", rng.choice(sorted(bench.policies)), "--cache", rng.choice(("3experts", "50%", "2000B"))]
-    if rng.random() < 0.5:
+    broken = rng.sample(["trace", *bench.files], rng.choice((0, 1, 2, 4)))
+    if "trace" in broken:
         words += ["--trace", bench.broken_trace(rng)]
     for kind in bench.files:
-        if rng.random() < 0.4:
+        if kind in broken:
             words += [f"--{kind}", bench.put(f"broken-{kind}.yaml", spoil_document(bench.data[kind], rng))]
     more = rng.choice(([], ["--batch", "2"], ["--gpus", "2"], ["--set", f"sim.hit={rng.choice(SCALARS)}"]))
     return ["run", *bench.swap(*words), *more]
