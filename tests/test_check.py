@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -168,25 +167,6 @@ def test_what_the_names_meant(check, baseline) -> None:
     done = check(path)
     assert (done.code, done.out.splitlines()[1]) == (0, "inputs that changed since it was recorded: hw rtx3090")
     assert json.loads(check(path, "--json").out)["changed_inputs"] == ["hw rtx3090"]
-
-
-def test_files_for_machines(check, baseline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    summary = tmp_path / "summary.md"
-    summary.write_text("before\n", "utf-8")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    path = baseline("- {policy: lru, name: a|b, figures: {requests: 3, gpus: 1}}\n- {policy: lru, vram: 4GB}\n")
-    done = check(path, "--junit", tmp_path / "j.xml", "--markdown", summary, "--json")
-    assert done.code == 1
-    told = json.loads(done.out)
-    assert [run["met"] for run in told["runs"]] == [False, False]
-    assert told["runs"][1]["status"] == "does_not_fit"
-    root = ElementTree.parse(tmp_path / "j.xml").getroot()
-    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("3", "1", "1")
-    (failure,) = root.iter("failure")
-    assert failure.get("message") == "requests is 2, expected 3, may differ by 0.0001%"
-    text = summary.read_text("utf-8")
-    assert text.startswith("before\n### ❌ moesim check baseline.yaml\n")
-    assert "| a\\|b | requests | 3 | 2 | -33.3 % | 0.0001% | changed |" in text
 
 
 LRU = "{policy: lru, hw: rtx3090}"

@@ -256,20 +256,6 @@ def test_a_baseline_stands_at_one_and_all_else_is_relative_to_it(capsys, trace, 
     assert "--against 'lfu, fcfs'" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("labels", "n", "said"),
-    [(("converted",), 1, True), (("converted", "unsegmented"), 1, False), (("converted",), 2, False)],
-)
-def test_a_log_of_one_prompt_is_said_to_be_one(capsys, tmp_path, labels, n, said):
-    log = tiny_trace(tmp_path / "t.safetensors", 32, 8, 2, n_requests=n, prompt=4, outputs=4, labels=labels)
-    asked = ("--hw", "rtx3090", "--trace", str(log), "--split", "all")
-    for verb, policies_ in (("run", ["lru"]), ("compare", ["lru", "lfu"]), ("sweep", ["lru", "lfu"])):
-        words = [word for name in policies_ for word in ("--policy", name)]
-        lines = called(capsys, main, verb, *words, *asked).out.split("\n")
-        first = " ".join([lines[0], *(line.strip() for line in lines[1:3] if line.startswith("  "))])
-        assert first.endswith("routing rests on one prompt") == said, verb
-
-
 def test_a_row_equals_the_run_alone(capsys, trace):
     _, out, _ = call(capsys, "--hw", "rtx3090", "--trace", str(trace), "--policy", "lfu reset_on_evict=true", "--json")
     both = json.loads(out)["runs"][0]
@@ -312,19 +298,6 @@ def test_refusals_are_one_line(capsys, trace, args, message):
     code, out, err = call(capsys, "--hw", "rtx3090", "--trace", str(trace), *args)
     assert (code, out) == (2, "")
     assert message in err and err.count("\n") == 1
-
-
-def test_one_policy_on_two_stacks_and_what_holds_for_all(capsys, trace):
-    args = ("--hw", "rtx3090", "--trace", str(trace), "--requests", "1", "--policy", "lru")
-    code, out, _ = call(capsys, *args, "--policy", "lru engine=hf", "--json")
-    assert code == 0
-    assert {run["applied_as"]: run["engine"] for run in json.loads(out)["runs"]} == {
-        "lru": "bare",
-        "lru engine=hf": "hf",
-    }
-    code, out, err = call(capsys, *args, "--policy", "lru batch=4")
-    assert (code, out) == (2, "")
-    assert "got batch=4: it holds for all policies of a comparison" in err
 
 
 def test_out_keeps_what_report_reads(capsys, trace, tmp_path):

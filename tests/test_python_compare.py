@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_help import mixtral_shaped, moesim
@@ -47,19 +46,3 @@ def test_a_class_and_what_cannot_run(trace: Path, tmp_path: Path) -> None:
     few = face.compare(["lru scope=global", "all"], "rtx3090", trace=trace, requests=1, gpus=2, cache="40experts")
     assert "duoserve" in few.attrs["not_run"]
     assert set(few["applied_as"]).isdisjoint(few.attrs["not_run"])
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "words"),
-    [
-        ({"policy": []}, "is missing: name at least one"),
-        ({"policy": "lruu"}, "lruu"),
-        ({"policy": "lru", "set": {"scope": "layer"}}, "which policy's? write it behind the name"),
-        ({"policy": "lru", "hw": "no-such-card"}, "no-such-card"),
-        ({"policy": "lru", "card": 1}, "card"),
-        ({"policy": ["lru", "on_demand x"]}, "got 'x': not NAME=VALUE"),
-    ],
-)
-def test_bad_input(trace: Path, kwargs: dict[str, Any], words: str) -> None:
-    with pytest.raises(face.BadInput, match="(?s)" + words.replace("?", r"\?").replace("(", r"\(")):
-        face.compare(**{"hw": "rtx3090", "trace": trace, **kwargs})

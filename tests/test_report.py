@@ -283,17 +283,6 @@ class TestOthers:
         assert moesim(capsys, "report", path, "-o", tmp_path / "v.html").code == 0
         assert unfounded((tmp_path / "v.html").read_text(encoding="utf-8")) == []
 
-    def test_a_calibration_keeps_every_curve(self, capsys: pytest.CaptureFixture[str]) -> None:
-        path = Path(__file__).resolve().parent.parent / "reports" / "validation" / "cpu-backend.yaml"
-        found = data_of(capsys, path)
-        titles = [one["title"] for one in found["sections"]]
-        assert titles[:4] == ["Copies", "Experts on the device", "Experts on the CPU", "Attention, decode"]
-        copies = plot(found, "curve-1")["traces"]
-        assert [trace["name"] for trace in copies][:2] == ["h2d pinned", "d2h pinned"]
-        assert all("error_y" in trace for trace in copies if trace["mode"] == "markers")
-        assert any(trace["mode"] == "lines" for trace in copies)
-        assert "On the real machine's lanes, cpu-small in fp32: expert" in titles
-
     @pytest.mark.parametrize(
         ("options", "what"),
         [

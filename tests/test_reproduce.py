@@ -331,11 +331,6 @@ class TestConstants:
         found = Fitted(CONSTANTS["offloading-a100"], 5e-3).settings("a100-80g-sxm", "mixtral-8x7b", "hqq2")
         assert found == {"hw.gpu.memory_bandwidth_bytes_per_s": 3 * 4096 * 14336 * 3.0625 / 8 / 5e-3}
 
-    def test_seconds_of_a_gb_on_the_gpu_are_the_rate_of_its_memory_for_any_model(self) -> None:
-        one = Fitted(CONSTANTS["llama-gb10"], 5e-3)
-        for model in ("qwen3-30b-a3b", "mixtral-8x7b"):
-            assert one.settings("rtx5090", model, "bf16") == {"hw.gpu.memory_bandwidth_bytes_per_s": 2e11}
-
     def test_hardware_slower_than_the_row_leaves_nothing_to_fit(self) -> None:
         slow = msgspec.structs.replace(CONSTANTS["moepic-a6000"], copies=960.0)
         with pytest.raises(NotFitted, match="slower than ME-7"):
@@ -654,14 +649,6 @@ class TestTable:
         assert "from row X-0 (on_demand), which is not scored" in text
         fitted = table.reproduce([fit_row], ("b",), tmp_path / "out", 1, quiet)
         assert fitted["rows"][0]["status"] == "fitted"
-
-    def test_values_relative_to_the_first(self, mine: Path, tmp_path: Path) -> None:
-        one = row(relation="ratio", published={"lru": 100.0, "on_demand": 112.0}, cases=[1])
-        plain = row(relation="value", cases=[1])
-        both = [table.reproduce([asked], ("b",), tmp_path / "out", 1, quiet) for asked in (one, plain)]
-        ratio, value = (result["rows"][0]["traces"]["b"]["simulated"] for result in both)
-        assert ratio["lru"] == 100.0
-        assert ratio["on_demand"] == pytest.approx(100 * value["on_demand"] / value["lru"])
 
     def test_equal_runs_are_done_once_and_kept(
         self, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
