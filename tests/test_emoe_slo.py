@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import moesim
 from policies.lru import Lru
 from sim.options import RunSpec
 from sim.run import execute, prepare
-from sim.setup.request_estimates import profiled
+from sim.setup.request_estimates import estimated
+from sim.setup.setup import Setup
 from sim.workload.batching import Batching
 from sim.workload.iterations import DECODE, PREFILL, Range, RequestInfo
 from sim.workload.known_requests import Profiled
@@ -29,6 +31,10 @@ OUTPUTS = {"short": 10.0, "middle": 40.0, "long": 90.0}
 def asked(*rows: tuple[str, int, float]) -> list[RequestInfo]:
     """(task, input tokens, arrival) of requests that put out 50 tokens each."""
     return [RequestInfo(i, 1000 * i, inputs, 50, task, at_s) for i, (task, inputs, at_s) in enumerate(rows)]
+
+
+def estimated_of(setup: Setup, needs: Collection[str]) -> Profiled:
+    return estimated(setup, Profiled.of(setup.store, setup.slos), needs)
 
 
 def scheduler(
@@ -216,21 +222,21 @@ def test_prices_by_hand(tmp_path: Path) -> None:
     rows = [[[0], [0]], [[1], [1]], [[2], [1]], [[3], [3]]]
     path = written(tmp_path / "t.safetensors", [(3, 1, "store"), (1, 1, "test")], rows, 4)
     with Trace(path) as trace:
-        found = profiled(easy_setup(Lru(), trace, 2), TaskAware.needs)
+        found = estimated_of(easy_setup(Lru(), trace, 2), TaskAware.needs)
         assert found.token_s == pytest.approx(13 / 3)
         # Five experts, six of eight of which are not there, 10 s each.
         assert found.any_loading_s == pytest.approx(5 * 6 / 8 * 10)
-        assert profiled(easy_setup(Lru(), trace, 8), TaskAware.needs).any_loading_s == 0.0
-        both = profiled(easy_setup(Lru(), trace, 2, gpus=2), TaskAware.needs)  # 4 of 8 are there, on two links
+        assert estimated_of(easy_setup(Lru(), trace, 8), TaskAware.needs).any_loading_s == 0.0
+        both = estimated_of(easy_setup(Lru(), trace, 2, gpus=2), TaskAware.needs)  # 4 of 8 are there, on two links
         assert (both.token_s, both.any_loading_s) == pytest.approx(((3 + 10 / 2) / 3, 5 * 4 / 8 * 10 / 2))
-        assert profiled(easy_setup(Lru(), trace, 2), ("outputs",)).token_s == 0.0
+        assert estimated_of(easy_setup(Lru(), trace, 2), ("outputs",)).token_s == 0.0
 
 
 def test_an_average_prompt_is_as_long_as_it_takes() -> None:
     """c times the tokens of a prompt is what its prefill takes, where nothing has to be copied."""
     setup = prepare(RunSpec(policy="gpu_only", hw="a100-80g-sxm", gpus=2, requests=18))
     with setup.trace:
-        known = profiled(setup, TaskAware.needs)
+        known = estimated_of(setup, TaskAware.needs)
         served = execute(setup, bounds=False).report.requests
     spent_s = sum(times.service_s for times in served)
     assert known.token_s * sum(times.request.prompt_len for times in served) == pytest.approx(spent_s, rel=0.25)

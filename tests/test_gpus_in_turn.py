@@ -35,6 +35,8 @@ from sim.profiles.hardware import Link
 from sim.profiles.models import load_model
 from sim.run import execute, prepare
 from sim.setup.memory import dense_bytes_by_gpu
+from sim.setup.request_estimates import estimated
+from sim.workload.known_requests import Profiled
 from traces.format.reader import Trace
 
 ENGINES = ("core", "simpy")
@@ -365,3 +367,14 @@ def test_two_gpus_of_whole_layers_are_one_with_the_memory_of_both(capsys):
     assert 0 < both["tpot_s"]["mean"] - one < 0.01 * one
     assert both["lower_bound"]["above_frac"] > 0.0
     assert set(both["lane_utilisation"]) >= {"gpu", "h2d0", "h2d1"}
+
+
+def test_schedulers_expect_what_one_gpu_would_take():
+    """Two GPUs in turn are no quicker at a prompt than one; experts dealt out over both would be."""
+    expected = {}
+    for dense in ("layers", "gpu0", None):
+        ways = {"gpus": 2, "parallel": dense} if dense else {}
+        found = prepare(RunSpec(policy="lru", hw="a100-80g-sxm", requests=1, **ways))
+        expected[dense] = estimated(found, Profiled(), ("prices",)).token_s
+        found.close()
+    assert expected["layers"] == expected[None] > 1.2 * expected["gpu0"]
