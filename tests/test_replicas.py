@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -9,25 +13,35 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from cli_help import moesim as moesim_cli
+from cli_help import simulated
+from click.testing import CliRunner
 from easy_numbers import setup as easy_setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_load import Server, standard_error
 from tiny_traces import from_rows
 
+import moesim
 from policies.gpu_only import GpuOnly
 from sim.base.errors import BadInput, IllegalDecision, MoesimError
 from sim.base.lanes import H2D
+from sim.cli.run import command
 from sim.engine.run_loop import Clockwork, Loop, RequestTimes
 from sim.options import RunSpec
+from sim.real.requirements import check
 from sim.results.load import load, unstable
 from sim.results.outcome import Watched
 from sim.run import Outcome, assemble, execute, prepare
 from sim.serving.service import Service
 from sim.setup.replicas import SEED_STEP, setups_of
 from sim.setup.setup import Setup
+from sim.studies.runner.records import Records
+from sim.studies.runner.runner import Runner
+from sim.studies.saturate import saturate
 from sim.workload import routers
 from sim.workload.iterations import RequestInfo
 from sim.workload.router import Router
@@ -126,6 +140,13 @@ def test_one_replica_behind_a_router_is_a_run(policy: str, arrivals: str) -> Non
     assert (machine.lane_busy_s(), machine.lane_ends_s()) == (lanes.busy_s, lanes.ends_s)
     for phase, times in clockwork.phases.items():
         assert times.parts_s == expected.report.phases[phase].parts_s
+
+
+def test_replicas_draw_by_seeds_of_their_own() -> None:
+    setup = made(policy="random", seed=7, replicas=3)
+    setup.close()
+    policies = [one.policy for one in setups_of(setup)]
+    assert [policy.settings["seed"] for policy in policies] == [7, 7 + SEED_STEP, 7 + 2 * SEED_STEP]
 
 
 # -- queues that theory knows ------------------------------------------------------------------------------------------
@@ -373,6 +394,15 @@ def test_any_load_is_served_once(
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
+def test_runs_of_one_replica_are_as_they_were() -> None:
+    plain, named = run(requests=2), run(requests=2, replicas=1, router="least_loaded")
+    assert plain.result.run_id == named.result.run_id
+    assert not {"replicas", "router"} & plain.result.to_dict().keys()
+    ids = [run(requests=2, replicas=2, router=router).result.run_id for router in (None, *ROUTERS)]
+    assert len({plain.result.run_id, *ids}) == 1 + len(ROUTERS)
+    assert ids[0] == ids[1 + ROUTERS.index("round_robin")]
+
+
 def test_sums_over_replicas() -> None:
     outcome = run(replicas=2, batch=2, requests=6, arrivals="poisson:0.1")
     result, rows = outcome.result, outcome.result.replicas
@@ -398,6 +428,25 @@ def served_at(*moments_s: tuple[float, float, float]) -> list[Any]:
     return [SimpleNamespace(start_s=a, begun_s=b, last_token_s=c) for a, b, c in moments_s]
 
 
+def test_the_scheduler_is_named() -> None:
+    """One that tells nothing, and that of replicas, which each tell their own; the default one stays out."""
+    for scheduler, replicas in (("sjf", 1), ("sjf", 2), ("emoe_slo", 2)):
+        slo = {"*": {"ttft_s": 60.0}}
+        told = run(requests=2, arrivals="poisson:0.1", scheduler=scheduler, replicas=replicas, slo=slo).result
+        assert told.to_dict()["scheduling"] == {"name": scheduler, "file": None, "stats": {}}
+        assert re.search(rf"^scheduler +{scheduler}$", str(told), re.MULTILINE)
+    assert "scheduling" not in run(requests=2, arrivals="poisson:0.1", scheduler="fcfs").result.to_dict()
+
+
+def test_saturate_offers_no_option_that_it_refuses() -> None:
+    from sim.cli.saturate import command as saturating
+
+    offered = CliRunner().invoke(saturating, ["--help"]).output
+    assert "--scheduler" in offered
+    assert "--arrivals" not in offered
+    assert "--arrivals" not in offered
+
+
 def test_a_queue_that_grows_at_one_replica_is_told() -> None:
     """Replica 0 takes in one a second while others wait, and two come; at the other nobody waits."""
     busy = served_at(*((i / 2, float(i), i + 1.0) for i in range(10)))
@@ -415,6 +464,26 @@ def test_a_queue_that_grows_at_one_replica_is_told() -> None:
     )
     assert unstable(found, [row]).startswith("unstable queue at replica 0: arrives 2/s, serves 1/s: percentiles")
     assert found.busy_frac == pytest.approx((10 + 0.2) / 2 / 30.1)
+
+
+def test_tables_say_which_replica(tmp_path: Path) -> None:
+    options = {"arrivals": "poisson:0.05", "requests": 2, "replicas": 2}
+    asked = ["--policy", "lru", "--hw", "rtx3090", "--arrivals", "poisson:0.05", "--requests", "2", "--replicas", "2"]
+    told = CliRunner().invoke(command, [*asked, "--out", str(tmp_path / "run"), "--timeline", str(tmp_path / "t.json")])
+    assert told.exit_code == 0, told.output
+    assert "replica  requests  tokens" in told.stdout
+    result = moesim.simulate("lru", "rtx3090", **options)
+    import pandas as pd
+
+    for name in ("requests", "iterations", "decisions"):
+        frame = getattr(result, name)
+        assert sorted(frame["replica"].unique()) == [0, 1]
+        pd.testing.assert_frame_equal(frame, pd.read_parquet(tmp_path / "run" / f"{name}.parquet"))
+    assert list(result.requests.sort_values("request")["replica"]) == [0, 1]
+    assert "replica" not in moesim.simulate("lru", "rtx3090", requests=2).requests
+    timeline = (tmp_path / "t.json").read_text()
+    assert "replica 0: lru" in timeline
+    assert "replica 1: lru" in timeline
 
 
 OWN = """
@@ -445,6 +514,19 @@ def test_a_router_in_a_file_of_ones_own(tmp_path: Path) -> None:
         run(requests=3, replicas=2, router=str(path))
 
 
+def test_they_are_listed_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = json.loads(moesim_cli(capsys, "routers", "--json").out)
+    assert [one["name"] for one in listed] == ROUTERS
+    assert all(one["title"] and one["description"] for one in listed)
+    assert "replica 0, the next to replica 1" in moesim_cli(capsys, "routers", "round_robin").out
+    path = tmp_path / "mine.py"
+    path.write_text('"""Last: all of them go to one replica."""' + OWN)
+    assert moesim_cli(capsys, "routers", path).out.startswith("last: Last: all of them go to one replica\n")
+    told = moesim_cli(capsys, "routers", "round_robbin")
+    assert (told.code, told.err.count("\n")) == (2, 1)
+    assert "no such router; did you mean 'round_robin'?" in told.err
+
+
 def test_a_router_answers_and_does_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     for text, wrong in (
@@ -454,6 +536,35 @@ def test_a_router_answers_and_does_nothing_else(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(MoesimError, match=wrong):
             run(requests=3, replicas=2, router=str(path))
+
+
+def test_the_router_of_the_page(tmp_path: Path) -> None:
+    """docs/replicas.md shows one: a third request goes where nobody waits, though as many are there."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "replicas.md").read_text(encoding="utf-8")
+    path = tmp_path / "mine.py"
+    path.write_text(page.split("```python\n", 1)[1].split("```", 1)[0])
+    kind = routers.find(str(path))
+    there = replicas(2, 2)
+    there[0].n_waiting = 1
+    assert kind(there).choose(request()) == 1
+    assert run(requests=3, replicas=2, router=str(path)).result.router == "fewest_waiting"
+
+
+def test_differences_and_pages_take_runs_of_several_replicas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policy in ("lru", "lfu"):
+        asked = ["--policy", policy, "--hw", "rtx3090", "--arrivals", "poisson:0.05", "--requests", 2, "--replicas", 2]
+        assert simulated(capsys, *asked, "--out", tmp_path / policy, "--set", "out.spans=on").code == 0
+    told = moesim_cli(capsys, "diff", tmp_path / "lru", tmp_path / "lfu")
+    assert told.code == 0
+    assert (
+        " ".join(told.out.split()).count("it has several replicas, whose requests, layers and decisions are not") == 2
+    )
+    page = moesim_cli(capsys, "report", tmp_path / "lru", "--json")
+    assert page.code == 0
+    assert "one process for each" in page.out
+    assert "is shown of runs of one replica" in page.out
 
 
 @pytest.mark.parametrize(
@@ -471,3 +582,32 @@ def test_refused_in_a_line(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput) as error:
         made(**{"replicas": 2, **asked})
     assert said in str(error.value)
+
+
+def test_a_real_run_is_on_one_machine() -> None:
+    setup = made(replicas=2)
+    setup.close()
+    with pytest.raises(BadInput, match="--replicas, got 2 with --real"):
+        check(setup)
+
+
+@pytest.mark.thorough
+def test_sweeps_and_saturation_know_replicas() -> None:
+    asked = {"requests": 12, "set": {"hw.h2d.bandwidth_bytes_per_s": 1e12}}
+    table = moesim.sweep("lru", "rtx3090", arrivals="poisson:0.5", replicas="1:3:1", workers=1, **asked)
+    assert list(table["replicas"]) == [1, 2, 3]
+    waits = list(table["queue_s.mean"])
+    assert waits == sorted(waits, reverse=True)
+    assert waits[0] > waits[2]
+    spec = RunSpec(policy="lru", hw="rtx3090", **asked)
+    specs = [msgspec.structs.replace(spec, replicas=n, requests=40 * n) for n in (1, 2)]
+    runner = Runner(Records(), 1, lambda *_: None)
+    one, two = (saturate([("lru", spec)], 1, 0.95, runner).policies[0] for spec in specs)
+    assert two.capacity_per_s.mean == pytest.approx(2 * one.capacity_per_s.mean, rel=0.1)
+
+
+def test_one_replica_never_loads_simpy() -> None:
+    run = "import moesim, sys; moesim.simulate('lru', 'rtx3090', requests=1, arrivals='poisson:1'{}); "
+    for more, loaded in (("", False), (", replicas=2", True)):
+        code = run.format(more) + f"assert ('simpy' in sys.modules) is {loaded}"
+        subprocess.run([sys.executable, "-c", code], check=True)

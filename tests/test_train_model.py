@@ -17,6 +17,7 @@ pytest.importorskip("tokenizers", reason="needs tokenizers (comes with transform
 from safetensors import safe_open  # noqa: E402
 
 from sim.base.errors import BadInput  # noqa: E402
+from tools.train import log  # noqa: E402
 from tools.train import model as models  # noqa: E402
 from tools.train.begin import grow  # noqa: E402
 from tools.train.evaluate import evaluate  # noqa: E402
@@ -25,6 +26,7 @@ from tools.train.muon import orthogonal  # noqa: E402
 from tools.train.schedule import SelectionBias, rate_of_step  # noqa: E402
 from tools.train.tokens import save_tokens  # noqa: E402
 from tools.train.trainer import Settings, Trainer  # noqa: E402
+from traces.format.header import REPEATING  # noqa: E402
 from traces.record.checkpoint import load  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -83,6 +85,33 @@ def test_turning_loss_by_hand(monkeypatch):
     assert float(turning_loss(layer[None, 4:], 1, 4)) == pytest.approx(0), "who never turns gains nothing"
     both = torch.stack([layer, torch.tensor([even] * 8).softmax(-1)])
     assert float(turning_loss(both, 2, 4)) == pytest.approx((of_both + math.log(2) / 2) / 2), "a mean over layers"
+
+
+def test_a_loss_on_turning_keeps_tokens_with_the_experts_of_the_one_before(data, tmp_path):
+    """The same short run with and without: neighbours are routed more alike than tokens further apart."""
+    found = {}
+    for coef in (0.0, 3.0):
+        trainer = Trainer(run_settings(steps=25, length=32, turning_coef=coef), data, tmp_path / f"run{coef}")
+        trainer.run()
+        ids, labels = trainer.sampler.draw(512, 32)
+        with torch.no_grad():
+            found[coef] = float(trainer.fast(ids, labels, turning=True).turning)
+        assert ("turning" in trainer.entries[0]) == (coef > 0)
+    assert found[3.0] < found[0.0] - 0.1
+
+
+def test_what_is_begun_from_a_model_that_was_taught_has_been_taught(data, tmp_path):
+    """Also where the second run itself has no such loss, and is resumed."""
+    for coef, labels in ((0.0, ()), (0.1, (REPEATING,))):
+        first, second = tmp_path / f"first{coef}", tmp_path / f"second{coef}"
+        Trainer(run_settings(steps=1, turning_coef=coef), data, first).run()
+        assert log.labels_at(first) == labels
+        for steps in (1, 2):
+            trainer = Trainer(run_settings(steps=steps, begin_from=str(first)), data, second)
+            assert trainer.restore() == (steps == 2)
+            trainer.run()
+            assert log.labels_at(second) == labels
+    assert log.labels_at(tmp_path) == ()
 
 
 @pytest.mark.parametrize("shape", [(6, 12, 30), (3, 30, 12), (16, 16)])
@@ -237,6 +266,18 @@ def test_a_killed_run_goes_on_to_the_bits_of_one_that_was_not(data, tmp_path, mo
     assert curves[0] == curves[1]
 
 
+def test_a_run_that_goes_on_with_other_batches_says_so_and_counts_their_tokens(data, tmp_path):
+    Trainer(run_settings(steps=4), data, tmp_path).run()
+    again = Trainer(run_settings(steps=7, batch_tokens=256), data, tmp_path)
+    assert again.restore()
+    again.run()
+    log = json.loads((tmp_path / "training_log.json").read_text(encoding="utf-8"))
+    assert log["tokens_seen"] == 4 * 512 + 3 * 256
+    assert [(phase["from_step"], phase["batch_tokens"]) for phase in log["phases"]] == [(0, 512), (4, 256)]
+    with pytest.raises(BadInput, match="optimizer, got 'sgd': adamw or muon"):
+        Trainer(run_settings(optimizer="sgd"), data, tmp_path)
+
+
 def test_a_run_goes_on_from_before_its_decay_as_if_it_had_been_longer(data, tmp_path):
     short = run_settings(steps=10, decay_steps=4, balance="bias")
     longer = dataclasses.replace(short, steps=13)
@@ -284,6 +325,23 @@ def test_the_rate_of_a_step_depends_on_no_clock():
     assert rates[999] == pytest.approx(0.05, abs=0.005)
     longer = [rate_of_step(step, 3000, 200, 1.0) for step in range(800)]
     assert longer == rates[:800]  # a longer run is the same run until the shorter one settles
+
+
+def test_every_window_is_balanced_by_itself_where_asked():
+    """Two windows of three tokens, two experts, top 1: each window wants the other expert; together they are even."""
+    logits = torch.tensor([[5.0, 0.0]] * 3 + [[0.0, 5.0]] * 3)[None].requires_grad_()
+    labels = torch.zeros(2, 3, dtype=torch.long)
+    found = {
+        by_window: losses(lambda hidden: hidden, torch.zeros(2, 3, 4), labels, logits, 1, by_window=by_window)
+        for by_window in (False, True)
+    }
+    assert float(found[False].balance.detach()) == pytest.approx(1)
+    sure = 1 / (1 + math.exp(-5))
+    assert float(found[True].balance.detach()) == pytest.approx(2 * sure)
+    assert found[True].load.tolist() == found[False].load.tolist() == [[0.5, 0.5]]
+    (gradient,) = torch.autograd.grad(found[True].balance, logits)
+    assert (gradient[0, :3, 0] > 0).all()
+    assert (gradient[0, 3:, 0] < 0).all(), "each window is pushed towards the expert that it leaves idle"
 
 
 def test_evaluation_counts_every_choice_and_knows_reuse_from_popularity():
