@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         Keys,
         Order,
         Outlook,
-        Param,
         Piece,
         Pieces,
         Policy,
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
         WriteBack,
         follow_and_count,
         no_store,
+        param,
     )
     from sim.results.record import Result
     from sim.studies.diff.diff import Diff, diff
@@ -118,7 +118,6 @@ __all__ = [
     "Options",
     "Order",
     "Outlook",
-    "Param",
     "Piece",
     "Pieces",
     "Policy",
@@ -157,6 +156,7 @@ __all__ = [
     "explain",
     "follow_and_count",
     "no_store",
+    "param",
     "plan",
     "simulate",
     "sweep",

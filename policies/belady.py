@@ -57,7 +57,7 @@ class Belady(ScopedCache):
         "which missing expert keeps the last room depends on what is there; `lru`, `lfu`, `lcp`, `mrs` have a curve"
     )
     traits = frozenset({"oracle", "bound"})
-    params = (scope_param("global"),)  # a bound: no division of the room may cost it a hit
+    scope: str = scope_param("global")  # a bound: no division of the room may cost it a hit
 
     def bind(self, view: View) -> None:
         super().bind(view)

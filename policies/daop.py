@@ -34,7 +34,6 @@ from sim.policy import (
     Evict,
     Fetch,
     Gate,
-    Param,
     Piece,
     Policy,
     Predict,
@@ -45,6 +44,7 @@ from sim.policy import (
     StoreSplit,
     Ticket,
     View,
+    param,
 )
 
 
@@ -56,67 +56,47 @@ class Daop(Policy):
     source = "arXiv 2501.10375 (DATE'25); ecolab-nus/DAOP@08fef33 model/modeling_daop.py"
     traits = frozenset({"cpu", "lossy"})
     needs = frozenset({"experts", "scores", "next_scores_1"})
-    params = (
-        Param(
-            "variant",
-            "paper",
-            "decide prompts by this machine's latencies, or by the code's constants",
-            ("paper", "code"),
-        ),
-        Param("cache_experts", 240, "experts on the GPU, at most (`designated_cache_size`)", low=0, high=10**6),
-        Param(
-            "swap_ratio",
-            1.05,
-            "a CPU expert of a prompt replaces a GPU expert with fewer than 1/this of its tokens (`swap_in_out`)",
-            low=0.0,
-            high=1e6,
-        ),
-        Param("largest_num", 8, "pairs of experts per layer that may be swapped (`largest_num`)", low=0, high=4096),
-        Param(
-            "first_predict_layer",
-            5,
-            "first layer whose predicted experts are executed; earlier ones use their gate (`first_predict_layer`)",
-            low=1,
-            high=4096,
-        ),
-        Param(
-            "degrade",
-            True,
-            "of experts that are all on the CPU keep the best, and take the best of those on the "
-            "GPU for the others (graceful degradation)",
-        ),
-        Param(
-            "copy_down",
-            "variant",
-            'an expert that leaves is copied to the host, and waited for (`.to("cpu")`); '
-            "variant: code does, paper does not",
-            ("variant", "yes", "no"),
-        ),
-        Param(
-            "cpu_cost_per_token",
-            3.5,
-            "variant code: an expert on the CPU, per token (`latency_cpu`; the code lists "
-            "A100: Mixtral 5, Phi 2.5; A6000: 8.5, 3.5)",
-            low=0.0,
-            high=1e6,
-        ),
-        Param(
-            "copy_cost",
-            30.0,
-            "variant code: copying an expert (`latency_gpu`; A100: Mixtral 40, Phi 25; A6000: 210, 30)",
-            low=0.0,
-            high=1e6,
-        ),
+    variant: str = param(
+        "paper", "decide prompts by this machine's latencies, or by the code's constants", ("paper", "code")
     )
-    variant: str
-    cache_experts: int
-    swap_ratio: float
-    largest_num: int
-    first_predict_layer: int
-    degrade: bool
-    copy_down: str
-    cpu_cost_per_token: float
-    copy_cost: float
+    cache_experts: int = param(240, "experts on the GPU, at most (`designated_cache_size`)", low=0, high=10**6)
+    swap_ratio: float = param(
+        1.05,
+        "a CPU expert of a prompt replaces a GPU expert with fewer than 1/this of its tokens (`swap_in_out`)",
+        low=0.0,
+        high=1e6,
+    )
+    largest_num: int = param(8, "pairs of experts per layer that may be swapped (`largest_num`)", low=0, high=4096)
+    first_predict_layer: int = param(
+        5,
+        "first layer whose predicted experts are executed; earlier ones use their gate (`first_predict_layer`)",
+        low=1,
+        high=4096,
+    )
+    degrade: bool = param(
+        True,
+        "of experts that are all on the CPU keep the best, and take the best of those on the GPU for the others "
+        "(graceful degradation)",
+    )
+    copy_down: str = param(
+        "variant",
+        'an expert that leaves is copied to the host, and waited for (`.to("cpu")`); variant: code does, paper does '
+        "not",
+        ("variant", "yes", "no"),
+    )
+    cpu_cost_per_token: float = param(
+        3.5,
+        "variant code: an expert on the CPU, per token (`latency_cpu`; the code lists A100: Mixtral 5, Phi 2.5; "
+        "A6000: 8.5, 3.5)",
+        low=0.0,
+        high=1e6,
+    )
+    copy_cost: float = param(
+        30.0,
+        "variant code: copying an expert (`latency_gpu`; A100: Mixtral 40, Phi 25; A6000: 210, 30)",
+        low=0.0,
+        high=1e6,
+    )
 
     def bind(self, view: View) -> None:
         code = self.variant == "code"

@@ -33,7 +33,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     Prefetch,
@@ -42,6 +41,7 @@ from sim.policy import (
     Ticket,
     View,
     Wait,
+    param,
 )
 
 Fetching = Generator[Decision | Sequence[Decision], Any, list[Ticket]]
@@ -55,64 +55,36 @@ class DeepSpeed(Policy):
     source = "deepspeedai/DeepSpeed@edaa722 runtime/zero/partitioned_param_coordinator.py"
     aliases = ("zero_inference",)
     traits = frozenset({"evicts_eagerly"})
-    params = (
-        Param(
-            "granularity",
-            "layer",
-            "what is fetched at once: the experts of a layer (a ZeRO-3 leaf; so FineMoE runs "
-            "it), or each expert that runs (which MoE-Infinity's figures imply)",
-            ("layer", "expert"),
-        ),
-        Param(
-            "stage3_max_live_parameters",
-            1_000_000_000,
-            "elements on the GPU beyond which nothing is prefetched (zero/config.py)",
-            low=0,
-            high=10**15,
-        ),
-        Param(
-            "stage3_prefetch_bucket_size",
-            50_000_000,
-            "elements prefetched per sub-module; the tensor that reaches it is still fetched (zero/config.py)",
-            low=0,
-            high=10**15,
-        ),
-        Param(
-            "stage3_param_persistence_threshold",
-            100_000,
-            "tensors of fewer elements never leave the GPU (zero/config.py)",
-            low=0,
-            high=10**15,
-        ),
-        Param(
-            "max_ongoing_fetches",
-            2,
-            "fetches under way before the host waits for the oldest (`__max_ongoing_fetch_events`)",
-            low=1,
-            high=1024,
-        ),
-        Param(
-            "cache",
-            "none",
-            "experts that stay when their layer is done: none (DeepSpeed), or as many as there is "
-            "room for, least frequently used first to go (FineMoE's baseline, section 6.1 there)",
-            ("none", "lfu"),
-        ),
-        Param(
-            "tensors_per_expert",
-            3,
-            "tensors an expert consists of: gate, up and down projection (Switch: 2)",
-            low=1,
-            high=64,
-        ),
+    granularity: str = param(
+        "layer",
+        "what is fetched at once: the experts of a layer (a ZeRO-3 leaf; so FineMoE runs it), or each expert that "
+        "runs (which MoE-Infinity's figures imply)",
+        ("layer", "expert"),
     )
-    granularity: str
-    stage3_max_live_parameters: int
-    stage3_prefetch_bucket_size: int
-    stage3_param_persistence_threshold: int
-    max_ongoing_fetches: int
-    cache: str
-    tensors_per_expert: int
+    stage3_max_live_parameters: int = param(
+        1_000_000_000, "elements on the GPU beyond which nothing is prefetched (zero/config.py)", low=0, high=10**15
+    )
+    stage3_prefetch_bucket_size: int = param(
+        50_000_000,
+        "elements prefetched per sub-module; the tensor that reaches it is still fetched (zero/config.py)",
+        low=0,
+        high=10**15,
+    )
+    stage3_param_persistence_threshold: int = param(
+        100_000, "tensors of fewer elements never leave the GPU (zero/config.py)", low=0, high=10**15
+    )
+    max_ongoing_fetches: int = param(
+        2, "fetches under way before the host waits for the oldest (`__max_ongoing_fetch_events`)", low=1, high=1024
+    )
+    cache: str = param(
+        "none",
+        "experts that stay when their layer is done: none (DeepSpeed), or as many as there is room for, least "
+        "frequently used first to go (FineMoE's baseline, section 6.1 there)",
+        ("none", "lfu"),
+    )
+    tensors_per_expert: int = param(
+        3, "tensors an expert consists of: gate, up and down projection (Switch: 2)", low=1, high=64
+    )
 
     def min_experts(self, view: View) -> int:
         if self._persistent(view):

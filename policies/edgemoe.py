@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.placement import uses
-from sim.policy import Gate, Param, Policy, Prefetch, Rank, Serve, Steps, StoreSplit, View
+from sim.policy import Gate, Policy, Prefetch, Rank, Serve, Steps, StoreSplit, View, param
 
 Path = tuple[tuple[int, ...], ...]
 
@@ -29,18 +29,10 @@ class EdgeMoe(Policy):
     title = "EdgeMoE: paths through two layers, frequency and distance"
     source = "arXiv 2308.14352 (IEEE TMC 2025), known from third-party notes"
     from_notes = True
-    params = (
-        Param(
-            "preload",
-            1,
-            "most likely experts of the next layer to preload (published: 1 to 3); 0 for none",
-            low=0,
-            high=4096,
-        ),
-        Param("path_layers", 2, "layers that make a path (published: the two before the one predicted)", low=1, high=8),
+    preload: int = param(
+        1, "most likely experts of the next layer to preload (published: 1 to 3); 0 for none", low=0, high=4096
     )
-    preload: int
-    path_layers: int
+    path_layers: int = param(2, "layers that make a path (published: the two before the one predicted)", low=1, high=8)
 
     def bind(self, view: View) -> None:
         self.order = order = Rank(view.n_layers * view.n_experts, ties="index")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from policies.common.cpu_or_copy import Constants, cpu_is_better
 from policies.common.placement import fill, fits_whole, most_used, uses
-from sim.policy import Evict, Fetch, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, StoreSplit, Ticket, View, Wait
+from sim.policy import Evict, Fetch, Gate, Piece, Policy, RunCpu, RunGpu, Steps, StoreSplit, Ticket, View, Wait, param
 
 
 class Fiddler(Policy):
@@ -29,37 +29,18 @@ class Fiddler(Policy):
     title = "Fiddler: popular experts stay, CPU or copy by token count"
     source = "arXiv 2402.07033; efeslab/fiddler@227715b src/fiddler/mixtral.py"
     traits = frozenset({"cpu"})
-    params = (
-        Param(
-            "variant",
-            "paper",
-            "compare this machine's latencies (paper), or the code's constants (code)",
-            ("paper", "code"),
-        ),
-        Param(
-            "cpu_cost_per_token",
-            7.0,
-            "variant code: an expert on the CPU, per token (`latency_cpu`)",
-            low=0.0,
-            high=1e6,
-        ),
-        Param(
-            "copy_cost",
-            70.0,
-            "variant code: copying an expert and running it on the GPU (`latency_gpu`)",
-            low=0.0,
-            high=1e6,
-        ),
-        Param(
-            "overlap",
-            False,
-            "CPU and GPU experts of a layer at the same time; the code runs the GPU's, then the CPU's one by one",
-        ),
+    variant: str = param(
+        "paper", "compare this machine's latencies (paper), or the code's constants (code)", ("paper", "code")
     )
-    variant: str
-    cpu_cost_per_token: float
-    copy_cost: float
-    overlap: bool
+    cpu_cost_per_token: float = param(
+        7.0, "variant code: an expert on the CPU, per token (`latency_cpu`)", low=0.0, high=1e6
+    )
+    copy_cost: float = param(
+        70.0, "variant code: copying an expert and running it on the GPU (`latency_gpu`)", low=0.0, high=1e6
+    )
+    overlap: bool = param(
+        False, "CPU and GPU experts of a layer at the same time; the code runs the GPU's, then the CPU's one by one"
+    )
 
     def learn(self, store: StoreSplit) -> None:
         self._uses: NDArray[np.int64] = uses(store, self.name)

@@ -21,8 +21,6 @@ predicted for. A result tells how much ran compressed, and not what sparsity cos
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from policies.lru import Lru
@@ -33,13 +31,13 @@ from sim.policy import (
     BadInput,
     Evict,
     Gate,
-    Param,
     Piece,
     Prefetch,
     Serve,
     Steps,
     Surrogate,
     View,
+    param,
 )
 
 
@@ -52,33 +50,24 @@ class Floe(Lru):
     from_notes = True
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "weights", "next_scores_1"})
-    params: ClassVar[tuple[Param, ...]] = (
-        Param(
-            "compressed",
-            "int2",
-            "what stands for a compressed expert: int2 is 8 times smaller than 16 bits, the "
-            "nearest to the published 9.3; int4 4 times",
-            ("int2", "int4"),
-        ),
-        Param(
-            "channels",
-            "kept",
-            "whether the channels that came for one token serve later ones, or are copied anew "
-            "for every pass (the notes do not say)",
-            ("kept", "token"),
-        ),
-        Param(
-            "predictor",
-            "gate_reuse",
-            "the next gate on this layer's gate input (next_scores_1); none; or "
-            "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in (published: 0.88)",
-        ),
-        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    compressed: str = param(
+        "int2",
+        "what stands for a compressed expert: int2 is 8 times smaller than 16 bits, the nearest to the published "
+        "9.3; int4 4 times",
+        ("int2", "int4"),
     )
-    compressed: str
-    channels: str
-    predictor: str
-    seed: int
+    channels: str = param(
+        "kept",
+        "whether the channels that came for one token serve later ones, or are copied anew for every pass (the notes "
+        "do not say)",
+        ("kept", "token"),
+    )
+    predictor: str = param(
+        "gate_reuse",
+        "the next gate on this layer's gate input (next_scores_1); none; or surrogate:SHARE or surrogate:ALL/ANY, a "
+        "labelled stand-in (published: 0.88)",
+    )
+    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
     scope = "global"
 
     def __init__(self, **values: object) -> None:

@@ -40,7 +40,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     Predict,
@@ -51,6 +50,7 @@ from sim.policy import (
     Steps,
     Ticket,
     View,
+    param,
 )
 
 Gathering = Generator[Decision, Any, list[Ticket]]
@@ -141,61 +141,43 @@ class FreeToken(Policy):
     source = "FlashML-org/FreeToken@0ab982f python/freetoken/moe, layers/moe.py, engine/engine.py"
     aliases = ("free_token",)
     traits = frozenset({"cpu", "evicts_eagerly"})
-    params = (
-        Param(
-            "backend",
-            "auto",
-            "offload: the GPU computes everything; hybrid: the CPU computes part of what is missing; auto: hybrid "
-            "where the CPU is more than `threshold` times as fast as the link (--moe-backend)",
-            ("auto", "offload", "hybrid"),
-        ),
-        Param(
-            "profile",
-            "overlapped",
-            "bandwidths the split rests on (`ft bench bw`): CPU and link measured together, each alone (older "
-            "profiles), or none, which is a cap of 1 and, under auto, offload",
-            ("overlapped", "alone", "none"),
-        ),
-        Param(
-            "threshold",
-            2.0,
-            "auto: hybrid above this ratio of the CPU's bandwidth to the link's, each alone (benchbw.py, --threshold)",
-            low=0.0,
-            high=1e6,
-        ),
-        Param(
-            "max_fetch",
-            None,
-            "hybrid: experts fetched per layer and step at most, in place of the split (--moe-hybrid-max-fetch)",
-            low=0,
-            high=65536,
-        ),
-        Param(
-            "fetch_order",
-            "recency",
-            "hybrid: which of the missing are fetched: active most recently, or of the lowest ids "
-            "(FREETOKEN_HYBRID_FETCH)",
-            ("recency", "lowest_id"),
-        ),
-        Param(
-            "prefill_overlap",
-            True,
-            "two buffers for prompts, as far as the slots suffice; false is --disable-moe-prefill-overlap",
-        ),
-        Param(
-            "prefill_hit_d2d",
-            False,
-            "with two buffers: experts that lie in other slots are copied inside the GPU, not over the link "
-            "(--moe-prefill-hit-d2d, off by default)",
-        ),
+    backend: str = param(
+        "auto",
+        "offload: the GPU computes everything; hybrid: the CPU computes part of what is missing; auto: hybrid where "
+        "the CPU is more than `threshold` times as fast as the link (--moe-backend)",
+        ("auto", "offload", "hybrid"),
     )
-    backend: str
-    profile: str
-    threshold: float
-    max_fetch: int | None
-    fetch_order: str
-    prefill_overlap: bool
-    prefill_hit_d2d: bool
+    profile: str = param(
+        "overlapped",
+        "bandwidths the split rests on (`ft bench bw`): CPU and link measured together, each alone (older profiles), "
+        "or none, which is a cap of 1 and, under auto, offload",
+        ("overlapped", "alone", "none"),
+    )
+    threshold: float = param(
+        2.0,
+        "auto: hybrid above this ratio of the CPU's bandwidth to the link's, each alone (benchbw.py, --threshold)",
+        low=0.0,
+        high=1e6,
+    )
+    max_fetch: int | None = param(
+        None,
+        "hybrid: experts fetched per layer and step at most, in place of the split (--moe-hybrid-max-fetch)",
+        low=0,
+        high=65536,
+    )
+    fetch_order: str = param(
+        "recency",
+        "hybrid: which of the missing are fetched: active most recently, or of the lowest ids (FREETOKEN_HYBRID_FETCH)",
+        ("recency", "lowest_id"),
+    )
+    prefill_overlap: bool = param(
+        True, "two buffers for prompts, as far as the slots suffice; false is --disable-moe-prefill-overlap"
+    )
+    prefill_hit_d2d: bool = param(
+        False,
+        "with two buffers: experts that lie in other slots are copied inside the GPU, not over the link "
+        "(--moe-prefill-hit-d2d, off by default)",
+    )
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

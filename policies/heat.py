@@ -16,45 +16,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.common.hot_cold import OVERLAP, hot_and_cold, pool_by_gpu
-from policies.common.op_offload import PARAMS, OpOffload
-from sim.policy import Evict, Gate, Iteration, Param, Piece, Policy, Prefetch, Steps, View
+from policies.common.hot_cold import HotCold, overlap_param
+from sim.policy import Evict, Iteration, Piece, Prefetch, Steps, View, param
 
 
-class Heat(Policy):
+class Heat(HotCold):
     """The hottest experts on the GPU, with hysteresis; all others on the CPU."""
 
     name = "heat"
     title = "Heat map: counts that fade, swaps with hysteresis"
     source = "ggml-org/llama.cpp pull requests 26563, 26824"
     traits = frozenset({"cpu", "evicts_eagerly"})
-    params = (
-        Param("slots", None, "experts on the GPUs in all (-ehs); without it as many as fit", low=0, high=10**7),
-        Param("decay", 0.999, "what is left of an expert's heat after an update", low=0.0, high=1.0),
-        Param("hysteresis", 1.3, "a candidate this much hotter than a resident takes its place", low=1.0, high=1e9),
-        Param(
-            "dwell", 0, "updates for which a newcomer stays (optional there; no value is published)", low=0, high=10**9
-        ),
-        Param("sync_every", 1, "forward passes from one update to the next", low=1, high=10**9),
-        Param("overlap", True, OVERLAP + " (assumed)"),
-        *PARAMS,
+    slots: int | None = param(None, "experts on the GPUs in all (-ehs); without it as many as fit", low=0, high=10**7)
+    decay: float = param(0.999, "what is left of an expert's heat after an update", low=0.0, high=1.0)
+    hysteresis: float = param(1.3, "a candidate this much hotter than a resident takes its place", low=1.0, high=1e9)
+    dwell: int = param(
+        0, "updates for which a newcomer stays (optional there; no value is published)", low=0, high=10**9
     )
-    slots: int | None
-    decay: float
-    hysteresis: float
-    dwell: int
-    sync_every: int
-    overlap: bool
-
-    def __init__(self, **values: object) -> None:
-        super().__init__(**values)
-        self._large = OpOffload.of(self.settings)
-
-    def min_experts(self, view: View) -> int:
-        return max(1, self._large.workspace(view))
+    sync_every: int = param(1, "forward passes from one update to the next", low=1, high=10**9)
+    overlap: bool = overlap_param("assumed")
 
     def bind(self, view: View) -> None:
-        self._rooms = pool_by_gpu(self.name, "slots", self.slots, self._large.spare(view), view)
+        self._rooms = self.pool_by_gpu("slots", self.slots, view)
         n_experts = view.n_experts
         self._pieces = [view.piece(*divmod(at, n_experts)) for at in range(view.n_layers * n_experts)]
         self._gpus = np.array([piece.gpu for piece in self._pieces])
@@ -64,13 +47,6 @@ class Heat(Policy):
         self._inside = np.zeros(len(self._pieces), dtype=bool)
         self._since = np.zeros(len(self._pieces), dtype=np.int64)  # the update each came in
         self._n_passes = self._n_updates = 0
-
-    def gate_done(self, gate: Gate, view: View) -> Steps:
-        if self._large.takes(gate.iteration.n_tokens):
-            yield from self._large.steps(gate, view)
-            return
-        hot = [expert for expert in gate.needs if view.resident(gate.layer, expert)]
-        yield from hot_and_cold(gate, view, hot, self.overlap)
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         np.add.at(self._routed, (iteration.all_ids() + self._first).ravel(), 1)

@@ -24,7 +24,6 @@ from sim.policy import (
     Evict,
     Fetch,
     Gate,
-    Param,
     Piece,
     Policy,
     RunCpu,
@@ -33,6 +32,7 @@ from sim.policy import (
     StoreSplit,
     Ticket,
     View,
+    param,
 )
 
 
@@ -43,59 +43,41 @@ class KTransformers(Policy):
     title = "KTransformers: GPU mask, CPU experts, deferral"
     source = "SOSP'25 (KTransformers); kvcache-ai/ktransformers@95009ea kt-kernel/python/experts_base.py"
     traits = frozenset({"cpu"})
-    params = (
-        Param(
-            "gpu_experts_per_layer",
-            None,
-            "experts on the GPU per layer, times the layers (--kt-num-gpu-experts); "
-            "without it as many as fit (as a --kt-gpu-experts-ratio would)",
-            low=0,
-            high=4096,
-        ),
-        Param(
-            "strategy",
-            "uniform",
-            "which experts (--kt-expert-placement-strategy): equally many of every layer, the "
-            "most used of all layers, whole layers from the first on, or drawn",
-            ("uniform", "frequency", "front_loading", "random"),
-        ),
-        Param("mask_seed", 42, "seed of strategy random (the code's is 42)", low=0, high=2**63 - 1),
-        Param(
-            "max_deferred",
-            0,
-            "experts per token whose CPU results may arrive a layer late "
-            "(--kt-max-deferred-experts-per-token; 1 to 4 recommended); above 0 the model computes something else",
-            low=0,
-            high=4096,
-        ),
-        Param(
-            "gpu_prefill_threshold",
-            4096,
-            "tokens from which a prompt goes through the GPU layer by layer "
-            "(--kt-gpu-prefill-token-threshold; the kt command's default), where one layer fits; 0: never",
-            low=0,
-            high=10**9,
-        ),
-        Param(
-            "threshold_rule",
-            "at_least",
-            "whether a prompt of just so many tokens does (code) or not (docs: `>`)",
-            ("at_least", "more_than"),
-        ),
-        Param(
-            "dynamic_update",
-            False,
-            "after such a prompt, each layer keeps its most used experts on the GPU "
-            "(--kt-enable-dynamic-expert-update)",
-        ),
+    gpu_experts_per_layer: int | None = param(
+        None,
+        "experts on the GPU per layer, times the layers (--kt-num-gpu-experts); without it as many as fit (as a "
+        "--kt-gpu-experts-ratio would)",
+        low=0,
+        high=4096,
     )
-    gpu_experts_per_layer: int | None
-    strategy: str
-    mask_seed: int
-    max_deferred: int
-    gpu_prefill_threshold: int
-    threshold_rule: str
-    dynamic_update: bool
+    strategy: str = param(
+        "uniform",
+        "which experts (--kt-expert-placement-strategy): equally many of every layer, the most used of all layers, "
+        "whole layers from the first on, or drawn",
+        ("uniform", "frequency", "front_loading", "random"),
+    )
+    mask_seed: int = param(42, "seed of strategy random (the code's is 42)", low=0, high=2**63 - 1)
+    max_deferred: int = param(
+        0,
+        "experts per token whose CPU results may arrive a layer late (--kt-max-deferred-experts-per-token; 1 to 4 "
+        "recommended); above 0 the model computes something else",
+        low=0,
+        high=4096,
+    )
+    gpu_prefill_threshold: int = param(
+        4096,
+        "tokens from which a prompt goes through the GPU layer by layer (--kt-gpu-prefill-token-threshold; the kt "
+        "command's default), where one layer fits; 0: never",
+        low=0,
+        high=10**9,
+    )
+    threshold_rule: str = param(
+        "at_least", "whether a prompt of just so many tokens does (code) or not (docs: `>`)", ("at_least", "more_than")
+    )
+    dynamic_update: bool = param(
+        False,
+        "after such a prompt, each layer keeps its most used experts on the GPU (--kt-enable-dynamic-expert-update)",
+    )
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from policies.common.cache import ScopedCache
 from policies.common.priority import NEVER, Priorities
-from sim.policy import Decision, Gate, Param, Rank, Serve, View
+from sim.policy import Decision, Gate, Rank, Serve, View, param
 
 SERVE = (Serve(),)
 
@@ -21,21 +21,14 @@ class Lcp(ScopedCache):
     title = "Least cache priority (MoEpic)"
     source = "arXiv 2509.08342 section 3.3, Table 1"
     ranks_by_trace = True
-    params = (
-        *ScopedCache.params,
-        Param("omega", 128, "observation window, tokens (section 3.3)", low=1, high=10**9),
-        Param("rho", 0.25, "weight of activations against intervals (section 3.3)", low=1e-9, high=1 - 1e-9),
-        Param(
-            "counts",
-            "tokens",
-            "what mu and nu count: tokens (section 3.3), or iterations, a prompt or batch being "
-            "one, as `lfu` counts by default",
-            choices=("tokens", "iterations"),
-        ),
+    omega: int = param(128, "observation window, tokens (section 3.3)", low=1, high=10**9)
+    rho: float = param(0.25, "weight of activations against intervals (section 3.3)", low=1e-9, high=1 - 1e-9)
+    counts: str = param(
+        "tokens",
+        "what mu and nu count: tokens (section 3.3), or iterations, a prompt or batch being one, as `lfu` counts by "
+        "default",
+        ("tokens", "iterations"),
     )
-    omega: int
-    rho: float
-    counts: str
 
     def bind(self, view: View) -> None:
         super().bind(view)

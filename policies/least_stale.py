@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from policies.common.cache import ScopedCache
-from sim.policy import DECODE, Gate, Iteration, Param, Piece, Prefetch, Rank, Serve, Steps, View
+from sim.policy import DECODE, Gate, Iteration, Piece, Prefetch, Rank, Serve, Steps, View, param
 
 
 class LeastStale(ScopedCache):
@@ -34,18 +34,13 @@ class LeastStale(ScopedCache):
     title = "Least-Stale: untouched in this pass leaves first"
     source = "arXiv 2602.03921; e1n00r/tinyserve@9277e68 tinyserve/cache_policy.py"
     one_size = "experts of one layer are stamped in the order they are served, those that are there first"
-    params = (
-        *ScopedCache.params,
-        Param(
-            "prefetch",
-            0,
-            "experts of the next layer asked for at each gate of a decode step, the best by the next layer's gate on "
-            "this layer's input (next_scores_1); the paper prefetches by score, how many is assumed; 0: none",
-            low=0,
-            high=4096,
-        ),
+    prefetch: int = param(
+        0,
+        "experts of the next layer asked for at each gate of a decode step, the best by the next layer's gate on "
+        "this layer's input (next_scores_1); the paper prefetches by score, how many is assumed; 0: none",
+        low=0,
+        high=4096,
     )
-    prefetch: int
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)

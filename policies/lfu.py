@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from policies.common.cache import ScopedCache
-from sim.policy import Param, Piece, Rank, View
+from sim.policy import Piece, Rank, View, param
 
 
 class Lfu(ScopedCache):
@@ -20,19 +20,13 @@ class Lfu(ScopedCache):
     title = "Least frequently used"
     source = "arXiv 2502.05370 section 4.5; EfficientMoE/MoE-Infinity@d617801"
     one_size = "with reset_on_evict it forgets uses of what has left, and each size lets others go"
-    params = (
-        *ScopedCache.params,
-        Param("reset_on_evict", False, "an evicted expert starts again from zero uses"),
-        Param(
-            "counts",
-            "iterations",
-            "what one use is: iterations: an expert served, however many tokens of a prompt "
-            "or batch ask for it; tokens: each of them (activations, as `lcp` and MoEpic's Table 1 count)",
-            choices=("iterations", "tokens"),
-        ),
+    reset_on_evict: bool = param(False, "an evicted expert starts again from zero uses")
+    counts: str = param(
+        "iterations",
+        "what one use is: iterations: an expert served, however many tokens of a prompt or batch ask for it; tokens: "
+        "each of them (activations, as `lcp` and MoEpic's Table 1 count)",
+        ("iterations", "tokens"),
     )
-    reset_on_evict: bool
-    counts: str
 
     def bind(self, view: View) -> None:
         super().bind(view)

@@ -29,11 +29,11 @@ from math import gcd
 import numpy as np
 
 from policies.common.homes import beside, homes
-from policies.common.op_offload import PARAMS, OpOffload
-from sim.policy import BadInput, DoesNotFit, Gate, Param, Piece, Policy, RunCpu, RunGpu, Steps, View
+from policies.common.op_offload import OpOffload
+from sim.policy import BadInput, Decisions, DoesNotFit, Gate, Piece, RunCpu, RunGpu, View, param
 
 
-class LlamaCpp(Policy):
+class LlamaCpp(OpOffload):
     """Layers of experts on the GPU as far as they fit; the others on the CPU, or copied for large batches."""
 
     name = "llama_cpp"
@@ -42,37 +42,28 @@ class LlamaCpp(Policy):
     aliases = ("llamacpp",)
     traits = frozenset({"cpu"})
     copies_mapped = True
-    params = (
-        Param(
-            "placement",
-            "fit",
-            "fit: experts of the first layers on the GPU, as many layers as fit (automatic "
-            "placement); n_cpu_moe: of the last ones; cpu_moe: none; ngl: of the last n_gpu_layers - 1. Left out, what "
-            "n_cpu_moe or n_gpu_layers asks for",
-            ("fit", "n_cpu_moe", "cpu_moe", "ngl"),
-        ),
-        Param(
-            "n_gpu_layers",
-            None,
-            "layers on the GPU from the last one on, the output counted as one (-ngl); with placement ngl and without "
-            "it all that fit",
-            low=0,
-            high=4096,
-        ),
-        Param(
-            "n_cpu_moe",
-            None,
-            "the first layers, this many, keep their experts on the CPU (--n-cpu-moe); with placement n_cpu_moe and "
-            "without it the fewest that leave the rest room",
-            low=0,
-            high=4096,
-        ),
-        *PARAMS,
-        Param("copy_used_only", True, "copy the experts that a batch uses; older versions copied all of a layer"),
+    placement: str = param(
+        "fit",
+        "fit: experts of the first layers on the GPU, as many layers as fit (automatic placement); n_cpu_moe: of the "
+        "last ones; cpu_moe: none; ngl: of the last n_gpu_layers - 1. Left out, what n_cpu_moe or n_gpu_layers asks "
+        "for",
+        ("fit", "n_cpu_moe", "cpu_moe", "ngl"),
     )
-    placement: str
-    n_gpu_layers: int | None
-    n_cpu_moe: int | None
+    n_gpu_layers: int | None = param(
+        None,
+        "layers on the GPU from the last one on, the output counted as one (-ngl); with placement ngl and without it "
+        "all that fit",
+        low=0,
+        high=4096,
+    )
+    n_cpu_moe: int | None = param(
+        None,
+        "the first layers, this many, keep their experts on the CPU (--n-cpu-moe); with placement n_cpu_moe and "
+        "without it the fewest that leave the rest room",
+        low=0,
+        high=4096,
+    )
+    copy_used_only: bool = param(True, "copy the experts that a batch uses; older versions copied all of a layer")
 
     def __init__(self, **values: object) -> None:
         numbers = {"n_cpu_moe": "n_cpu_moe", "n_gpu_layers": "ngl"}  # what asks for which placement
@@ -86,16 +77,12 @@ class LlamaCpp(Policy):
                     f"parameter {self.name}.{number}, got {values[number]} with placement={self.placement}: that asks "
                     f"for another placement; leave one of them out"
                 )
-        self._large = OpOffload.of(self.settings)
         self._n_layers = 0
 
     def keeps_all_if_room(self, n_layers: int) -> bool:
         if self.placement == "ngl":
             return self.n_gpu_layers is None or self.n_gpu_layers > n_layers
         return self.placement == "fit" or (self.placement == "n_cpu_moe" and not self.n_cpu_moe)
-
-    def min_experts(self, view: View) -> int:
-        return max(1, self._large.workspace(view))
 
     def initial(self, view: View) -> Iterable[Piece]:
         layers = list(self._layers(view))
@@ -115,7 +102,7 @@ class LlamaCpp(Policy):
             )
         if self.placement == "cpu_moe":
             return
-        spare = self._large.spare(view)
+        spare = self.spare(view)
         room = np.array([beside(spare, gpu, view) for gpu in range(view.n_gpus)])
         of_experts = homes(view)
         order, asked = range(view.n_layers - 1, -1, -1), None
@@ -143,7 +130,7 @@ class LlamaCpp(Policy):
             name, got, advice = "n_cpu_moe", self.n_cpu_moe, f"{view.n_layers - placed} or more"
             if shares := self._shares(asked, view):
                 advice += f", give the first GPU more layers (--parallel layers:{shares})"
-        spare = self._large.spare(view)
+        spare = self.spare(view)
         size = f"{spare} expert{'s' * (spare != 1)} ({spare * view.expert_bytes / 1e6:,.0f} MB)"
         staging = f" beside staging room of {size} for copies of prompts (op_offload)" if spare else ""
         without = ", set op_offload=false, which needs none" if spare else ""
@@ -157,22 +144,20 @@ class LlamaCpp(Policy):
         GPUs have no whole layers, or have no room for two more each: what is dense moves with its layer."""
         n_gpus, most = view.n_gpus, -(-asked // view.n_gpus)
         whole_layers = all(len(set(row)) == 1 for row in homes(view).tolist())
-        room = min(beside(self._large.spare(view), gpu, view) for gpu in range(n_gpus))
+        room = min(beside(self.spare(view), gpu, view) for gpu in range(n_gpus))
         if n_gpus == 1 or not whole_layers or asked < 2 * n_gpus or room < (most + 2) * view.n_experts:
             return ""
         shares = [(view.n_layers - asked) * n_gpus + asked, *[asked] * (n_gpus - 1)]
         common = gcd(*shares)
         return "/".join(str(share // common) for share in shares)
 
-    def gate_done(self, gate: Gate, view: View) -> Steps:
+    def gate_done(self, gate: Gate, view: View) -> Decisions:
         if gate.layer in self._on_gpu:
-            for expert in gate.needs:
-                yield RunGpu(expert)
-        elif self._large.takes(gate.iteration.n_tokens):
-            yield from self._large.steps(gate, view)
-        else:
-            for expert in gate.needs:
-                yield RunCpu(expert)
+            return [RunGpu(expert) for expert in gate.needs]
+        return super().gate_done(gate, view)
+
+    def serve(self, gate: Gate, view: View) -> Decisions:
+        return [RunCpu(expert) for expert in gate.needs]
 
     def stats(self) -> dict[str, float]:
         """Layers whose experts are on the GPU, and the `--n-cpu-moe` that this is."""

@@ -15,63 +15,38 @@ Several GPUs (not published): each has slots for its own experts.
 
 from __future__ import annotations
 
-from policies.common.hot_cold import OVERLAP, SLOTS, Slots, hot_and_cold, slots_by_layer
-from policies.common.op_offload import PARAMS, OpOffload
-from sim.policy import Evict, Gate, Param, Policy, Prefetch, Steps, View
+from collections.abc import Collection, Iterator
+
+from policies.common.hot_cold import SLOTS, HotCold, Slots, overlap_param
+from sim.policy import Decision, Evict, Gate, Piece, Prefetch, Ticket, View, param
 
 
-class LlamaCppLru(Policy):
+class LlamaCppLru(HotCold):
     """Slots per layer under LRU; at most `inserts` missed experts per layer and step are uploaded."""
 
     name = "llama_cpp_lru"
     title = "llama.cpp with per-layer LRU slots, misses on the CPU"
     source = "ggml-org/llama.cpp pull request 27861"
     traits = frozenset({"cpu", "evicts_eagerly"})
-    params = (
-        SLOTS,
-        Param(
-            "inserts",
-            2,
-            "missed experts uploaded per layer and step at most (--moe-expert-cache-inserts)",
-            low=0,
-            high=4096,
-        ),
-        Param("max_batch", 8, "tokens per step up to which the cache serves (a port's, for most kernels)", low=0),
-        Param("overlap", True, OVERLAP + " (assumed)"),
-        *PARAMS,
+    slots: int | None = SLOTS
+    inserts: int = param(
+        2, "missed experts uploaded per layer and step at most (--moe-expert-cache-inserts)", low=0, high=4096
     )
-    slots: int | None
-    inserts: int
-    max_batch: int
-    overlap: bool
-
-    def __init__(self, **values: object) -> None:
-        super().__init__(**values)
-        self._large = OpOffload.of(self.settings)
-
-    def min_experts(self, view: View) -> int:
-        return max(1, self._large.workspace(view))
+    max_batch: int = param(8, "tokens per step up to which the cache serves (a port's, for most kernels)", low=0)
+    overlap: bool = overlap_param("assumed")
 
     def bind(self, view: View) -> None:
-        slots = slots_by_layer(self.name, self.slots, self._large.spare(view), view)
-        self._slots = [[Slots(n) for n in row] for row in slots]
+        self._slots = [[Slots(n) for n in row] for row in self.slots_by_layer(self.slots, view)]
 
-    def gate_done(self, gate: Gate, view: View) -> Steps:
-        layer, n_tokens = gate.layer, gate.iteration.n_tokens
-        if self._large.takes(n_tokens):
-            yield from self._large.steps(gate, view)
-            return
-        if n_tokens > self.max_batch:
-            yield from hot_and_cold(gate, view, ())
-            return
-        pieces = [view.piece(layer, expert) for expert in gate.needs]
-        missed = [piece for piece in pieces if not view.holds(piece)]
-        hot = {piece.expert for piece in pieces}.difference(piece.expert for piece in missed)
-        results = yield from hot_and_cold(gate, view, hot, self.overlap)
-        caches = self._slots[layer]
-        for piece in pieces:
-            if piece.expert in hot:
+    def admit(self, gate: Gate, hot: Collection[int], results: tuple[Ticket, ...], view: View) -> Iterator[Decision]:
+        caches = self._slots[gate.layer]
+        missed: list[Piece] = []
+        for expert in gate.needs:
+            piece = view.piece(gate.layer, expert)
+            if expert in hot:
                 caches[piece.gpu].use(piece)
+            else:
+                missed.append(piece)
         inserted = [0] * len(caches)
         for piece in missed[: self.inserts]:
             slots = caches[piece.gpu]

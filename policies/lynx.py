@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,7 @@ from policies.common.cache import scope_param
 from policies.common.masked_gate import masked_top_k
 from policies.common.placement import fits_whole
 from policies.lru import Lru
-from sim.policy import DECODE, Assignment, Gate, Param, Piece, View
+from sim.policy import DECODE, Assignment, Gate, Piece, View, param
 
 UNIT = 2**20  # bounds between bins are multiples of 1 / UNIT, so that comparing with them is exact
 
@@ -48,27 +47,16 @@ class Lynx(Lru):
     from_notes = True
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "scores"})
-    params: ClassVar[tuple[Param, ...]] = (
-        Param(
-            "alpha", 1.0, "bins per unit of logit (assumed; published: from the model's sparsity)", low=1e-3, high=1e3
-        ),
-        Param("beta", 5, "the last bin (published for Qwen2-57B)", low=1, high=30),
-        Param(
-            "keep_bin",
-            0,
-            "an expert is kept whose score reaches B to the minus this (the notes do not say)",
-            low=0,
-            high=30,
-        ),
-        Param("base", None, "B; published: the batch size", low=2, high=4096),
-        Param("cache_aware", False, "residents are kept as well (not published)"),
-        scope_param("global"),
+    alpha: float = param(
+        1.0, "bins per unit of logit (assumed; published: from the model's sparsity)", low=1e-3, high=1e3
     )
-    alpha: float
-    beta: int
-    keep_bin: int
-    base: int | None
-    cache_aware: bool
+    beta: int = param(5, "the last bin (published for Qwen2-57B)", low=1, high=30)
+    keep_bin: int = param(
+        0, "an expert is kept whose score reaches B to the minus this (the notes do not say)", low=0, high=30
+    )
+    base: int | None = param(None, "B; published: the batch size", low=2, high=4096)
+    cache_aware: bool = param(False, "residents are kept as well (not published)")
+    scope: str = scope_param("global")
 
     def bind(self, view: View) -> None:
         super().bind(view)

@@ -21,7 +21,6 @@ from sim.policy import (
     Evict,
     Fetch,
     Gate,
-    Param,
     Piece,
     Policy,
     Prefetch,
@@ -30,6 +29,7 @@ from sim.policy import (
     Ticket,
     View,
     WriteBack,
+    param,
 )
 
 PUBLISHED_OFFLOAD = 4  # of Mixtral's 8: the notebook's `offload_per_layer`; it advises 5 for smaller GPUs
@@ -57,38 +57,25 @@ class MixtralOffloading(Policy):
     source = "arXiv 2312.17238 section 3; dvmazur/mixtral-offloading@ce54518 src/expert_cache.py"
     traits = frozenset({"evicts_eagerly"})  # its room is a fixed number of experts, whatever the budget
     needs = frozenset({"experts", "next_scores_1"})
-    params = (
-        Param(
-            "variant",
-            "paper",
-            "the paper's asynchronous copies and guesses, or the public code, which has neither "
-            "(and needs no next_scores_1)",
-            ("paper", "code"),
-        ),
-        Param(
-            "offload_per_layer",
-            PUBLISHED_OFFLOAD,
-            "experts of a layer kept in host memory, as published for Mixtral's 8; more where the budget is smaller",
-            low=0,
-            high=4096,
-        ),
-        Param(
-            "buffer_size",
-            4,
-            "spare expert buffers on the GPU, shared by all layers (code, `buffer_size`)",
-            low=2,
-            high=64,
-        ),
-        Param(
-            "guesses", 2, "experts loaded ahead for the next layer, 1 or 2 as published (section 3.2)", low=0, high=64
-        ),
-        Param("write_back", True, "send the expert that leaves back to the host, as the code's swap does"),
+    variant: str = param(
+        "paper",
+        "the paper's asynchronous copies and guesses, or the public code, which has neither (and needs no "
+        "next_scores_1)",
+        ("paper", "code"),
     )
-    variant: str
-    offload_per_layer: int
-    buffer_size: int
-    guesses: int
-    write_back: bool
+    offload_per_layer: int = param(
+        PUBLISHED_OFFLOAD,
+        "experts of a layer kept in host memory, as published for Mixtral's 8; more where the budget is smaller",
+        low=0,
+        high=4096,
+    )
+    buffer_size: int = param(
+        4, "spare expert buffers on the GPU, shared by all layers (code, `buffer_size`)", low=2, high=64
+    )
+    guesses: int = param(
+        2, "experts loaded ahead for the next layer, 1 or 2 as published (section 3.2)", low=0, high=64
+    )
+    write_back: bool = param(True, "send the expert that leaves back to the host, as the code's swap does")
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -19,84 +19,60 @@ Several GPUs: a pool on each, for its own experts.
 
 from __future__ import annotations
 
-from policies.common.hot_cold import Slots, hot_and_cold, pool_by_gpu
-from policies.common.op_offload import PARAMS, OpOffload
+from collections.abc import Collection, Iterator
+
+from policies.common.hot_cold import HotCold, Slots
 from policies.common.placement import fits_whole
-from sim.policy import Evict, Gate, Param, Policy, Prefetch, Steps, View
+from sim.policy import Decision, Evict, Gate, Piece, Prefetch, Ticket, View, param
 
 FILLING, PARTIAL, REPLACING = 1, 2, 8  # touches
 
 
-class MoeCache(Policy):
+class MoeCache(HotCold):
     """A pool over all layers; experts join it after some touches and leave least recently used."""
 
     name = "moe_cache"
     title = "llama.cpp moe-cache: hits on GPU, misses on CPU at once"
     source = "ggml-org/llama.cpp pull request 24524, discussion 24528"
     traits = frozenset({"cpu", "evicts_eagerly"})
-    params = (
-        Param(
-            "pool",
-            None,
-            "experts that the pools hold, over all GPUs (a third of the matrices); without it as many as fit beside "
-            "what op offload needs",
-            low=0,
-            high=10**7,
-        ),
-        Param(
-            "admit_after",
-            None,
-            "touches after which an expert is admitted (ADMIT_AFTER); without it 1, 2 or 8 by how full the pool is",
-            low=1,
-            high=10**9,
-        ),
-        Param(
-            "replace_after",
-            None,
-            "touches after which an expert takes another's place; without it admit_after, or 8 without that",
-            low=1,
-            high=10**9,
-        ),
-        Param("max_batch", 8, "tokens per step up to which the cache serves (MAX_BATCH)", low=0, high=10**9),
-        *PARAMS,
+    pool: int | None = param(
+        None,
+        "experts that the pools hold, over all GPUs (a third of the matrices); without it as many as fit beside what "
+        "op offload needs",
+        low=0,
+        high=10**7,
     )
-    pool: int | None
-    admit_after: int | None
-    replace_after: int | None
-    max_batch: int
-
-    def __init__(self, **values: object) -> None:
-        super().__init__(**values)
-        self._large = OpOffload.of(self.settings)
-
-    def min_experts(self, view: View) -> int:
-        return max(1, self._large.workspace(view))
+    admit_after: int | None = param(
+        None,
+        "touches after which an expert is admitted (ADMIT_AFTER); without it 1, 2 or 8 by how full the pool is",
+        low=1,
+        high=10**9,
+    )
+    replace_after: int | None = param(
+        None,
+        "touches after which an expert takes another's place; without it admit_after, or 8 without that",
+        low=1,
+        high=10**9,
+    )
+    max_batch: int = param(8, "tokens per step up to which the cache serves (MAX_BATCH)", low=0, high=10**9)
 
     def bind(self, view: View) -> None:
-        rooms = pool_by_gpu(self.name, "pool", self.pool, self._large.spare(view), view)
+        rooms = self.pool_by_gpu("pool", self.pool, view)
         self._pools = [Slots(room) for room in rooms]
         complete = fits_whole(view) and sum(rooms) >= view.n_layers * view.n_experts
         self._admit_after = self.admit_after or (FILLING if complete else PARTIAL)
         self._replace_after = self.replace_after or self.admit_after or REPLACING
         self._touches = [0] * (view.n_layers * view.n_experts)  # of those outside the pool
 
-    def gate_done(self, gate: Gate, view: View) -> Steps:
-        n_tokens = gate.iteration.n_tokens
-        if self._large.takes(n_tokens):
-            yield from self._large.steps(gate, view)
-            return
-        if n_tokens > self.max_batch:
-            yield from hot_and_cold(gate, view, ())
-            return
-        pieces = [view.piece(gate.layer, expert) for expert in gate.needs]
-        hot = {piece.expert for piece in pieces if view.holds(piece)}
-        results = yield from hot_and_cold(gate, view, hot)
-        for piece in pieces:
-            if piece.expert in hot:
+    def admit(self, gate: Gate, hot: Collection[int], results: tuple[Ticket, ...], view: View) -> Iterator[Decision]:
+        missed: list[Piece] = []
+        for expert in gate.needs:
+            piece = view.piece(gate.layer, expert)
+            if expert in hot:
                 self._pools[piece.gpu].use(piece)
-        for piece in pieces:
-            if piece.expert in hot:
-                continue
+            else:
+                missed.append(piece)
+        for piece in missed:
             self._touches[piece.index] += 1
             pool = self._pools[piece.gpu]
             bar = self._replace_after if pool.full else self._admit_after

@@ -31,7 +31,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     Predict,
@@ -41,6 +40,7 @@ from sim.policy import (
     Steps,
     Ticket,
     View,
+    param,
 )
 
 RING = 2  # layers of the double buffer
@@ -54,45 +54,32 @@ class MoeLightning(Policy):
     source = "arXiv 2411.11217 (ASPLOS'25), partly known from notes"
     traits = frozenset({"evicts_eagerly"})  # it forgets a layer when it is done, whatever room there is
     labels = ("attention on the GPU",)
-    params = (
-        Param(
-            "static_share",
-            None,
-            "r_w, share of the experts that stays on the GPU (published: chosen by the "
-            "performance model); left out: what the budget holds beside the double buffer",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "micro_batch",
-            36,
-            "mu, tokens of a micro-batch; a layer has as many pages as a step has micro-batches "
-            "(published for a T4 and 128 tokens: 36)",
-            low=1,
-            high=10**6,
-        ),
-        Param("paged", True, "cut a layer into pages; false copies it when all of it is staged"),
-        Param(
-            "staging_traffic",
-            2.0,
-            "bytes of host memory traffic per byte copied from pageable to pinned memory "
-            "(a read and a write: assumed); 0 leaves the stage out",
-            low=0.0,
-            high=16.0,
-        ),
-        Param(
-            "repeat_reads",
-            True,
-            "every micro-batch reads the experts' weights anew; false as if the whole batch were computed at once",
-        ),
-        Param("ffn_on_gpu", True, "F_g: experts on the GPU (the usual choice), or all on the CPU"),
+    static_share: float | None = param(
+        None,
+        "r_w, share of the experts that stays on the GPU (published: chosen by the performance model); left out: "
+        "what the budget holds beside the double buffer",
+        low=0.0,
+        high=1.0,
     )
-    static_share: float | None
-    micro_batch: int
-    paged: bool
-    staging_traffic: float
-    repeat_reads: bool
-    ffn_on_gpu: bool
+    micro_batch: int = param(
+        36,
+        "mu, tokens of a micro-batch; a layer has as many pages as a step has micro-batches (published for a T4 and "
+        "128 tokens: 36)",
+        low=1,
+        high=10**6,
+    )
+    paged: bool = param(True, "cut a layer into pages; false copies it when all of it is staged")
+    staging_traffic: float = param(
+        2.0,
+        "bytes of host memory traffic per byte copied from pageable to pinned memory (a read and a write: assumed); "
+        "0 leaves the stage out",
+        low=0.0,
+        high=16.0,
+    )
+    repeat_reads: bool = param(
+        True, "every micro-batch reads the experts' weights anew; false as if the whole batch were computed at once"
+    )
+    ffn_on_gpu: bool = param(True, "F_g: experts on the GPU (the usual choice), or all on the CPU")
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

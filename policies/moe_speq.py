@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.common.draft_routing import DraftRouting
-from sim.policy import Iteration, Param, Piece, Policy, Prefetch, Steps, Ticket, View
+from sim.policy import Iteration, Piece, Policy, Prefetch, Steps, Ticket, View, param
 
 
 class MoeSpeq(Policy):
@@ -28,20 +28,14 @@ class MoeSpeq(Policy):
     source = "arXiv 2511.14102, by third parties' notes"
     from_notes = True
     labels = ("surrogate",)
-    params = (
-        Param("predictor", "surrogate:0.909", "how often what the draft names is right (published: 90.9 %)"),
-        Param(
-            "ahead",
-            None,
-            "layers before the pass that prefetches run; null: as many as there is room for (assumed: not known)",
-            low=1,
-            high=4096,
-        ),
-        Param("seed", 0, "for the surrogate's draws", low=0, high=2**63 - 1),
+    predictor: str = param("surrogate:0.909", "how often what the draft names is right (published: 90.9 %)")
+    ahead: int | None = param(
+        None,
+        "layers before the pass that prefetches run; null: as many as there is room for (assumed: not known)",
+        low=1,
+        high=4096,
     )
-    predictor: str
-    ahead: int | None
-    seed: int
+    seed: int = param(0, "for the surrogate's draws", low=0, high=2**63 - 1)
 
     def bind(self, view: View) -> None:
         self._used: list[dict[Piece, None]] = [{} for _ in range(view.n_gpus)]  # by GPU, longest ago first

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.policy import Evict, Fetch, Gate, Param, Piece, Policy, Prefetch, RunGpu, Steps, Ticket, View
+from sim.policy import Evict, Fetch, Gate, Piece, Policy, Prefetch, RunGpu, Steps, Ticket, View, param
 
 
 class MoeSys(Policy):
@@ -22,17 +22,13 @@ class MoeSys(Policy):
     source = "arXiv 2205.10034 (SE-MoE); IEEE TSC 2024 (MoESys); arXiv 2509.07379 section 6.1"
     aliases = ("se_moe",)
     traits = frozenset({"evicts_eagerly"})  # its room is K layers, whatever the budget
-    params = (
-        Param(
-            "layers",
-            2,
-            "K, layers whose experts the ring holds: one computes while the next is loaded (the "
-            "published K is a free choice; DuoServe's Table 2 fits K = 1)",
-            low=1,
-            high=1024,
-        ),
+    layers: int = param(
+        2,
+        "K, layers whose experts the ring holds: one computes while the next is loaded (the published K is a free "
+        "choice; DuoServe's Table 2 fits K = 1)",
+        low=1,
+        high=1024,
     )
-    layers: int
 
     def _n_layers(self, view: View) -> int:
         return min(self.layers, view.n_layers)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.cache import ScopedCache
-from sim.policy import Decision, Gate, Param, Rank, Serve, View
+from sim.policy import Decision, Gate, Rank, Serve, View, param
 
 SERVE = (Serve(),)
 
@@ -24,20 +24,15 @@ class Mrs(ScopedCache):
     source = "arXiv 2504.05897 section IV-D; PKU-SEC-Lab/HybriMoE@508a85b"
     ranks_by_trace = True
     needs = frozenset({"experts", "scores"})
-    params = (
-        *ScopedCache.params,
-        Param("alpha", 0.5, "weight of the newest scores (code)", low=0.0, high=1.0),
-        Param("top_p", None, "scores that count, the others decay; published: 2 x K (section IV-D)", low=1, high=10**6),
-        Param(
-            "tokens",
-            "first",
-            "which token's scores count where there are several: the first one's (code), or the mean of all",
-            ("first", "mean"),
-        ),
+    alpha: float = param(0.5, "weight of the newest scores (code)", low=0.0, high=1.0)
+    top_p: int | None = param(
+        None, "scores that count, the others decay; published: 2 x K (section IV-D)", low=1, high=10**6
     )
-    alpha: float
-    top_p: int | None
-    tokens: str
+    tokens: str = param(
+        "first",
+        "which token's scores count where there are several: the first one's (code), or the mean of all",
+        ("first", "mean"),
+    )
 
     def bind(self, view: View) -> None:
         super().bind(view)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sim.policy import Evict, Fetch, Gate, Insertion, Param, Piece, Policy, RequestInfo, RunGpu, Steps, Ticket, View
+from sim.policy import Evict, Fetch, Gate, Insertion, Piece, Policy, RequestInfo, RunGpu, Steps, Ticket, View, param
 
 
 class OnDemand(Policy):
@@ -25,37 +25,27 @@ class OnDemand(Policy):
     source = "huggingface/accelerate@16cb6eb hooks.py; DuoServe-MoE section 6.1 (ACC)"
     aliases = ("accelerate",)
     traits = frozenset({"evicts_eagerly"})
-    params = (
-        Param(
-            "slots",
-            2,
-            "experts whose weights may be on the GPU at once; 1 copies only after the last one ran "
-            "(Accelerate), 2 overlaps a copy with the computation before it",
-            low=1,
-            high=64,
-        ),
-        Param(
-            "granularity",
-            "expert",
-            "copy the experts that run, or all of the layer (Mixtral-Offloading's naive baseline)",
-            ("expert", "layer"),
-        ),
-        Param(
-            "keep",
-            "layer",
-            "what was loaded is freed once its layer is over (Accelerate), or once no request runs, "
-            "the oldest before that when room is short (eMoE's section 2.1.1); not with granularity or "
-            "slots",
-            ("layer", "request"),
-        ),
-        Param(
-            "matrices", 1, "copies an expert comes in (Accelerate: its three matrices, each a module)", low=1, high=16
-        ),
+    slots: int = param(
+        2,
+        "experts whose weights may be on the GPU at once; 1 copies only after the last one ran (Accelerate), 2 "
+        "overlaps a copy with the computation before it",
+        low=1,
+        high=64,
     )
-    slots: int
-    granularity: str
-    keep: str
-    matrices: int
+    granularity: str = param(
+        "expert",
+        "copy the experts that run, or all of the layer (Mixtral-Offloading's naive baseline)",
+        ("expert", "layer"),
+    )
+    keep: str = param(
+        "layer",
+        "what was loaded is freed once its layer is over (Accelerate), or once no request runs, the oldest before "
+        "that when room is short (eMoE's section 2.1.1); not with granularity or slots",
+        ("layer", "request"),
+    )
+    matrices: int = param(
+        1, "copies an expert comes in (Accelerate: its three matrices, each a module)", low=1, high=16
+    )
 
     def bind(self, view: View) -> None:
         self._n_running = 0

@@ -28,7 +28,6 @@ from sim.policy import (
     Evict,
     Fetch,
     Gate,
-    Param,
     Piece,
     Policy,
     Predict,
@@ -38,6 +37,7 @@ from sim.policy import (
     Surrogate,
     Ticket,
     View,
+    param,
 )
 
 
@@ -58,43 +58,27 @@ class ProMoe(Policy):
     source = "arXiv 2410.22134"
     traits = frozenset({"timing"})
     needs = frozenset({"experts", "next_scores_2"})
-    params = (
-        Param(
-            "predictor",
-            "gate_reuse",
-            "a later gate on this layer's gate input (next_scores of the trace); or "
-            "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in",
-        ),
-        Param(
-            "stride",
-            2,
-            "layers between a prediction and its target (published: one more than layer by layer)",
-            low=1,
-            high=3,
-        ),
-        Param("predictor_s", 2e-4, "time of a prediction, on the CPU (published: about 200 us)", low=0.0, high=60.0),
-        Param("chunks", 3, "transfers per expert (published: its three matrices)", low=1, high=64),
-        Param("preempt", True, "withdraw a layer's low tasks at its gate (early preemption)"),
-        Param("reorder", True, "compute what is ready first; false takes the gate's order"),
-        Param(
-            "depth",
-            2,
-            "chunks handed to each GPU's copy engine at once. The worker takes one whenever it is free; "
-            "this engine only looks at polling points, so one more must be at hand (assumed). No more than that: a "
-            "chunk at hand has its room, and the published victim loses its place only as a copy starts",
-            low=1,
-            high=1024,
-        ),
-        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    predictor: str = param(
+        "gate_reuse",
+        "a later gate on this layer's gate input (next_scores of the trace); or surrogate:SHARE or "
+        "surrogate:ALL/ANY, a labelled stand-in",
     )
-    predictor: str
-    stride: int
-    predictor_s: float
-    chunks: int
-    preempt: bool
-    reorder: bool
-    depth: int
-    seed: int
+    stride: int = param(
+        2, "layers between a prediction and its target (published: one more than layer by layer)", low=1, high=3
+    )
+    predictor_s: float = param(2e-4, "time of a prediction, on the CPU (published: about 200 us)", low=0.0, high=60.0)
+    chunks: int = param(3, "transfers per expert (published: its three matrices)", low=1, high=64)
+    preempt: bool = param(True, "withdraw a layer's low tasks at its gate (early preemption)")
+    reorder: bool = param(True, "compute what is ready first; false takes the gate's order")
+    depth: int = param(
+        2,
+        "chunks handed to each GPU's copy engine at once. The worker takes one whenever it is free; this engine only "
+        "looks at polling points, so one more must be at hand (assumed). No more than that: a chunk at hand has its "
+        "room, and the published victim loses its place only as a copy starts",
+        low=1,
+        high=1024,
+    )
+    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

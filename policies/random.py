@@ -14,7 +14,7 @@ from random import Random as Draws
 
 from policies.common.cache import ScopedCache
 from policies.common.homes import by_layer
-from sim.policy import NEVER, Param, Piece, Rank, View
+from sim.policy import NEVER, Piece, Rank, View, param
 
 
 class Random(ScopedCache):
@@ -28,19 +28,13 @@ class Random(ScopedCache):
     title = "Random replacement"
     source = "arXiv 2509.08342 Table 1 (RND), section 4.4"
     one_size = "its draws fall on other experts in each size"
-    params = (
-        *ScopedCache.params,
-        Param(
-            "selection",
-            "replaced",
-            "replaced: a missing expert takes a random resident's place; static: a random "
-            "choice is cached for good, less K experts' room that all others pass through (RND of MoEpic's Table 1)",
-            choices=("replaced", "static"),
-        ),
-        Param("seed", 0, "seed of the draws; --seed sets it too", low=0, high=2**63 - 1),
+    selection: str = param(
+        "replaced",
+        "replaced: a missing expert takes a random resident's place; static: a random choice is cached for good, "
+        "less K experts' room that all others pass through (RND of MoEpic's Table 1)",
+        ("replaced", "static"),
     )
-    selection: str
-    seed: int
+    seed: int = param(0, "seed of the draws; --seed sets it too", low=0, high=2**63 - 1)
     _leaving: Rank
 
     def min_experts(self, view: View) -> int:

@@ -29,7 +29,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Predict,
     Serve,
     Steps,
@@ -37,6 +36,7 @@ from sim.policy import (
     View,
     Wait,
     WriteBack,
+    param,
 )
 
 
@@ -49,20 +49,13 @@ class Sida(Forecasting):
     aliases = ("sida_moe",)
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "token_ids", "weights"})
-    params = (
-        *Forecasting.predictor_params,
-        Param(
-            "variant",
-            "paper",
-            "the paper's cache, first in first out, or the public code's bulk moves, both ways, "
-            "that the host waits for",
-            ("paper", "code"),
-        ),
-        Param("predict_s", 1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0),
-        Param("ahead", True, "tables of prompts are ready in the queue; false: they are waited for, too"),
+    variant: str = param(
+        "paper",
+        "the paper's cache, first in first out, or the public code's bulk moves, both ways, that the host waits for",
+        ("paper", "code"),
     )
-    variant: str
-    predict_s: float
+    predict_s: float = param(1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0)
+    ahead: bool = param(True, "tables of prompts are ready in the queue; false: they are waited for, too")
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
@@ -70,7 +63,7 @@ class Sida(Forecasting):
             self.traits = frozenset({"lossy", "evicts_eagerly"})  # type: ignore[misc]  # of this instance alone
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
-        known = self.settings["ahead"] and all(r.phase == PREFILL for r in iteration.ranges)
+        known = self.ahead and all(r.phase == PREFILL for r in iteration.ranges)
         yield Predict(self.predict_s, "side", blocking=not known)
         self.foretell(iteration)
         self.plan(view.piece(layer, e) for layer in range(view.n_layers) for e in sorted(self.foretold(layer)))
@@ -81,7 +74,7 @@ class Sida(Forecasting):
 
     def _move(self, view: View) -> Steps:
         """`move_experts`: down first, "to avoid OOM", then up; both are done when the pass begins."""
-        down = [piece for piece in view.residents() if piece not in self.ahead]
+        down = [piece for piece in view.residents() if piece not in self.expected]
         down.sort(key=lambda piece: piece.gpu)
         for piece in down:
             ticket = yield WriteBack(piece)

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from policies.common.cache import ScopedCache
-from sim.policy import Param, Piece, Rank, View
+from sim.policy import Piece, Rank, View, param
 
 PROTECTED = 2.0**52  # stamps of the protected lie this much higher than all on probation; sums stay exact
 
@@ -25,11 +25,7 @@ class Slru(ScopedCache):
     title = "Segmented LRU, 80 % protected"
     source = "e1n00r/tinyserve@9277e68 tinyserve/cache_policy.py"
     one_size = "which experts are protected depends on how many places there are"
-    params = (
-        *ScopedCache.params,
-        Param("protected_frac", 0.8, "share of the slots that is protected (the code's)", low=0.0, high=1.0),
-    )
-    protected_frac: float
+    protected_frac: float = param(0.8, "share of the slots that is protected (the code's)", low=0.0, high=1.0)
 
     def bind(self, view: View) -> None:
         super().bind(view)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.common.draft_routing import DraftRouting
-from sim.policy import Iteration, Param, Policy, Prefetch, Recency, Steps, Ticket, View
+from sim.policy import Iteration, Policy, Prefetch, Recency, Steps, Ticket, View, param
 
 
 class SpMoe(Policy):
@@ -27,32 +27,19 @@ class SpMoe(Policy):
     source = "arXiv 2510.10302, by third parties' notes"
     from_notes = True
     labels = ("surrogate",)
-    params = (
-        Param(
-            "cutoff",
-            None,
-            "layers from the first on whose experts are prefetched; null: half of them (assumed: not known)",
-            low=0,
-            high=4096,
-        ),
-        Param(
-            "predictor",
-            "surrogate:0.885",
-            "how often what a draft names is right (published: 88 to 89 %, of the first)",
-        ),
-        Param(
-            "best",
-            1,
-            "experts named for each token and layer (assumed: the share is given for the first)",
-            low=1,
-            high=64,
-        ),
-        Param("seed", 0, "for the surrogate's draws", low=0, high=2**63 - 1),
+    cutoff: int | None = param(
+        None,
+        "layers from the first on whose experts are prefetched; null: half of them (assumed: not known)",
+        low=0,
+        high=4096,
     )
-    cutoff: int | None
-    predictor: str
-    best: int
-    seed: int
+    predictor: str = param(
+        "surrogate:0.885", "how often what a draft names is right (published: 88 to 89 %, of the first)"
+    )
+    best: int = param(
+        1, "experts named for each token and layer (assumed: the share is given for the first)", low=1, high=64
+    )
+    seed: int = param(0, "for the surrogate's draws", low=0, high=2**63 - 1)
 
     def bind(self, view: View) -> None:
         self.order = Recency()

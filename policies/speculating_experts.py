@@ -36,7 +36,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     Predict,
@@ -47,6 +46,7 @@ from sim.policy import (
     Surrogate,
     Ticket,
     View,
+    param,
 )
 
 Ids = NDArray[np.int64]
@@ -60,34 +60,22 @@ class SpeculatingExperts(Policy):
     source = "arXiv 2603.19289; axonn-ai/yalis branch offload_prefetch"
     traits = frozenset({"evicts_eagerly", "lossy"})
     needs = frozenset({"experts", "scores", "next_scores_1"})
-    params = (
-        Param(
-            "mode",
-            "execute",
-            "execute: what was foretold is computed, whatever the gate says (speculative execution: lossy); exact: "
-            "what the gate asks for is fetched where it was not foretold",
-            ("execute", "exact"),
-        ),
-        Param(
-            "predictor",
-            "recorded",
-            "recorded: the next gate on this layer's gate input, from the trace; none: everything on demand; or a "
-            "labelled stand-in: surrogate:0.9, or by layer from the second on, the last for all others: "
-            "surrogate:0.6,0.7,0.9",
-        ),
-        Param(
-            "predict_s",
-            0.0,
-            "seconds of a prediction on the GPU's stream (not published: taken to be free)",
-            low=0.0,
-            high=60.0,
-        ),
-        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    mode: str = param(
+        "execute",
+        "execute: what was foretold is computed, whatever the gate says (speculative execution: lossy); exact: what "
+        "the gate asks for is fetched where it was not foretold",
+        ("execute", "exact"),
     )
-    mode: str
-    predictor: str
-    predict_s: float
-    seed: int
+    predictor: str = param(
+        "recorded",
+        "recorded: the next gate on this layer's gate input, from the trace; none: everything on demand; or a "
+        "labelled stand-in: surrogate:0.9, or by layer from the second on, the last for all others: "
+        "surrogate:0.6,0.7,0.9",
+    )
+    predict_s: float = param(
+        0.0, "seconds of a prediction on the GPU's stream (not published: taken to be free)", low=0.0, high=60.0
+    )
+    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

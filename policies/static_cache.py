@@ -23,15 +23,14 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.hot_cold import OVERLAP, SLOTS, hot_and_cold, slots_by_layer
-from policies.common.op_offload import PARAMS, OpOffload
+from policies.common.hot_cold import SLOTS, HotCold, overlap_param
 from policies.common.placement import uses
-from sim.policy import Gate, Param, Piece, Policy, Predict, Steps, StoreSplit, View, routed_counts
+from sim.policy import Gate, Piece, Predict, Steps, StoreSplit, View, param, routed_counts
 
 STORE = "store"
 
 
-class StaticCache(Policy):
+class StaticCache(HotCold):
     """Per layer the most routed experts of a profile on the GPU for good; all others on the CPU."""
 
     name = "static_cache"
@@ -39,31 +38,17 @@ class StaticCache(Policy):
     source = "thecodacus/llama.cpp pull request 5, README"
     traits = frozenset({"cpu"})
     copies_mapped = True
-    params = (
-        SLOTS,
-        Param(
-            "profile",
-            STORE,
-            "where the counts are from: store (the trace's store split), or a file: llama-moe-trace CSV, "
-            "llama-imatrix GGUF, counts that `moesim traces convert` wrote, a trace",
-            file=True,
-        ),
-        Param("overlap", True, OVERLAP + " (async CPU splits)"),
-        *PARAMS,
+    slots: int | None = SLOTS
+    profile: str = param(
+        STORE,
+        "where the counts are from: store (the trace's store split), or a file: llama-moe-trace CSV, llama-imatrix "
+        "GGUF, counts that `moesim traces convert` wrote, a trace",
+        file=True,
     )
-    slots: int | None
-    profile: str
-    overlap: bool
-
-    def __init__(self, **values: object) -> None:
-        super().__init__(**values)
-        self._large = OpOffload.of(self.settings)
-
-    def min_experts(self, view: View) -> int:
-        return max(1, self._large.workspace(view))
+    overlap: bool = overlap_param("async CPU splits")
 
     def bind(self, view: View) -> None:
-        self._slots = slots_by_layer(self.name, self.slots, self._large.spare(view), view)
+        self._slots = self.slots_by_layer(self.slots, view)
         self._shape = (view.n_layers, view.n_experts)
 
     def learn(self, store: StoreSplit) -> None:
@@ -86,14 +71,10 @@ class StaticCache(Policy):
         self._covered = pinned / max(1.0, float(self._counts.sum(dtype=np.float64)))  # of a file, beyond 64 bits
         return placed
 
-    def gate_done(self, gate: Gate, view: View) -> Steps:
-        if self._large.takes(gate.iteration.n_tokens):
-            yield from self._large.steps(gate, view)
-            return
-        hot = [expert for expert in gate.needs if view.resident(gate.layer, expert)]
+    def serve(self, gate: Gate, view: View) -> Steps:
         if self.overlap and view.prices.overlap_layer_s():  # the graph has both chains, whatever a token asks for
             yield Predict(view.prices.overlap_layer_s(), "host", basis="overlap")
-        yield from hot_and_cold(gate, view, hot, self.overlap)
+        yield from super().serve(gate, view)
 
     def stats(self) -> dict[str, float]:
         """Share of the profile's traffic that the pinned experts cover: what would be hit on the profile itself."""

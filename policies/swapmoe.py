@@ -35,7 +35,6 @@ from sim.policy import (
     BadInput,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     Prefetch,
@@ -46,6 +45,7 @@ from sim.policy import (
     Steps,
     StoreSplit,
     View,
+    param,
 )
 
 if TYPE_CHECKING:
@@ -63,38 +63,22 @@ class SwapMoe(Policy):
     from_notes = True
     traits = frozenset({"lossy", "timing"})
     needs = frozenset({"experts", "scores"})
-    params = (
-        Param("frequency", 1, "samples between updates (published: searched offline; 1 is assumed)", low=1, high=10**9),
-        Param(
-            "sample",
-            "request",
-            "what is counted as a sample: a request, or a forward pass (not published)",
-            ("request", "pass"),
-        ),
-        Param(
-            "experts_per_layer",
-            None,
-            "n_l, Virtual Experts per layer (published: searched offline for each layer); "
-            "left out: what the budget holds",
-            low=1,
-            high=4096,
-        ),
-        Param(
-            "input_norms", False, "weigh a token by the norm of its gate input, as published (needs gate_input_norms)"
-        ),
-        Param(
-            "depth",
-            1,
-            "copies of an exchange under way at once to each GPU (published: amortised; 1 is assumed)",
-            low=1,
-            high=1024,
-        ),
+    frequency: int = param(1, "samples between updates (published: searched offline; 1 is assumed)", low=1, high=10**9)
+    sample: str = param(
+        "request", "what is counted as a sample: a request, or a forward pass (not published)", ("request", "pass")
     )
-    frequency: int
-    sample: str
-    experts_per_layer: int | None
-    input_norms: bool
-    depth: int
+    experts_per_layer: int | None = param(
+        None,
+        "n_l, Virtual Experts per layer (published: searched offline for each layer); left out: what the budget holds",
+        low=1,
+        high=4096,
+    )
+    input_norms: bool = param(
+        False, "weigh a token by the norm of its gate input, as published (needs gate_input_norms)"
+    )
+    depth: int = param(
+        1, "copies of an exchange under way at once to each GPU (published: amortised; 1 is assumed)", low=1, high=1024
+    )
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

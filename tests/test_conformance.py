@@ -15,7 +15,7 @@ from policies.lru import Lru
 from sim.cli import moesim
 from sim.conformance import behaviour, form, safety
 from sim.conformance.suite import CHECKS, FAIL, PASS, SKIP, World, conform, judge, name_of
-from sim.policy.api import Assignment, Param, Policy
+from sim.policy.api import Assignment, Policy, param
 from sim.policy.contract import imports_of
 from sim.policy.decisions import Evict, Prefetch, Serve
 from sim.policy.registry import find, policies
@@ -81,7 +81,7 @@ class Mutant(Lru):
     """Base of the mutants: lru with one fault each."""
 
     name = "mutant"
-    params = (scope_param("global"),)
+    scope: str = scope_param("global")
 
     def bind(self, view):
         super().bind(view)
@@ -197,7 +197,7 @@ class Generous(Mutant):
 class Odd(Mutant):
     """A default outside its own range."""
 
-    params = (Param("window", 5, "how far it looks", low=10, high=20),)
+    window: int = param(5, "how far it looks", low=10, high=20)
 
 
 class Nan(Mutant):
@@ -210,7 +210,7 @@ class Nan(Mutant):
 class Amnesiac(Mutant):
     """Does not use what it saves."""
 
-    params = (*Lru.params, Param("window", 5, "how far it looks"))
+    window: int = param(5, "how far it looks")
 
     def __init__(self, **values):
         super().__init__(**values)
@@ -441,7 +441,7 @@ def test_conform_yields_every_rule():
 
 SMALL = '''"""A small policy."""
 
-from sim.policy import Evict, Fetch, Param, Policy, Prefetch, RunGpu, Serve
+from sim.policy import Evict, Fetch, Policy, Prefetch, RunGpu, Serve, param
 {head}
 
 class Small(Policy):
@@ -506,9 +506,8 @@ JUDGED_ALIKE = {
     "no such need": (small("needs = frozenset({'experts', 'score'})"), "no such level"),
     "no experts": (small("needs = frozenset({'scores'})"), "'experts'"),
     "lossy": (small("traits = frozenset({'lossy'})"), "gate mass"),
-    "a parameter twice": (small("params = (Param('a', 1, 'what it is'), Param('a', 2, 'what it is'))"), "twice"),
-    "a default out of range": (small("params = (Param('a', 1, 'what it is', low=2, high=3),)"), "default"),
-    "no parameter": (small("params = ('a',)"), "tuple of Param"),
+    "a default out of range": (small("a: int = param(1, 'what it is', low=2, high=3)"), "default"),
+    "a list of parameters": (small("params = ('a',)"), "each parameter is an attribute"),
     "a name with a space": (small("name = 'Small one'"), "lower-case"),
     "a hook misspelt": (small(body=hook("pass", "gate_don")), "gate_done"),
     "clock of the machine": (small(body=hook("view.arrived(view.piece(0, 0))")), "'timing'"),

@@ -37,7 +37,7 @@ from collections import OrderedDict
 
 from policies.common.cache import scope_param
 from policies.lru import Lru
-from sim.policy import Param
+from sim.policy import param
 
 
 class Mine(Lru):
@@ -46,8 +46,8 @@ class Mine(Lru):
     name = "mine"
     title = "Mine"
     source = "tests/test_policy_file.py"
-    params = (scope_param("global"), Param("rank", 0, "how many older ones to spare", low=0, high=9))
-    rank: int
+    scope: str = scope_param("global")
+    rank: int = param(0, "how many older ones to spare", low=0, high=9)
 
     def bind(self, view):
         super().bind(view)

@@ -39,8 +39,8 @@ class Property(Lru):
     title = property(lambda self: 1 / 0)
 class Meta(type(Lru)):
     @property
-    def params(cls):
-        raise RuntimeError("no params today")
+    def title(cls):
+        raise RuntimeError("no title today")
 class Raising(Lru, metaclass=Meta):
     name = "raising"
 class Escapes(Lru):
@@ -82,7 +82,7 @@ def test_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         ("five", r"declared_wrongly:Five, got name 5: a text that can be printed; repair or uninstall that package"),
         ("aliases", r"got aliases 5: a tuple of texts"),
         ("property", r"got title <property object at .*: a text"),
-        ("raising", r"got RuntimeError \(no params today\)"),
+        ("raising", r"got RuntimeError \(no title today\)"),
         ("escapes", r"got name 'a\\x1b\[31mb': a text that can be printed"),
         ("traits", r"got traits 7: a set of texts"),
         ("interrupting", r"raises_on_import:Policy', got KeyboardInterrupt"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.policy import BadInput, Param, Policy
+from sim.policy import BadInput, Policy, param
 
 
 class NativeRule(Policy):
@@ -14,8 +14,7 @@ class NativeRule(Policy):
     name = "native_rule"
     title = "A cache rule in a shared library"
     source = "docs/native_rules.md"
-    params = (Param("library", "", "shared library of the rule; lfu_rule.so beside this file unless told", file=True),)
-    library: str
+    library: str = param("", "shared library of the rule; lfu_rule.so beside this file unless told", file=True)
 
     def bind(self, view):
         path = Path(self.library or Path(__file__).with_name("lfu_rule.so")).resolve()

@@ -33,7 +33,6 @@ from sim.policy import (
     Evict,
     Fetch,
     Gate,
-    Param,
     Piece,
     Policy,
     Prefetch,
@@ -42,6 +41,7 @@ from sim.policy import (
     StoreSplit,
     Ticket,
     View,
+    param,
 )
 
 CHUNK_ROWS = 4096
@@ -68,50 +68,35 @@ class AdapMoe(Policy):
     source = "arXiv 2408.10284 (ICCAD'24); PKU-SEC-Lab/AdapMoE@2cfe8df"
     traits = frozenset({"lossy", "evicts_eagerly"})
     needs = frozenset({"experts", "weights", "next_scores_1"})
-    params = (
-        Param("variant", "code", "the published code, or the paper's text where it differs", ("paper", "code")),
-        Param("buffers", 6, "spare expert buffers beside the cache (code)", low=2, high=10_000),
-        Param(
-            "gating",
-            True,
-            "drop later choices of little weight (the paper; the code with --adapgate, as its README runs it); "
-            "published sensitivities are Mixtral-8x7B's",
-        ),
-        Param(
-            "tolerance",
-            0.005,
-            "a choice is dropped when its normalised weight is below sqrt(tolerance / sensitivity) (code)",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "score_threshold",
-            None,
-            "in place of sensitivities: drop below this normalised weight in every layer; "
-            "without it, models other than Mixtral-8x7B drop nothing",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "tables",
-            "auto",
-            "where a_l and r_l come from: published (Mixtral-8x7B), counted on the store split, or "
-            "published where they are",
-            ("auto", "published", "store"),
-        ),
-        Param("sizes", "dp", "cache sizes: the dynamic program's, or equal ones", ("dp", "equal")),
-        Param("prefetch", True, "guess one expert of the next layer"),
-        Param("chunks", 3, "copies per expert: 3 matrices, computed as they arrive (code), or 1", low=1, high=3),
+    variant: str = param("code", "the published code, or the paper's text where it differs", ("paper", "code"))
+    buffers: int = param(6, "spare expert buffers beside the cache (code)", low=2, high=10_000)
+    gating: bool = param(
+        True,
+        "drop later choices of little weight (the paper; the code with --adapgate, as its README runs it); published "
+        "sensitivities are Mixtral-8x7B's",
     )
-    variant: str
-    buffers: int
-    gating: bool
-    tolerance: float
-    score_threshold: float | None
-    tables: str
-    sizes: str
-    prefetch: bool
-    chunks: int
+    tolerance: float = param(
+        0.005,
+        "a choice is dropped when its normalised weight is below sqrt(tolerance / sensitivity) (code)",
+        low=0.0,
+        high=1.0,
+    )
+    score_threshold: float | None = param(
+        None,
+        "in place of sensitivities: drop below this normalised weight in every layer; without it, models other than "
+        "Mixtral-8x7B drop nothing",
+        low=0.0,
+        high=1.0,
+    )
+    tables: str = param(
+        "auto",
+        "where a_l and r_l come from: published (Mixtral-8x7B), counted on the store split, or published where they "
+        "are",
+        ("auto", "published", "store"),
+    )
+    sizes: str = param("dp", "cache sizes: the dynamic program's, or equal ones", ("dp", "equal"))
+    prefetch: bool = param(True, "guess one expert of the next layer")
+    chunks: int = param(3, "copies per expert: 3 matrices, computed as they arrive (code), or 1", low=1, high=3)
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from policies.common.homes import by_layer, most_layers
-from sim.policy import Param, ParamValue, Piece, Policy, View
+from sim.policy import ParamValue, Piece, Policy, View, param
 
 
-def scope_param(default: str) -> Param:
+def scope_param(default: str) -> str:
     """The parameter that says whether a cache is one per layer or one over all layers of a GPU."""
-    return Param(
-        "scope",
-        default,
-        "layer: one cache per layer (Mixtral-Offloading section 3.1); global: one over all layers of a GPU",
-        choices=("layer", "global"),
-    )
+    doc = "layer: one cache per layer (Mixtral-Offloading section 3.1); global: one over all layers of a GPU"
+    return param(default, doc, ("layer", "global"))
 
 
 class ScopedCache(Policy):
@@ -26,9 +22,8 @@ class ScopedCache(Policy):
     go to the first layers, one each.
     """
 
-    params: ClassVar[tuple[Param, ...]] = (scope_param("layer"),)
+    scope: str = scope_param("layer")
     as_one_list: ClassVar[dict[str, ParamValue]] = {"scope": "global"}
-    scope: str
 
     def min_experts(self, view: View) -> int:
         return most_layers(view) if self.scope == "layer" else 1

@@ -6,88 +6,105 @@ cache. What is then worth a slot is copied behind the layer's own results and ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable
 
 from policies.common.homes import asked_by_layer, beside, dealt, each_layer, living
-from sim.policy import Decision, DoesNotFit, Gate, Param, Piece, Predict, RunCpu, RunGpu, Ticket, View, Wait
+from policies.common.op_offload import OpOffload
+from sim.policy import Decision, DoesNotFit, Gate, Piece, Predict, RunCpu, RunGpu, Steps, Ticket, View, Wait, param
 
-Served = Generator[Decision | Sequence[Decision], Any, tuple[Ticket, ...]]
-
-OVERLAP = "the GPU computes hits while the CPU computes misses; false: first the GPU, then the CPU"
-SLOTS = Param(
-    "slots",
+SLOTS = param(
     None,
-    "experts on the GPU per layer, dealt out where there are several GPUs; without it as many as fit beside "
-    "what op offload needs",
+    "experts on the GPU per layer, dealt out where there are several GPUs; without it as many as fit beside what op "
+    "offload needs",
     low=0,
     high=4096,
 )
 
 
-def hot_and_cold(gate: Gate, view: View, hot: Collection[int], overlap: bool = True) -> Served:
-    """Run a layer's hot experts on the GPU, the others on the CPU; returns the tickets of the CPU's results.
+def overlap_param(source: str) -> bool:
+    """The parameter that says whether both sides of a layer are computed at once."""
+    doc = "the GPU computes hits while the CPU computes misses; false: first the GPU, then the CPU"
+    return param(True, f"{doc} ({source})")
 
-    The graph of these engines is the same for every token, so that the CPU has its part in each layer: where nothing is
-    cold it has nothing to compute, and the host still hands over, waits and merges (`hybrid_layer_s` of the stack).
+
+class HotCold(OpOffload):
+    """Computes hot experts on the GPU and cold ones on the CPU; a policy says what is then worth a slot.
+
+    Attributes:
+        max_batch: tokens up to which the cache serves; above, all experts are cold, and nothing comes. None: any.
     """
-    warm: list[Decision] = [RunGpu(expert) for expert in gate.needs if expert in hot]
-    cold: list[Decision] = [RunCpu(expert) for expert in gate.needs if expert not in hot]
-    results: list[Ticket] = []
-    if not cold and view.prices.hybrid_layer_s():
-        yield Predict(view.prices.hybrid_layer_s(), "host", basis="stack")
-    if overlap and cold:
-        results = yield cold
-    if warm:
-        done = yield warm
-        if cold and not overlap:
-            yield Wait(tuple(done))
-    if cold and not overlap:
-        results = yield cold
-    return tuple(results)
 
+    overlap: bool = True
+    max_batch: int | None = None
 
-def slots_by_layer(policy: str, asked: int | None, spare: int, view: View) -> list[list[int]]:
-    """Experts that each GPU keeps of every layer, by layer and GPU.
+    def serve(self, gate: Gate, view: View) -> Steps:
+        """Run the layer's experts where they are, then `admit` what is worth it.
 
-    Args:
-        asked: of a layer over all GPUs; None: as many as fit. spare: experts to leave free on each GPU.
+        The graph of these engines is the same for every token, so that the CPU has its part in each layer: where
+        nothing is cold it has nothing to compute, and the host still hands over, waits and merges (`hybrid_layer_s` of
+        the stack).
+        """
+        is_served = self.max_batch is None or gate.iteration.n_tokens <= self.max_batch
+        hot = {expert for expert in gate.needs if is_served and view.resident(gate.layer, expert)}
+        warm: list[Decision] = [RunGpu(expert) for expert in gate.needs if expert in hot]
+        cold: list[Decision] = [RunCpu(expert) for expert in gate.needs if expert not in hot]
+        results: list[Ticket] = []
+        if not cold and view.prices.hybrid_layer_s():
+            yield Predict(view.prices.hybrid_layer_s(), "host", basis="stack")
+        if self.overlap and cold:
+            results = yield cold
+        if warm:
+            done = yield warm
+            if cold and not self.overlap:
+                yield Wait(tuple(done))
+        if cold and not self.overlap:
+            results = yield cold
+        if is_served:
+            yield from self.admit(gate, hot, tuple(results), view)
 
-    Raises:
-        DoesNotFit: the number asked for does not.
-    """
-    gpus = range(view.n_gpus)
-    most = [each_layer(beside(spare, gpu, view), gpu, view) for gpu in gpus]
-    if asked is None:
-        return [most] * view.n_layers
-    slots = [asked_by_layer(asked, gpu, view) for gpu in gpus]
-    for gpu, (of_gpu, room) in enumerate(zip(slots, most, strict=True)):
-        if max(of_gpu) > room:
-            raise DoesNotFit(
-                f"parameter {policy}.slots, got {asked}: GPU {gpu} has room for {room} experts of every layer beside "
-                "what op offload needs; lower it, or leave it out"
-            )
-    return [list(row) for row in zip(*slots, strict=True)]
+    def admit(self, gate: Gate, hot: Collection[int], results: tuple[Ticket, ...], view: View) -> Iterable[Decision]:
+        """A layer has run, of whose experts `hot` were hits; what changes in the cache, behind the CPU's results."""
+        return ()
 
+    def slots_by_layer(self, asked: int | None, view: View) -> list[list[int]]:
+        """Experts that each GPU keeps of every layer, by layer and GPU.
 
-def pool_by_gpu(policy: str, param: str, asked: int | None, spare: int, view: View) -> list[int]:
-    """Experts that each GPU keeps of all layers together: as many as fit, or its part of the number asked for.
+        Args:
+            asked: of a layer over all GPUs; None: as many as fit.
 
-    Raises:
-        DoesNotFit: that part does not.
-    """
-    most = [beside(spare, gpu, view) for gpu in range(view.n_gpus)]
-    if asked is None:
-        return most
-    owned = living(view)
-    rooms = dealt(min(asked, sum(owned)), owned) if view.n_gpus > 1 else [asked]
-    for gpu, (n, room) in enumerate(zip(rooms, most, strict=True)):
-        if n > room:
-            raise DoesNotFit(
-                f"parameter {policy}.{param}, got {asked}: GPU {gpu} has room for {room} experts beside what op "
-                "offload needs; lower it, or leave it out"
-            )
-    return rooms
+        Raises:
+            DoesNotFit: the number asked for does not.
+        """
+        gpus, spare = range(view.n_gpus), self.spare(view)
+        most = [each_layer(beside(spare, gpu, view), gpu, view) for gpu in gpus]
+        if asked is None:
+            return [most] * view.n_layers
+        slots = [asked_by_layer(asked, gpu, view) for gpu in gpus]
+        self._refuse(f"slots, got {asked}", [max(of_gpu) for of_gpu in slots], most, "experts of every layer")
+        return [list(row) for row in zip(*slots, strict=True)]
+
+    def pool_by_gpu(self, name: str, asked: int | None, view: View) -> list[int]:
+        """Experts that each GPU keeps of all layers together: as many as fit, or its part of the number asked for.
+
+        Raises:
+            DoesNotFit: that part does not.
+        """
+        spare = self.spare(view)
+        most = [beside(spare, gpu, view) for gpu in range(view.n_gpus)]
+        if asked is None:
+            return most
+        owned = living(view)
+        rooms = dealt(min(asked, sum(owned)), owned) if view.n_gpus > 1 else [asked]
+        self._refuse(f"{name}, got {asked}", rooms, most, "experts")
+        return rooms
+
+    def _refuse(self, asked: str, slots: list[int], most: list[int], unit: str) -> None:
+        for gpu, (n, room) in enumerate(zip(slots, most, strict=True)):
+            if n > room:
+                raise DoesNotFit(
+                    f"parameter {self.name}.{asked}: GPU {gpu} has room for {room} {unit} beside what op offload "
+                    "needs; lower it, or leave it out"
+                )
 
 
 class Slots:

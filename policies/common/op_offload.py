@@ -7,80 +7,59 @@ a cache).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 import numpy as np
 
 from policies.common.homes import most_of_a_layer
 from policies.common.placement import fits_whole
-from sim.policy import Evict, Fetch, Gate, Param, RunGpu, Steps, Ticket, View
+from sim.policy import Decisions, Evict, Fetch, Gate, Policy, RunGpu, Steps, Ticket, View, param
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-PARAMS = (
-    Param(
-        "op_offload",
-        True,
-        "large batches are computed on the GPU, experts copied for the occasion (--no-op-offload switches it off)",
-    ),
-    Param(
-        "op_offload_min_batch",
-        32,
-        "tokens from which a batch is large (GGML_OP_OFFLOAD_MIN_BATCH)",
-        low=0,
-        high=10**9,
-    ),
-    Param(
-        "ubatch",
+class OpOffload(Policy):
+    """Copies what large batches need, from `op_offload_min_batch` tokens on; for smaller ones `serve` answers."""
+
+    op_offload: bool = param(
+        True, "large batches are computed on the GPU, experts copied for the occasion (--no-op-offload switches it off)"
+    )
+    op_offload_min_batch: int = param(
+        32, "tokens from which a batch is large (GGML_OP_OFFLOAD_MIN_BATCH)", low=0, high=10**9
+    )
+    ubatch: int = param(
         512,
         "tokens of a prompt computed at a time (--ubatch-size); each time the experts are copied again",
         low=1,
         high=10**9,
-    ),
-    Param(
-        "matrices",
-        3,
-        "weight matrices of an expert, each a tensor and a copy of its own (up, gate, down)",
-        low=1,
-        high=16,
-    ),
-)
-
-
-class OpOffload(NamedTuple):
-    """From how many tokens on (None: never), in how many copies per expert, how many tokens at a time."""
-
-    min_batch: int | None
-    ubatch: int
-    matrices: int
+    )
+    matrices: int = param(
+        3, "weight matrices of an expert, each a tensor and a copy of its own (up, gate, down)", low=1, high=16
+    )
     copy_used_only: bool = True
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> OpOffload:
-        """As the settings of a policy say that has `PARAMS` among its parameters."""
-        min_batch = settings["op_offload_min_batch"] if settings["op_offload"] else None
-        return cls(min_batch, settings["ubatch"], settings["matrices"], settings.get("copy_used_only", True))
 
     def workspace(self, view: View) -> int:
         """Experts per GPU kept free for copies: the scheduler holds one tensor (a matrix of every expert) at a time."""
-        return 0 if self.min_batch is None else -(-most_of_a_layer(view) // self.matrices)
+        return -(-most_of_a_layer(view) // self.matrices) if self.op_offload else 0
 
     def spare(self, view: View) -> int:
         """The same, and nothing where all experts fit."""
         return 0 if fits_whole(view) else self.workspace(view)
 
-    def takes(self, n_tokens: int) -> bool:
-        """Whether a batch is large."""
-        return self.min_batch is not None and min(n_tokens, self.ubatch) >= self.min_batch
+    def min_experts(self, view: View) -> int:
+        return max(1, self.workspace(view))
 
-    def steps(self, gate: Gate, view: View) -> Steps:
+    def gate_done(self, gate: Gate, view: View) -> Decisions:
+        large = self.op_offload and min(gate.iteration.n_tokens, self.ubatch) >= self.op_offload_min_batch
+        return self._copied(gate, view) if large else self.serve(gate, view)
+
+    def serve(self, gate: Gate, view: View) -> Decisions:
+        """Serve a layer for a batch that is not large."""
+        raise NotImplementedError
+
+    def _copied(self, gate: Gate, view: View) -> Steps:
         """Matrix by matrix onto the GPU, on the one stream: no copy beside a computation, nothing kept afterwards.
 
         Expert by expert here, tensor by tensor there: the same copies and computations, one after the other.
         """
         last: tuple[Ticket, ...] = ()
-        for expert, n_copies in enumerate(self._copies(gate, view)):
+        for expert, n_copies in enumerate(self._n_copies(gate, view)):
             if n_copies and view.resident(gate.layer, expert):
                 if expert in gate.needs:
                     last = ((yield RunGpu(expert, after=last)),)
@@ -95,7 +74,7 @@ class OpOffload(NamedTuple):
                 for part in parts:
                     yield Evict(part)
 
-    def _copies(self, gate: Gate, view: View) -> list[int]:
+    def _n_copies(self, gate: Gate, view: View) -> list[int]:
         """How often each expert is copied: once for each `ubatch` that uses it, or for each there is."""
         n_tokens = gate.iteration.n_tokens
         if not self.copy_used_only:

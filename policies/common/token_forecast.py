@@ -19,7 +19,6 @@ from sim.policy import (
     SURROGATE,
     BadInput,
     Iteration,
-    Param,
     Piece,
     Policy,
     Prefetch,
@@ -29,6 +28,7 @@ from sim.policy import (
     Surrogate,
     TokenPaths,
     View,
+    param,
 )
 
 Ids = NDArray[np.int64]
@@ -58,24 +58,19 @@ class Drawn:
 
 
 class Forecasting(Policy):
-    """A policy with a forecast of the whole pass: its `ahead` are loaded in order, and leave last.
+    """A policy with a forecast of the whole pass: its `expected` are loaded in order, and leave last.
 
     Who was loaded first leaves first. Whoever is needed by the layer that runs, or foretold for one to come, stays
     while others can go; when nobody else can go for a demand, the last of the forecast does.
     """
 
     needs = frozenset({"experts", "token_ids"})
-    predictor: str
-    seed: int
-    predictor_params = (
-        Param(
-            "predictor",
-            "tokens",
-            "tokens: where tokens of the same id were routed on the store split; or "
-            "surrogate:SHARE or surrogate:ALL/ANY, a labelled stand-in",
-        ),
-        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    predictor: str = param(
+        "tokens",
+        "tokens: where tokens of the same id were routed on the store split; or surrogate:SHARE or surrogate:ALL/ANY, "
+        "a labelled stand-in",
     )
+    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
@@ -90,7 +85,7 @@ class Forecasting(Policy):
         self._rank, self._bar = order.rank.data, order.bar.data
         self._turns = [0] * n  # by `Piece.index`, numbered as they were loaded
         self._n_loaded = 0
-        self.ahead: dict[Piece, None] = {}
+        self.expected: dict[Piece, None] = {}
         self.ids = np.zeros((0, 0, 0), dtype=np.int64)  # foretold [n, L, K] for the iteration that runs
         self.scores = self.ids
         self._n = self._right = 0
@@ -123,16 +118,16 @@ class Forecasting(Policy):
 
     def plan(self, pieces: Iterable[Piece]) -> None:
         """What the pass will need, in the order it is to be loaded."""
-        for piece in self.ahead:
+        for piece in self.expected:
             self._over(piece)
-        self.ahead = dict.fromkeys(pieces)
-        for at, piece in enumerate(self.ahead):
+        self.expected = dict.fromkeys(pieces)
+        for at, piece in enumerate(self.expected):
             self._rank[piece.index], self._bar[piece.index] = -at, LAST
 
     def passed(self, layer: int) -> None:
         """A layer's gate has spoken: its forecast has had its day."""
-        for piece in [piece for piece in self.ahead if piece.layer <= layer]:
-            del self.ahead[piece]
+        for piece in [piece for piece in self.expected if piece.layer <= layer]:
+            del self.expected[piece]
             self._over(piece)
 
     def _over(self, piece: Piece) -> None:
@@ -143,13 +138,13 @@ class Forecasting(Policy):
         """To the end of the line of those who leave first."""
         self._n_loaded += 1
         self._turns[piece.index] = self._n_loaded
-        if piece not in self.ahead:
+        if piece not in self.expected:
             self._rank[piece.index] = self._n_loaded
 
     def fill(self, view: View) -> Iterator[Piece]:
         """Pieces of the forecast that can be loaded now, in order; a GPU without room waits until some is free."""
         full: set[int] = set()
-        for piece in list(self.ahead):
+        for piece in list(self.expected):
             if piece.gpu in full or view.holds(piece):
                 continue
             if view.free_bytes(piece.gpu) < piece.n_bytes and not self._somebody_leaves(piece.gpu, view):
@@ -166,7 +161,7 @@ class Forecasting(Policy):
 
     def _somebody_leaves(self, gpu: int, view: View) -> bool:
         """Whether anybody makes room for a forecast."""
-        return any(p.gpu == gpu and p not in self.ahead and view.evictable(p) for p in view.residents())
+        return any(p.gpu == gpu and p not in self.expected and view.evictable(p) for p in view.residents())
 
     def placed(self, piece: Piece, view: View) -> None:
         self.loaded(piece)

@@ -38,7 +38,6 @@ from sim.policy import (
     Evict,
     Fetch,
     Gate,
-    Param,
     Piece,
     Policy,
     Prefetch,
@@ -49,6 +48,7 @@ from sim.policy import (
     StoreSplit,
     Surrogate,
     View,
+    param,
 )
 
 
@@ -61,49 +61,26 @@ class Dali(Policy):
     from_notes = True
     traits = frozenset({"cpu", "evicts_eagerly"})
     needs = frozenset({"experts", "next_scores_1"})
-    params = (
-        Param(
-            "w_size",
-            4,
-            "steps from one exchange of the cache to the next (not published; the port: to 64)",
-            low=1,
-            high=64,
-        ),
-        Param(
-            "u_size",
-            1,
-            "experts of a layer exchanged at once, at most (not published; the port: to 16)",
-            low=0,
-            high=16,
-        ),
-        Param(
-            "prefetch_size",
-            1,
-            "experts of the next layer copied ahead, by predicted workload (not published)",
-            low=0,
-            high=4096,
-        ),
-        Param(
-            "first",
-            "descending",
-            "who is placed first: largest CPU time less GPU time, or largest difference either way (the notes say by "
-            "the difference)",
-            ("descending", "absolute"),
-        ),
-        Param(
-            "predictor",
-            "recorded",
-            "recorded: the next gate on this layer's gate input, from the trace; or a labelled stand-in: "
-            "surrogate:SHARE",
-        ),
-        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    w_size: int = param(
+        4, "steps from one exchange of the cache to the next (not published; the port: to 64)", low=1, high=64
     )
-    w_size: int
-    u_size: int
-    prefetch_size: int
-    first: str
-    predictor: str
-    seed: int
+    u_size: int = param(
+        1, "experts of a layer exchanged at once, at most (not published; the port: to 16)", low=0, high=16
+    )
+    prefetch_size: int = param(
+        1, "experts of the next layer copied ahead, by predicted workload (not published)", low=0, high=4096
+    )
+    first: str = param(
+        "descending",
+        "who is placed first: largest CPU time less GPU time, or largest difference either way (the notes say by the "
+        "difference)",
+        ("descending", "absolute"),
+    )
+    predictor: str = param(
+        "recorded",
+        "recorded: the next gate on this layer's gate input, from the trace; or a labelled stand-in: surrogate:SHARE",
+    )
+    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

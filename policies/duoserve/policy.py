@@ -41,7 +41,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Policy,
     Predict,
     Prefetch,
@@ -52,6 +51,7 @@ from sim.policy import (
     Ticket,
     View,
     Wait,
+    param,
 )
 
 COUNTED_AT_ONCE = 256  # iterations
@@ -77,80 +77,56 @@ class DuoServe(Policy):
     source = "arXiv 2509.07379"
     aliases = ("duoserve_moe",)
     traits = frozenset({"evicts_eagerly"})
-    params = (
-        Param(
-            "predictor",
-            "trained",
-            "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that "
-            "`moesim train duoserve` wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or "
-            "surrogate:orca or surrogate:squad, right as often as Table 3 says of the served model",
-            file=True,
-        ),
-        Param(
-            "slots",
-            None,
-            "expert slots per GPU; published: k, the experts a token needs (section 5.1)",
-            low=1,
-            high=65536,
-        ),
-        Param("mlp_s", 6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=60.0),
-        Param(
-            "mlp_bytes",
-            None,
-            "GPU memory of the predictor (published: 300 MB, section 6.4, charged for both Mixtral models, where "
-            "one network of section 4.2 is 12 MB in fp32 and one per layer 371 and 679 MB; other models: the networks' "
-            "weights in fp32, one unless the predictor's file has one per layer)",
-            low=0,
-            high=2**40,
-        ),
-        Param(
-            "prefill_fetch_gate",
-            "slot_free",
-            "when a prompt's next expert is copied: once a slot is free (Figure "
-            "4, 'without having to wait'), or once the expert before it is computed (section 5.2, to the letter)",
-            ("slot_free", "after_prev_compute"),
-        ),
-        Param("prefill_fetch_all", True, "copy experts that no prompt token chose, too (section 5.2: all are active)"),
-        Param(
-            "expert_order",
-            "id",
-            "order of a prompt's experts after the first, which is copied before the gate: "
-            "ascending ids, or most tokens first (not published)",
-            ("id", "tokens"),
-        ),
-        Param(
-            "decode_order",
-            "predicted",
-            "which is Expert 1 of section 5.3: correctly prefetched experts first, or the gate's order (not published)",
-            ("predicted", "gate"),
-        ),
-        Param(
-            "overlap_refetch",
-            False,
-            "compute what was predicted while the rest is fetched again; the text "
-            "compares, fetches, then computes (section 5.3)",
-        ),
-        Param(
-            "predict",
-            "experts",
-            "when the next layer is predicted: as the experts' computation begins, after what was fetched again "
-            "(section 5.3, 'when Layer N begins the expert computation'), or as soon as the gate has chosen "
-            "('simultaneously' with the fetch, section 5.3)",
-            ("experts", "gate"),
-        ),
-        Param("seed", 0, "for a surrogate's draws", low=0, high=2**63 - 1),
+    predictor: str = param(
+        "trained",
+        "trained: the bundled ExpertMLP (section 4.2) of the traced model; a file that `moesim train duoserve` "
+        "wrote; or a labelled stand-in: surrogate:SHARE, surrogate:ALL/ANY, or surrogate:orca or surrogate:squad, "
+        "right as often as Table 3 says of the served model",
+        file=True,
     )
-    predictor: str
-    slots: int | None
-    mlp_s: float
-    mlp_bytes: int | None
-    prefill_fetch_gate: str
-    prefill_fetch_all: bool
-    expert_order: str
-    decode_order: str
-    overlap_refetch: bool
-    predict: str
-    seed: int
+    slots: int | None = param(
+        None, "expert slots per GPU; published: k, the experts a token needs (section 5.1)", low=1, high=65536
+    )
+    mlp_s: float = param(6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=60.0)
+    mlp_bytes: int | None = param(
+        None,
+        "GPU memory of the predictor (published: 300 MB, section 6.4, charged for both Mixtral models, where one "
+        "network of section 4.2 is 12 MB in fp32 and one per layer 371 and 679 MB; other models: the networks' "
+        "weights in fp32, one unless the predictor's file has one per layer)",
+        low=0,
+        high=2**40,
+    )
+    prefill_fetch_gate: str = param(
+        "slot_free",
+        "when a prompt's next expert is copied: once a slot is free (Figure 4, 'without having to wait'), or once "
+        "the expert before it is computed (section 5.2, to the letter)",
+        ("slot_free", "after_prev_compute"),
+    )
+    prefill_fetch_all: bool = param(True, "copy experts that no prompt token chose, too (section 5.2: all are active)")
+    expert_order: str = param(
+        "id",
+        "order of a prompt's experts after the first, which is copied before the gate: ascending ids, or most tokens "
+        "first (not published)",
+        ("id", "tokens"),
+    )
+    decode_order: str = param(
+        "predicted",
+        "which is Expert 1 of section 5.3: correctly prefetched experts first, or the gate's order (not published)",
+        ("predicted", "gate"),
+    )
+    overlap_refetch: bool = param(
+        False,
+        "compute what was predicted while the rest is fetched again; the text compares, fetches, then computes "
+        "(section 5.3)",
+    )
+    predict: str = param(
+        "experts",
+        "when the next layer is predicted: as the experts' computation begins, after what was fetched again (section "
+        "5.3, 'when Layer N begins the expert computation'), or as soon as the gate has chosen ('simultaneously' "
+        "with the fetch, section 5.3)",
+        ("experts", "gate"),
+    )
+    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -47,7 +47,6 @@ from sim.policy import (
     BadInput,
     Evict,
     Gate,
-    Param,
     Piece,
     Policy,
     Predict,
@@ -59,6 +58,7 @@ from sim.policy import (
     Surrogate,
     Ticket,
     View,
+    param,
 )
 
 PREDICTOR_BYTES = 2 * 108_000_000  # 0.108 B parameters (Table 2), 16 bits: 0.24 % of Mixtral-8x7B (section 3.2.2)
@@ -73,141 +73,100 @@ class Emoe(Policy):
     source = "arXiv 2503.06823"
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "scores", "tasks"})
-    params = (
-        Param(
-            "predictor",
-            "trained",
-            "trained: the bundled XLNet of the traced model (section 3.2.2); a file that "
-            "`moesim train emoe` wrote; frequency, a running count per task (not published); or surrogate:SHARE, a "
-            "labelled stand-in that names this share of a prompt's k most used experts (1: perfect)",
-            file=True,
-        ),
-        Param(
-            "form",
-            "A",
-            "eMoE-A: all layers at once from the previous prompt; eMoE-L: layer by layer (section 3.2.2)",
-            ("A", "L"),
-        ),
-        Param(
-            "p",
-            40,
-            "prompts between invocations of the predictor (section 3.3); 1 is eMoE-E (section 5.4)",
-            low=1,
-            high=1_000_000,
-        ),
-        Param(
-            "reload",
-            "invocation",
-            "when experts are loaded: at an invocation of the predictor, and nothing between "
-            'two (section 3.3: other prompts use "the experts already loaded"), or at every request that is '
-            "scheduled, by the prediction last made (section 3.4)",
-            ("invocation", "request"),
-        ),
-        Param(
-            "experts_per_layer",
-            None,
-            "L: experts kept per layer (section 3.4, set by the user); left out: what the budget holds",
-            low=1,
-            high=4096,
-        ),
-        Param(
-            "kept_frac",
-            None,
-            "L as a share of a layer's experts, rounded: most of the paper's figures keep 0.6; "
-            "experts_per_layer, where given, goes first",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "selection",
-            "predicted",
-            "predicted, or random: L experts at random, drawn anew every p prompts (the baseline of section 5.4)",
-            ("predicted", "random"),
-        ),
-        Param(
-            "first",
-            "predicted",
-            "on the GPU until the predictor is first invoked: the loader's choice from the "
-            "store split, or all experts the budget holds (section 3.3: all)",
-            ("predicted", "all"),
-        ),
-        Param(
-            "task_aware",
-            True,
-            "weigh experts by the tasks that run and are sensitive (section 3.4); false: by all "
-            "tasks alike (the task-agnostic loading of Figure 13)",
-        ),
-        Param(
-            "threshold",
-            0.85,
-            "similarity above which a layer's random routing does not matter (section 3.4)",
-            low=-1.0,
-            high=1.0,
-        ),
-        Param(
-            "sensitivity",
-            "measured",
-            "measured: what the predictor's file says of the traced model; or a JSON file of a profile of your own "
-            '(section 3.4), task -> layers, from the input on, whose routing does not matter to it: {"chat": 12}',
-            file=True,
-        ),
-        Param(
-            "invocation",
-            "waited",
-            "waited: everything waits for the predictor, whose experts serve the p-th prompt (section 3.3); aside: it "
-            "is a process of its own (section 4), nothing waits, and the experts it names are loaded when the next "
-            'request is dispatched (section 3.4: "in the next dispatching of the inference requests")',
-            ("waited", "aside"),
-        ),
-        Param(
-            "classifier",
-            "label",
-            "a prompt's task: `label`, the trace's, or `keywords`, profiled on the store "
-            "split and counted in the prompt's tokens (section 3.2.1; needs token_ids)",
-        ),
-        Param(
-            "task_accuracy",
-            1.0,
-            "share of requests whose task is recognised, the others are taken for another one "
-            "(section 5.6.1, Figure 19)",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "predict_s",
-            None,
-            "seconds per invocation, beside the copies; left out: published seconds less those of its copies, which "
-            "they include: eMoE-A 0.334, eMoE-L 4.211 for 32 layers; on OpenMoE 0.381 and 1.387 (section 5.7)",
-            low=0.0,
-            high=3600.0,
-        ),
-        Param(
-            "memory_bytes",
-            None,
-            "GPU memory of the predictor; published: 0.108 B parameters (Table 2), 16 bits "
-            "each, at most 1.3 % of the experts (section 3.2.2)",
-            low=0,
-            high=2**40,
-        ),
-        Param("seed", 0, "for random selection and mistaken tasks", low=0, high=2**63 - 1),
+    predictor: str = param(
+        "trained",
+        "trained: the bundled XLNet of the traced model (section 3.2.2); a file that `moesim train emoe` wrote; "
+        "frequency, a running count per task (not published); or surrogate:SHARE, a labelled stand-in that names "
+        "this share of a prompt's k most used experts (1: perfect)",
+        file=True,
     )
-    predictor: str
-    form: str
-    p: int
-    reload: str
-    experts_per_layer: int | None
-    kept_frac: float | None
-    selection: str
-    first: str
-    task_aware: bool
-    threshold: float
-    sensitivity: str
-    invocation: str
-    classifier: str
-    task_accuracy: float
-    predict_s: float | None
-    memory_bytes: int | None
-    seed: int
+    form: str = param(
+        "A", "eMoE-A: all layers at once from the previous prompt; eMoE-L: layer by layer (section 3.2.2)", ("A", "L")
+    )
+    p: int = param(
+        40,
+        "prompts between invocations of the predictor (section 3.3); 1 is eMoE-E (section 5.4)",
+        low=1,
+        high=1_000_000,
+    )
+    reload: str = param(
+        "invocation",
+        "when experts are loaded: at an invocation of the predictor, and nothing between two (section 3.3: other "
+        'prompts use "the experts already loaded"), or at every request that is scheduled, by the prediction last '
+        "made (section 3.4)",
+        ("invocation", "request"),
+    )
+    experts_per_layer: int | None = param(
+        None,
+        "L: experts kept per layer (section 3.4, set by the user); left out: what the budget holds",
+        low=1,
+        high=4096,
+    )
+    kept_frac: float | None = param(
+        None,
+        "L as a share of a layer's experts, rounded: most of the paper's figures keep 0.6; experts_per_layer, where "
+        "given, goes first",
+        low=0.0,
+        high=1.0,
+    )
+    selection: str = param(
+        "predicted",
+        "predicted, or random: L experts at random, drawn anew every p prompts (the baseline of section 5.4)",
+        ("predicted", "random"),
+    )
+    first: str = param(
+        "predicted",
+        "on the GPU until the predictor is first invoked: the loader's choice from the store split, or all experts "
+        "the budget holds (section 3.3: all)",
+        ("predicted", "all"),
+    )
+    task_aware: bool = param(
+        True,
+        "weigh experts by the tasks that run and are sensitive (section 3.4); false: by all tasks alike (the "
+        "task-agnostic loading of Figure 13)",
+    )
+    threshold: float = param(
+        0.85, "similarity above which a layer's random routing does not matter (section 3.4)", low=-1.0, high=1.0
+    )
+    sensitivity: str = param(
+        "measured",
+        "measured: what the predictor's file says of the traced model; or a JSON file of a profile of your own "
+        '(section 3.4), task -> layers, from the input on, whose routing does not matter to it: {"chat": 12}',
+        file=True,
+    )
+    invocation: str = param(
+        "waited",
+        "waited: everything waits for the predictor, whose experts serve the p-th prompt (section 3.3); aside: it is "
+        "a process of its own (section 4), nothing waits, and the experts it names are loaded when the next request "
+        'is dispatched (section 3.4: "in the next dispatching of the inference requests")',
+        ("waited", "aside"),
+    )
+    classifier: str = param(
+        "label",
+        "a prompt's task: `label`, the trace's, or `keywords`, profiled on the store split and counted in the "
+        "prompt's tokens (section 3.2.1; needs token_ids)",
+    )
+    task_accuracy: float = param(
+        1.0,
+        "share of requests whose task is recognised, the others are taken for another one (section 5.6.1, Figure 19)",
+        low=0.0,
+        high=1.0,
+    )
+    predict_s: float | None = param(
+        None,
+        "seconds per invocation, beside the copies; left out: published seconds less those of its copies, which they "
+        "include: eMoE-A 0.334, eMoE-L 4.211 for 32 layers; on OpenMoE 0.381 and 1.387 (section 5.7)",
+        low=0.0,
+        high=3600.0,
+    )
+    memory_bytes: int | None = param(
+        None,
+        "GPU memory of the predictor; published: 0.108 B parameters (Table 2), 16 bits each, at most 1.3 % of the "
+        "experts (section 3.2.2)",
+        low=0,
+        high=2**40,
+    )
+    seed: int = param(0, "for random selection and mistaken tasks", low=0, high=2**63 - 1)
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -23,7 +23,7 @@ what moving KV entries costs. Several GPUs (not published): each has its own slo
 from __future__ import annotations
 
 from policies.common.token_forecast import Forecasting
-from sim.policy import Gate, Iteration, Param, Predict, Serve, Steps, View
+from sim.policy import Gate, Iteration, Predict, Serve, Steps, View, param
 
 
 class ExpertFlow(Forecasting):
@@ -33,13 +33,8 @@ class ExpertFlow(Forecasting):
     title = "ExpertFlow (He): routing paths foretold, slots by demand"
     source = "arXiv 2410.17954 (DAC 2026), known from third-party notes"
     from_notes = True
-    params = (
-        *Forecasting.predictor_params,
-        Param("predict_s", 1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0),
-        Param("hidden", False, "the prediction costs no time, as if the pipeline of two batches hid it (published)"),
-    )
-    predict_s: float
-    hidden: bool
+    predict_s: float = param(1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0)
+    hidden: bool = param(False, "the prediction costs no time, as if the pipeline of two batches hid it (published)")
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:
         if not self.hidden:

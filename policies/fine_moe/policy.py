@@ -23,7 +23,6 @@ from sim.policy import (
     Foresee,
     Gate,
     Iteration,
-    Param,
     Predict,
     Prefetch,
     RequestInfo,
@@ -34,6 +33,7 @@ from sim.policy import (
     Ticket,
     View,
     Wait,
+    param,
 )
 
 SERVE = Serve()
@@ -53,104 +53,74 @@ class FineMoe(MapCache):
     aliases = ("finemoe", "fmoe")
     traits = frozenset({"timing"})
     needs = frozenset({"experts", "scores", "embeddings"})
-    params = (
-        Param("variant", "paper", "the paper's text, or release 2 of the code where it differs", ("paper", "code")),
-        Param(
-            "distance",
-            None,
-            "layers between a prediction and its target; published: Mixtral 3, Qwen1.5-MoE 6, "
-            "Phi-3.5-MoE 4 (section 6.7), 3 for any other model",
-            low=1,
-            high=64,
-        ),
-        Param(
-            "horizon",
-            None,
-            "layers that a prediction is about: all from `distance` ahead to the last (all: l in [L] in equations 6 to "
-            "8 and PRI_prefetch of sections 4.3 and 4.5; release 1), or the one `distance` ahead (distance: the layer "
-            "that section 4.2.2 searches for; release 2). Left out: all for paper, distance for code, for "
-            "track=speculate, whose gate names one layer, and for asynchronous=false, which would wait for all",
-            ("all", "distance"),
-        ),
-        Param(
-            "prefill",
-            None,
-            "what is predicted for a prompt, of whose tokens the text says nothing; each is a map of its own: what "
-            "searches for all of them name in the first `distance` layers, and for the last one in the others "
-            "(release1); what searches for all of them name in every layer (union: assumed); what the mean of them "
-            "names, one map (mean: assumed); nothing (none: release 2). Left out: release1 for paper, none for code",
-            ("release1", "union", "mean", "none"),
-        ),
-        Param("capacity", 1000, "maps in the store (section 6.7: knee at 1K)", low=1, high=100_000),
-        Param(
-            "mode",
-            "offline",
-            "offline: the store split fills the store (section 6.1); online: it starts empty (section 6.3)",
-            ("offline", "online"),
-        ),
-        Param(
-            "track",
-            "map_tsd",
-            "what predicts (Figure 14a): the next gates on this gate's input, request-level hit "
-            "counts, or maps by trajectory, with semantic search, with the delta threshold",
-            ("speculate", "hit_count", "map_t", "map_ts", "map_tsd"),
-        ),
-        Param(
-            "predictor",
-            "gate_reuse",
-            "what track=speculate asks: a later gate on this layer's gate input "
-            "(next_scores of the trace, in prompts where it has theirs); or surrogate:SHARE, a labelled stand-in that "
-            "is right for so many, in prompts, too",
-        ),
-        Param(
-            "evict",
-            "fine_moe",
-            "what is evicted (Figure 14b): least p x freq (section 4.5), LRU or LFU",
-            ("fine_moe", "lru", "lfu"),
-        ),
-        Param(
-            "freq",
-            "visits",
-            "what freq in p x freq counts, and what LFU does: every gate that asks for the expert, found or not, and "
-            "for good (visits: section 4.5's cache visit frequency; release 2); those that find it (hits: section "
-            "4.5's less frequently hit); those since it was loaded (since_loaded: release 1)",
-            ("visits", "hits", "since_loaded"),
-        ),
-        Param(
-            "asynchronous",
-            True,
-            "search and prefetch beside the forward pass (section 4.3); false: a layer waits until both are finished",
-        ),
-        Param(
-            "search_overhead_s",
-            2e-4,
-            "fixed cost of a search, a few tensor operations in Python (assumed; "
-            "section 6.8 bounds all of FineMoE's overhead by 50 ms per iteration)",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "depth",
-            2,
-            "speculative copies handed to each GPU's copy engine at once: one in flight, one behind it, so that one "
-            "follows the other as from a worker thread (release 1, MoE-Infinity's code); release 2 keeps 1 in flight",
-            low=1,
-            high=64,
-        ),
+    variant: str = param("paper", "the paper's text, or release 2 of the code where it differs", ("paper", "code"))
+    distance: int | None = param(
+        None,
+        "layers between a prediction and its target; published: Mixtral 3, Qwen1.5-MoE 6, Phi-3.5-MoE 4 (section "
+        "6.7), 3 for any other model",
+        low=1,
+        high=64,
     )
-    variant: str
-    distance: int | None
-    horizon: str | None
-    prefill: str | None
-    capacity: int
-    mode: str
-    track: str
-    predictor: str
-    evict: str
-    freq: str
-    asynchronous: bool
-    search_overhead_s: float
-    depth: int
+    horizon: str | None = param(
+        None,
+        "layers that a prediction is about: all from `distance` ahead to the last (all: l in [L] in equations 6 to 8 "
+        "and PRI_prefetch of sections 4.3 and 4.5; release 1), or the one `distance` ahead (distance: the layer that "
+        "section 4.2.2 searches for; release 2). Left out: all for paper, distance for code, for track=speculate, "
+        "whose gate names one layer, and for asynchronous=false, which would wait for all",
+        ("all", "distance"),
+    )
+    prefill: str | None = param(
+        None,
+        "what is predicted for a prompt, of whose tokens the text says nothing; each is a map of its own: what "
+        "searches for all of them name in the first `distance` layers, and for the last one in the others "
+        "(release1); what searches for all of them name in every layer (union: assumed); what the mean of them "
+        "names, one map (mean: assumed); nothing (none: release 2). Left out: release1 for paper, none for code",
+        ("release1", "union", "mean", "none"),
+    )
+    capacity: int = param(1000, "maps in the store (section 6.7: knee at 1K)", low=1, high=100_000)
+    mode: str = param(
+        "offline",
+        "offline: the store split fills the store (section 6.1); online: it starts empty (section 6.3)",
+        ("offline", "online"),
+    )
+    track: str = param(
+        "map_tsd",
+        "what predicts (Figure 14a): the next gates on this gate's input, request-level hit counts, or maps by "
+        "trajectory, with semantic search, with the delta threshold",
+        ("speculate", "hit_count", "map_t", "map_ts", "map_tsd"),
+    )
+    predictor: str = param(
+        "gate_reuse",
+        "what track=speculate asks: a later gate on this layer's gate input (next_scores of the trace, in prompts "
+        "where it has theirs); or surrogate:SHARE, a labelled stand-in that is right for so many, in prompts, too",
+    )
+    evict: str = param(
+        "fine_moe", "what is evicted (Figure 14b): least p x freq (section 4.5), LRU or LFU", ("fine_moe", "lru", "lfu")
+    )
+    freq: str = param(
+        "visits",
+        "what freq in p x freq counts, and what LFU does: every gate that asks for the expert, found or not, and for "
+        "good (visits: section 4.5's cache visit frequency; release 2); those that find it (hits: section 4.5's less "
+        "frequently hit); those since it was loaded (since_loaded: release 1)",
+        ("visits", "hits", "since_loaded"),
+    )
+    asynchronous: bool = param(
+        True, "search and prefetch beside the forward pass (section 4.3); false: a layer waits until both are finished"
+    )
+    search_overhead_s: float = param(
+        2e-4,
+        "fixed cost of a search, a few tensor operations in Python (assumed; section 6.8 bounds all of FineMoE's "
+        "overhead by 50 ms per iteration)",
+        low=0.0,
+        high=1.0,
+    )
+    depth: int = param(
+        2,
+        "speculative copies handed to each GPU's copy engine at once: one in flight, one behind it, so that one "
+        "follows the other as from a worker thread (release 1, MoE-Infinity's code); release 2 keeps 1 in flight",
+        low=1,
+        high=64,
+    )
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -29,7 +29,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     Prefetch,
@@ -39,6 +38,7 @@ from sim.policy import (
     Steps,
     Ticket,
     View,
+    param,
 )
 
 LOOKAHEAD = 3
@@ -52,70 +52,42 @@ class Hobbit(Policy):
     source = "arXiv 2411.01433 section 3 (no public code)"
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "weights", *(f"next_scores_{d}" for d in range(1, LOOKAHEAD + 1))})
-    params = (
-        Param(
-            "t1",
-            0.6,
-            "an expert is needed in high precision while those before it have up to this share of the "
-            "gate's weight (T1)",
-            low=0.0,
-            high=1.0,
-        ),
-        Param("t2", 0.9, "in low precision up to this share (T2); above it is skipped", low=0.0, high=1.0),
-        Param(
-            "skip",
-            "missing",
-            "whether an expert of the third class is left out when it is missing, always, or "
-            "never (loaded in low precision)",
-            ("missing", "always", "never"),
-        ),
-        Param(
-            "low_precision",
-            "int4",
-            "the low precision (published: int4 beside fp16, int2 beside int8)",
-            ("int4", "int2", "int8"),
-        ),
-        Param(
-            "low_frac", 0.2, "share of the expert budget that the low-precision cache has (assumed)", low=0.0, high=1.0
-        ),
-        Param("w_lru", 0.25, "weight of recency in the score (assumed; published: calibrated)", low=0.0, high=1.0),
-        Param("w_lfu", 0.25, "weight of the number of uses (assumed)", low=0.0, high=1.0),
-        Param("w_lhu", 0.25, "weight of the number of uses in high precision (assumed)", low=0.0, high=1.0),
-        Param("w_fld", 0.25, "weight of the layer's distance (assumed)", low=0.0, high=1.0),
-        Param(
-            "fld",
-            "text",
-            "the distance as the formula is printed, which keeps the layers just passed, or counted "
-            "ahead, which keeps those that come next, as the name (farthest layer distance) says",
-            ("text", "ahead"),
-        ),
-        Param("reset", True, "records begin anew with each sequence"),
-        Param(
-            "lookahead",
-            LOOKAHEAD,
-            "layers whose gates are stacked (p, 1 to 3 recommended); 0 prefetches nothing",
-            low=0,
-            high=LOOKAHEAD,
-        ),
-        Param(
-            "cpu_misses",
-            False,
-            "compute missing experts on the CPU (the optional mode); they are loaded behind while a cache has room",
-        ),
+    t1: float = param(
+        0.6,
+        "an expert is needed in high precision while those before it have up to this share of the gate's weight (T1)",
+        low=0.0,
+        high=1.0,
     )
-    t1: float
-    t2: float
-    skip: str
-    low_precision: str
-    low_frac: float
-    w_lru: float
-    w_lfu: float
-    w_lhu: float
-    w_fld: float
-    fld: str
-    reset: bool
-    lookahead: int
-    cpu_misses: bool
+    t2: float = param(0.9, "in low precision up to this share (T2); above it is skipped", low=0.0, high=1.0)
+    skip: str = param(
+        "missing",
+        "whether an expert of the third class is left out when it is missing, always, or never (loaded in low "
+        "precision)",
+        ("missing", "always", "never"),
+    )
+    low_precision: str = param(
+        "int4", "the low precision (published: int4 beside fp16, int2 beside int8)", ("int4", "int2", "int8")
+    )
+    low_frac: float = param(
+        0.2, "share of the expert budget that the low-precision cache has (assumed)", low=0.0, high=1.0
+    )
+    w_lru: float = param(0.25, "weight of recency in the score (assumed; published: calibrated)", low=0.0, high=1.0)
+    w_lfu: float = param(0.25, "weight of the number of uses (assumed)", low=0.0, high=1.0)
+    w_lhu: float = param(0.25, "weight of the number of uses in high precision (assumed)", low=0.0, high=1.0)
+    w_fld: float = param(0.25, "weight of the layer's distance (assumed)", low=0.0, high=1.0)
+    fld: str = param(
+        "text",
+        "the distance as the formula is printed, which keeps the layers just passed, or counted ahead, which keeps "
+        "those that come next, as the name (farthest layer distance) says",
+        ("text", "ahead"),
+    )
+    reset: bool = param(True, "records begin anew with each sequence")
+    lookahead: int = param(
+        LOOKAHEAD, "layers whose gates are stacked (p, 1 to 3 recommended); 0 prefetches nothing", low=0, high=LOOKAHEAD
+    )
+    cpu_misses: bool = param(
+        False, "compute missing experts on the CPU (the optional mode); they are loaded behind while a cache has room"
+    )
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

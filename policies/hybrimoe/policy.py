@@ -38,12 +38,12 @@ from sim.policy import (
     Evict,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     RunCpu,
     RunGpu,
     View,
+    param,
 )
 
 PUBLISHED_LOOKAHEAD = 3
@@ -57,79 +57,54 @@ class HybriMoe(Policy):
     source = "arXiv 2504.05897 (DAC'25); PKU-SEC-Lab/HybriMoE@508a85b ktransformers/operators/experts.py"
     traits = frozenset({"cpu", "timing"})
     needs = frozenset({"experts", "scores", *(f"next_scores_{d}" for d in range(1, PUBLISHED_LOOKAHEAD + 1))})
-    params = (
-        Param(
-            "variant",
-            "paper",
-            "the paper's schedule by measured latencies and prefetch by gain, or the public "
-            "code's constants and its prefetch by score",
-            ("paper", "code"),
-        ),
-        Param(
-            "cache_size",
-            None,
-            "experts per layer on the GPU (code: 16 unless told); without it as many as fit equally in every layer",
-            low=1,
-            high=4096,
-        ),
-        Param("alpha", 0.5, "weight of the newest scores in MRS (section IV-D)", low=0.0, high=1.0),
-        Param(
-            "top_p",
-            None,
-            "highest scores that count in MRS; published: twice the experts per token (the code's "
-            "class has 12 as its default)",
-            low=1,
-            high=4096,
-        ),
-        Param("evict", "mrs", "least score, or the paper's baseline in Figure 9", ("mrs", "lru")),
-        Param(
-            "lookahead",
-            PUBLISHED_LOOKAHEAD,
-            "variant paper: layers ahead to guess and prefetch for; 0 prefetches nothing",
-            low=0,
-            high=PUBLISHED_LOOKAHEAD,
-        ),
-        Param(
-            "prefetch_size",
-            0,
-            "variant code: experts of the next layer to have on the GPU, by score (code: 0)",
-            low=0,
-            high=4096,
-        ),
-        Param(
-            "matrices",
-            3,
-            "copies an expert comes in, so that what is urgent, a CPU result above all, waits for one "
-            "of them at most (code: gate, up and down)",
-            low=1,
-            high=16,
-        ),
-        Param("initial_seed", 0, "variant paper: seed of the experts drawn to begin with", low=0, high=2**63 - 1),
-        Param("gpu_time", 0.5, "variant code: an expert on the GPU (`model_gpu_time`)", low=0.0, high=1e6),
-        Param(
-            "cpu_time_per_token",
-            1.0,
-            "variant code: an expert on the CPU, per token (`model_cpu_time`; the code's "
-            "comments: Mixtral 0.2, Qwen2 0.8, DeepSeek 1)",
-            low=0.0,
-            high=1e6,
-        ),
-        Param("cpu_first_time", 0.79, "variant code: what a layer's first CPU expert takes longer", low=0.0, high=1e6),
-        Param("move_time", 0.418, "variant code: copying an expert (`model_move_time`)", low=0.0, high=1e6),
+    variant: str = param(
+        "paper",
+        "the paper's schedule by measured latencies and prefetch by gain, or the public code's constants and its "
+        "prefetch by score",
+        ("paper", "code"),
     )
-    variant: str
-    cache_size: int | None
-    alpha: float
-    top_p: int | None
-    evict: str
-    lookahead: int
-    prefetch_size: int
-    matrices: int
-    initial_seed: int
-    gpu_time: float
-    cpu_time_per_token: float
-    cpu_first_time: float
-    move_time: float
+    cache_size: int | None = param(
+        None,
+        "experts per layer on the GPU (code: 16 unless told); without it as many as fit equally in every layer",
+        low=1,
+        high=4096,
+    )
+    alpha: float = param(0.5, "weight of the newest scores in MRS (section IV-D)", low=0.0, high=1.0)
+    top_p: int | None = param(
+        None,
+        "highest scores that count in MRS; published: twice the experts per token (the code's class has 12 as its "
+        "default)",
+        low=1,
+        high=4096,
+    )
+    evict: str = param("mrs", "least score, or the paper's baseline in Figure 9", ("mrs", "lru"))
+    lookahead: int = param(
+        PUBLISHED_LOOKAHEAD,
+        "variant paper: layers ahead to guess and prefetch for; 0 prefetches nothing",
+        low=0,
+        high=PUBLISHED_LOOKAHEAD,
+    )
+    prefetch_size: int = param(
+        0, "variant code: experts of the next layer to have on the GPU, by score (code: 0)", low=0, high=4096
+    )
+    matrices: int = param(
+        3,
+        "copies an expert comes in, so that what is urgent, a CPU result above all, waits for one of them at most "
+        "(code: gate, up and down)",
+        low=1,
+        high=16,
+    )
+    initial_seed: int = param(0, "variant paper: seed of the experts drawn to begin with", low=0, high=2**63 - 1)
+    gpu_time: float = param(0.5, "variant code: an expert on the GPU (`model_gpu_time`)", low=0.0, high=1e6)
+    cpu_time_per_token: float = param(
+        1.0,
+        "variant code: an expert on the CPU, per token (`model_cpu_time`; the code's comments: Mixtral 0.2, Qwen2 "
+        "0.8, DeepSeek 1)",
+        low=0.0,
+        high=1e6,
+    )
+    cpu_first_time: float = param(0.79, "variant code: what a layer's first CPU expert takes longer", low=0.0, high=1e6)
+    move_time: float = param(0.418, "variant code: copying an expert (`model_move_time`)", low=0.0, high=1e6)
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -32,7 +32,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     Predict,
@@ -43,6 +42,7 @@ from sim.policy import (
     Ticket,
     View,
     Wait,
+    param,
 )
 
 # Counted while decoding: experts used after substitution, of them those in GPU memory or on the way there, those loaded
@@ -70,121 +70,86 @@ class Importance(Policy):
     aliases = ("smoe",)
     traits = frozenset({"lossy", "timing", "cpu"})
     needs = frozenset({"experts", "scores", "shared_scores"})
-    params = (
-        Param("variant", "paper", "the paper's text, or the public code where they differ", ("paper", "code")),
-        Param(
-            "alpha",
-            None,
-            "width of the low-score band (section 5.1); published: DeepSeekMoE-16B 0.35, XVERSE 0.30, "
-            "Qwen2-57B 0.25 (section 6.2); 0.25 for any other model and in the code",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "low_score_rule",
-            None,
-            "who is replaced: section 5.1 (paper), Algorithm 1, the code's first found "
-            "(code), or nobody (the ablation of Figure 16)",
-            ("text", "alg1", "code", "none"),
-        ),
-        Param("couple", True, "the top-score set C is that of the whole batch (section 5.1); false: of each token"),
-        Param(
-            "prefer_batch",
-            None,
-            "prefer alternatives that more tokens of the batch use, and gather at them what "
-            "else would be loaded or left to the CPU (section 5.4: 1); the code has no such rule: 0",
-            low=0,
-            high=1,
-        ),
-        Param(
-            "prefetch",
-            None,
-            "predicted top-score experts, best first (paper: abstract, sections 5.2, 6.3); the "
-            "predicted top k (section 5.2, to the letter); at most one, after a layer with a miss (code); none",
-            ("top_score", "top_k", "one", "none"),
-        ),
-        Param(
-            "predictor",
-            "recorded",
-            "recorded: what the public code predicts, from the trace (shared_scores); or a labelled stand-in: "
-            "surrogate:TOP/ACTIVE, as surrogate:0.82/0.95 (Figure 18): of the experts named the share with a top score "
-            "and, of the others, the share that is active",
-        ),
-        Param("seed", 0, "for a stand-in's draws", low=0, high=2**63 - 1),
-        Param(
-            "prefill_prefetch",
-            None,
-            "while a prompt is computed, copy the next layer's experts (section 4.1: 1); the code copies at most one "
-            "that it predicts, which is left out, since no trace has to hold predictions for prompts: 0",
-            low=0,
-            high=1,
-        ),
-        Param(
-            "depth",
-            1,
-            "speculative copies handed to each GPU's copy engine at once: one loading thread, one copy "
-            "(sections 4.2, 5.2)",
-            low=1,
-            high=64,
-        ),
-        Param(
-            "prediction_s",
-            None,
-            "GPU seconds of a prediction; left out: weights of attention (paper only) and gate "
-            "at memory bandwidth (derived)",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "evict",
-            None,
-            "least mean score over the window (section 5.3), oldest load (code as shipped), least "
-            "recently used (code as meant), the code's rule with a window (here of iterations, there of tokens)",
-            ("score", "fifo", "lru", "score_position"),
-        ),
-        Param("score_window", 16, "iterations n of section 5.3, never given (assumed)", low=1, high=100_000),
-        Param("shield", True, "what the running layer selected is not evicted (section 5.3)"),
-        Param(
-            "balance",
-            None,
-            "Algorithm 2 (paper), which always loads one expert; what section 5.4 asks for in words, the least "
-            "max(T_load, T_CPU); the code's one pass; or everything loaded, or everything on the CPU (ablations of "
-            "Figure 16)",
-            ("alg2", "minmax", "code", "load", "cpu"),
-        ),
-        Param(
-            "prefill_cpu",
-            None,
-            "the balancer also serves prompts (code: 1); the paper loads all they need (0)",
-            low=0,
-            high=1,
-        ),
-        Param(
-            "barrier",
-            None,
-            "1: loaded experts are computed when all loads of the layer are complete, and the host "
-            "waits for the layer's end before it prefetches (code); 0: each as it arrives (paper)",
-            low=0,
-            high=1,
-        ),
+    variant: str = param("paper", "the paper's text, or the public code where they differ", ("paper", "code"))
+    alpha: float | None = param(
+        None,
+        "width of the low-score band (section 5.1); published: DeepSeekMoE-16B 0.35, XVERSE 0.30, Qwen2-57B 0.25 "
+        "(section 6.2); 0.25 for any other model and in the code",
+        low=0.0,
+        high=1.0,
     )
-    variant: str
-    alpha: float | None
-    low_score_rule: str | None
-    couple: bool
-    prefer_batch: int | None
-    prefetch: str | None
-    predictor: str
-    seed: int
-    prefill_prefetch: int | None
-    depth: int
-    prediction_s: float | None
-    evict: str | None
-    score_window: int
-    shield: bool
-    balance: str | None
-    prefill_cpu: int | None
-    barrier: int | None
+    low_score_rule: str | None = param(
+        None,
+        "who is replaced: section 5.1 (paper), Algorithm 1, the code's first found (code), or nobody (the ablation "
+        "of Figure 16)",
+        ("text", "alg1", "code", "none"),
+    )
+    couple: bool = param(True, "the top-score set C is that of the whole batch (section 5.1); false: of each token")
+    prefer_batch: int | None = param(
+        None,
+        "prefer alternatives that more tokens of the batch use, and gather at them what else would be loaded or left "
+        "to the CPU (section 5.4: 1); the code has no such rule: 0",
+        low=0,
+        high=1,
+    )
+    prefetch: str | None = param(
+        None,
+        "predicted top-score experts, best first (paper: abstract, sections 5.2, 6.3); the predicted top k (section "
+        "5.2, to the letter); at most one, after a layer with a miss (code); none",
+        ("top_score", "top_k", "one", "none"),
+    )
+    predictor: str = param(
+        "recorded",
+        "recorded: what the public code predicts, from the trace (shared_scores); or a labelled stand-in: "
+        "surrogate:TOP/ACTIVE, as surrogate:0.82/0.95 (Figure 18): of the experts named the share with a top score "
+        "and, of the others, the share that is active",
+    )
+    seed: int = param(0, "for a stand-in's draws", low=0, high=2**63 - 1)
+    prefill_prefetch: int | None = param(
+        None,
+        "while a prompt is computed, copy the next layer's experts (section 4.1: 1); the code copies at most one "
+        "that it predicts, which is left out, since no trace has to hold predictions for prompts: 0",
+        low=0,
+        high=1,
+    )
+    depth: int = param(
+        1,
+        "speculative copies handed to each GPU's copy engine at once: one loading thread, one copy (sections 4.2, 5.2)",
+        low=1,
+        high=64,
+    )
+    prediction_s: float | None = param(
+        None,
+        "GPU seconds of a prediction; left out: weights of attention (paper only) and gate at memory bandwidth "
+        "(derived)",
+        low=0.0,
+        high=1.0,
+    )
+    evict: str | None = param(
+        None,
+        "least mean score over the window (section 5.3), oldest load (code as shipped), least recently used (code as "
+        "meant), the code's rule with a window (here of iterations, there of tokens)",
+        ("score", "fifo", "lru", "score_position"),
+    )
+    score_window: int = param(16, "iterations n of section 5.3, never given (assumed)", low=1, high=100_000)
+    shield: bool = param(True, "what the running layer selected is not evicted (section 5.3)")
+    balance: str | None = param(
+        None,
+        "Algorithm 2 (paper), which always loads one expert; what section 5.4 asks for in words, the least "
+        "max(T_load, T_CPU); the code's one pass; or everything loaded, or everything on the CPU (ablations of "
+        "Figure 16)",
+        ("alg2", "minmax", "code", "load", "cpu"),
+    )
+    prefill_cpu: int | None = param(
+        None, "the balancer also serves prompts (code: 1); the paper loads all they need (0)", low=0, high=1
+    )
+    barrier: int | None = param(
+        None,
+        "1: loaded experts are computed when all loads of the layer are complete, and the host waits for the layer's "
+        "end before it prefetches (code); 0: each as it arrives (paper)",
+        low=0,
+        high=1,
+    )
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

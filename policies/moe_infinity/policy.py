@@ -33,7 +33,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     Predict,
@@ -46,6 +45,7 @@ from sim.policy import (
     Ticket,
     View,
     Wishes,
+    param,
 )
 
 MAX_ORDERED = 1_000_000  # entries of such that are kept
@@ -59,65 +59,41 @@ class MoeInfinity(Policy):
     title = "MoE-Infinity: activation-aware offloading"
     source = "arXiv 2401.14361 v3; EfficientMoE/MoE-Infinity@350f0dd and @d617801"
     traits = frozenset({"timing"})
-    params = (
-        Param(
-            "variant",
-            "paper",
-            "the paper (v3), the code of August 2024, or that of March 2026",
-            ("paper", "code2024", "code_head"),
-        ),
-        Param(
-            "capacity", None, "matrices in the collection; published: 120 (paper), 1000 (code2024)", low=1, high=100_000
-        ),
-        Param(
-            "mode",
-            "offline",
-            "offline: the store split fills the collection; online: it starts empty (as FineMoE's section 6.3 runs it)",
-            ("offline", "online"),
-        ),
-        Param(
-            "epsilon", 1e-8, "added to shares and counts, so that every expert has an order (code)", low=0.0, high=1.0
-        ),
-        Param(
-            "lookup_s",
-            2.1e-8,
-            "time of a lookup per matrix in the collection (paper: 21 us at 1,000)",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "guarded",
-            True,
-            "paper: a prefetch evicts only what scores less than itself (assumed); false: whatever scores least",
-        ),
-        Param("phantom_slots", False, "code_head: hits use up free room, as the code's counter has it"),
-        Param(
-            "evict",
-            "variant",
-            "the variant's own rule, or one of the repository's simulator: LRU, LRU that spares "
-            "this layer and the next two, LFU",
-            ("variant", "lru", "lru_ds", "lfu"),
-        ),
-        Param("queue", 16, "prefetches queued at a time; the queue is replaced at every layer", low=1, high=100_000),
-        Param(
-            "depth",
-            1,
-            "speculative copies handed to each GPU's copy engine at once (code: a worker per GPU, one copy at a time; "
-            "as it takes the next one when that ends, 2 is as near: one in flight, one behind it)",
-            low=1,
-            high=64,
-        ),
+    variant: str = param(
+        "paper", "the paper (v3), the code of August 2024, or that of March 2026", ("paper", "code2024", "code_head")
     )
-    variant: str
-    capacity: int | None
-    mode: str
-    epsilon: float
-    lookup_s: float
-    guarded: bool
-    phantom_slots: bool
-    evict: str
-    queue: int
-    depth: int
+    capacity: int | None = param(
+        None, "matrices in the collection; published: 120 (paper), 1000 (code2024)", low=1, high=100_000
+    )
+    mode: str = param(
+        "offline",
+        "offline: the store split fills the collection; online: it starts empty (as FineMoE's section 6.3 runs it)",
+        ("offline", "online"),
+    )
+    epsilon: float = param(
+        1e-8, "added to shares and counts, so that every expert has an order (code)", low=0.0, high=1.0
+    )
+    lookup_s: float = param(
+        2.1e-8, "time of a lookup per matrix in the collection (paper: 21 us at 1,000)", low=0.0, high=1.0
+    )
+    guarded: bool = param(
+        True, "paper: a prefetch evicts only what scores less than itself (assumed); false: whatever scores least"
+    )
+    phantom_slots: bool = param(False, "code_head: hits use up free room, as the code's counter has it")
+    evict: str = param(
+        "variant",
+        "the variant's own rule, or one of the repository's simulator: LRU, LRU that spares this layer and the next "
+        "two, LFU",
+        ("variant", "lru", "lru_ds", "lfu"),
+    )
+    queue: int = param(16, "prefetches queued at a time; the queue is replaced at every layer", low=1, high=100_000)
+    depth: int = param(
+        1,
+        "speculative copies handed to each GPU's copy engine at once (code: a worker per GPU, one copy at a time; as "
+        "it takes the next one when that ends, 2 is as near: one in flight, one behind it)",
+        low=1,
+        high=64,
+    )
 
     def bind(self, view: View) -> None:
         shape = self._shape = (view.n_layers, view.n_experts)

@@ -34,7 +34,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     RequestInfo,
@@ -45,6 +44,7 @@ from sim.policy import (
     Ticket,
     View,
     Wait,
+    param,
 )
 
 
@@ -56,115 +56,80 @@ class Moepic(Policy):
     source = "arXiv 2509.08342"
     traits = frozenset({"timing"})
     needs = frozenset({"experts", "next_scores_1"})
-    params = (
-        Param("omega", 128, "observation window of the cache priority, tokens (section 3.3)", low=1, high=10**9),
-        Param(
-            "rho",
-            0.25,
-            "weight of activations against intervals in the cache priority (section 3.3)",
-            low=1e-9,
-            high=1 - 1e-9,
-        ),
-        Param("tau", 5000, "tokens between two runs of the configurator (section 4.1)", low=1, high=10**9),
-        Param(
-            "zeta", 0.01, "share of the budget that the configurator moves at a time (section 4.1)", low=1e-4, high=1.0
-        ),
-        Param(
-            "split",
-            0.5,
-            "share of an expert in its top before the configurator has run (Algorithm 1); 0 caches nothing",
-            low=0.0,
-            high=1.0,
-        ),
-        Param(
-            "buffer",
-            None,
-            "whole experts in the buffer of prefetched and missing segments; published: K (section 4.1)",
-            low=1,
-            high=10**6,
-        ),
-        Param(
-            "prefetch",
-            "speculative",
-            "speculative: by predicted score (section 3.2); random: Table 3, w/o SP; none",
-            ("speculative", "random", "none"),
-        ),
-        Param("evict", "lcp", "lcp: least cache priority (section 3.3); random: Table 3, w/o LCP", ("lcp", "random")),
-        Param(
-            "configure",
-            True,
-            "run the configurator (section 3.4); false: equal budgets, fixed split (Table 3, w/o CCA)",
-        ),
-        Param(
-            "admission",
-            "always",
-            "a missed expert always replaces the lowest (section 3.3), or only when its priority is no lower",
-            ("always", "priority"),
-        ),
-        Param(
-            "replace",
-            "lowest",
-            "whose place a miss takes where a prompt or a batch needs all that are cached: the lowest of all (section "
-            "3.3), and while that one is still to run the miss passes through the buffer; or the lowest of those that "
-            "have run, however high their priority",
-            ("lowest", "idle"),
-        ),
-        Param(
-            "compute",
-            "segments",
-            "segments: what is there is computed first, tops before any bottom (sections 2.3 "
-            "and 3.2); experts: one expert after the other, its bottom right after its top",
-            ("segments", "experts"),
-        ),
-        Param(
-            "concatenate",
-            True,
-            "an expert all of which is there is computed as one (section 3.1: concatenated); "
-            "false: its top, then its bottom",
-        ),
-        Param(
-            "loading",
-            "bottoms",
-            "what is missing: bottoms first, then whole experts; or as the gate ranks them "
-            "(the paper leaves the order open)",
-            ("bottoms", "gate"),
-        ),
-        Param(
-            "copies",
-            3,
-            "slices that a segment is copied in, so that prefetching ends between two of them (section "
-            "3.2: it is terminated when the gate has spoken): the gate, up and down parts of a segment are three "
-            "tensors (assumed); 1: a segment under way always arrives",
-            low=1,
-            high=64,
-        ),
-        Param(
-            "history",
-            "store",
-            "store: the trace's store split has been served before, and the device was idle at "
-            "its end: configured there, however few tokens it has (the paper measures a system that has served tau "
-            "and more); none: Algorithm 1 starts from nothing, cached experts chosen at random",
-            ("store", "none"),
-        ),
-        Param("seed", 0, "seed of random choices; --seed sets it too", low=0, high=2**63 - 1),
+    omega: int = param(128, "observation window of the cache priority, tokens (section 3.3)", low=1, high=10**9)
+    rho: float = param(
+        0.25, "weight of activations against intervals in the cache priority (section 3.3)", low=1e-9, high=1 - 1e-9
     )
-    omega: int
-    rho: float
-    tau: int
-    zeta: float
-    split: float
-    buffer: int | None
-    prefetch: str
-    evict: str
-    configure: bool
-    admission: str
-    replace: str
-    compute: str
-    concatenate: bool
-    loading: str
-    copies: int
-    history: str
-    seed: int
+    tau: int = param(5000, "tokens between two runs of the configurator (section 4.1)", low=1, high=10**9)
+    zeta: float = param(
+        0.01, "share of the budget that the configurator moves at a time (section 4.1)", low=1e-4, high=1.0
+    )
+    split: float = param(
+        0.5,
+        "share of an expert in its top before the configurator has run (Algorithm 1); 0 caches nothing",
+        low=0.0,
+        high=1.0,
+    )
+    buffer: int | None = param(
+        None,
+        "whole experts in the buffer of prefetched and missing segments; published: K (section 4.1)",
+        low=1,
+        high=10**6,
+    )
+    prefetch: str = param(
+        "speculative",
+        "speculative: by predicted score (section 3.2); random: Table 3, w/o SP; none",
+        ("speculative", "random", "none"),
+    )
+    evict: str = param("lcp", "lcp: least cache priority (section 3.3); random: Table 3, w/o LCP", ("lcp", "random"))
+    configure: bool = param(
+        True, "run the configurator (section 3.4); false: equal budgets, fixed split (Table 3, w/o CCA)"
+    )
+    admission: str = param(
+        "always",
+        "a missed expert always replaces the lowest (section 3.3), or only when its priority is no lower",
+        ("always", "priority"),
+    )
+    replace: str = param(
+        "lowest",
+        "whose place a miss takes where a prompt or a batch needs all that are cached: the lowest of all (section "
+        "3.3), and while that one is still to run the miss passes through the buffer; or the lowest of those that "
+        "have run, however high their priority",
+        ("lowest", "idle"),
+    )
+    compute: str = param(
+        "segments",
+        "segments: what is there is computed first, tops before any bottom (sections 2.3 and 3.2); experts: one "
+        "expert after the other, its bottom right after its top",
+        ("segments", "experts"),
+    )
+    concatenate: bool = param(
+        True,
+        "an expert all of which is there is computed as one (section 3.1: concatenated); false: its top, then its "
+        "bottom",
+    )
+    loading: str = param(
+        "bottoms",
+        "what is missing: bottoms first, then whole experts; or as the gate ranks them (the paper leaves the order "
+        "open)",
+        ("bottoms", "gate"),
+    )
+    copies: int = param(
+        3,
+        "slices that a segment is copied in, so that prefetching ends between two of them (section 3.2: it is "
+        "terminated when the gate has spoken): the gate, up and down parts of a segment are three tensors (assumed); "
+        "1: a segment under way always arrives",
+        low=1,
+        high=64,
+    )
+    history: str = param(
+        "store",
+        "store: the trace's store split has been served before, and the device was idle at its end: configured "
+        "there, however few tokens it has (the paper measures a system that has served tau and more); none: "
+        "Algorithm 1 starts from nothing, cached experts chosen at random",
+        ("store", "none"),
+    )
+    seed: int = param(0, "seed of random choices; --seed sets it too", low=0, high=2**63 - 1)
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

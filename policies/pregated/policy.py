@@ -32,7 +32,6 @@ from sim.policy import (
     Fetch,
     Gate,
     Iteration,
-    Param,
     Piece,
     Policy,
     Prefetch,
@@ -43,6 +42,7 @@ from sim.policy import (
     Ticket,
     View,
     Wait,
+    param,
 )
 
 Buffer = dict[Piece, Ticket | None]  # a working buffer's experts, each with the ticket of its copy
@@ -57,57 +57,41 @@ class PreGated(Policy):
     source = "arXiv 2308.12066 (ISCA'24); ranggihwang/Pregated_MoE@6b0a666"
     aliases = ("pre_gated",)
     traits = frozenset({"evicts_eagerly"})
-    params = (
-        Param(
-            "variant",
-            "oracle",
-            "the pre-gate is the router, as in the fine-tuned models; or this layer's gate input through a later gate",
-            ("oracle", "gate_reuse"),
-        ),
-        Param(
-            "mode",
-            "pregated",
-            "Pre-gated MoE, or the artifact's baselines: experts fetched after their gate, all "
-            "experts of the next layer fetched ahead (as SE-MoE)",
-            ("pregated", "on_demand", "prefetch_all"),
-        ),
-        Param(
-            "activation_level",
-            1,
-            "layers between a pre-gate and the experts it chooses (section 4.1; more than 1 costs accuracy)",
-            low=1,
-            high=3,
-        ),
-        Param(
-            "prefill",
-            "on_demand",
-            "a prompt is served as the artifact serves T5's encoder, on demand, or as decoding is",
-            ("on_demand", "as_decode"),
-        ),
-        Param(
-            "cache_ratio",
-            0.0,
-            "share of all experts that an expert cache keeps beside the buffers (artifact: 0.01 "
-            "to 0.8, off by default)",
-            low=0.0,
-            high=0.8,
-        ),
-        Param(
-            "keep",
-            "layer",
-            "what was fetched is freed after its layer (artifact), or once no request runs, the "
-            "oldest before that when room is short (as eMoE's section 2.1.1 loads)",
-            ("layer", "request"),
-        ),
-        Param("cache_policy", "lfu", "what that cache evicts (artifact: LFU)", ("lfu", "lru", "lifo")),
+    variant: str = param(
+        "oracle",
+        "the pre-gate is the router, as in the fine-tuned models; or this layer's gate input through a later gate",
+        ("oracle", "gate_reuse"),
     )
-    variant: str
-    mode: str
-    activation_level: int
-    prefill: str
-    cache_ratio: float
-    keep: str
-    cache_policy: str
+    mode: str = param(
+        "pregated",
+        "Pre-gated MoE, or the artifact's baselines: experts fetched after their gate, all experts of the next layer "
+        "fetched ahead (as SE-MoE)",
+        ("pregated", "on_demand", "prefetch_all"),
+    )
+    activation_level: int = param(
+        1,
+        "layers between a pre-gate and the experts it chooses (section 4.1; more than 1 costs accuracy)",
+        low=1,
+        high=3,
+    )
+    prefill: str = param(
+        "on_demand",
+        "a prompt is served as the artifact serves T5's encoder, on demand, or as decoding is",
+        ("on_demand", "as_decode"),
+    )
+    cache_ratio: float = param(
+        0.0,
+        "share of all experts that an expert cache keeps beside the buffers (artifact: 0.01 to 0.8, off by default)",
+        low=0.0,
+        high=0.8,
+    )
+    keep: str = param(
+        "layer",
+        "what was fetched is freed after its layer (artifact), or once no request runs, the oldest before that when "
+        "room is short (as eMoE's section 2.1.1 loads)",
+        ("layer", "request"),
+    )
+    cache_policy: str = param("lfu", "what that cache evicts (artifact: LFU)", ("lfu", "lru", "lifo"))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -16,7 +16,7 @@ from sim.base.tables import columns
 
 def reference() -> str:
     """Every hook, decision and question with its signature and docstring, as text."""
-    from sim.policy.api import Assignment, Param, Policy
+    from sim.policy.api import Assignment, Policy, param
     from sim.policy.decisions import Decision
     from sim.policy.order import Insertion, Rank, Recency
     from sim.policy.pieces import Piece
@@ -34,7 +34,7 @@ def reference() -> str:
         ("Which tokens run together (sim.policy)", [*_members(_source_of(Iteration))]),
         ("What else it is handed", [_fields(_source_of(kind)) for kind in (Range, RequestInfo, Piece)]),
         ("What it learns from (sim.policy)", [*_members(StoreSplit), *_members(TrainingTrace)]),
-        ("What it declares and returns (sim.policy)", [_fields(kind) for kind in (Param, Assignment)]),
+        ("What it declares and returns (sim.policy)", [_fields(kind) for kind in (param, Assignment)]),
         ("Orders that it may name (sim.policy)", [_fields(kind) for kind in (Recency, Insertion, Rank)]),
     ]
     return _text(parts)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from sim.base.errors import BadInput, DoesNotFit, IllegalDecision
 from sim.base.files import bundled, replacing
-from sim.policy.api import TRAITS, Assignment, Decisions, Param, ParamValue, Policy, Steps, overrides
+from sim.policy.api import TRAITS, Assignment, Decisions, ParamValue, Policy, Steps, overrides, param
 from sim.policy.decisions import (
     Cancel,
     Decision,
@@ -83,7 +83,6 @@ __all__ = [
     "Likeness",
     "Order",
     "Outlook",
-    "Param",
     "ParamValue",
     "PathSearch",
     "Piece",
@@ -131,6 +130,7 @@ __all__ = [
     "no_store",
     "origin",
     "overrides",
+    "param",
     "recalled",
     "replaced_in_turn",
     "replacing",

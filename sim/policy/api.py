@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isfunction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Steps = Generator[Decision | Sequence[Decision], Any, None]
 Decisions = Iterable[Decision] | Steps | None
 ParamValue = bool | int | float | str | None
+_Value = TypeVar("_Value", bound=ParamValue)
 
 TRAITS = {
     "oracle": "may read the future of the trace",
@@ -43,18 +44,15 @@ TRAITS = {
 
 @dataclass(frozen=True)
 class Param:
-    """One settable parameter: published default, what it is, where it is published.
-
-    file: a value other than the default may name a file; what it holds then decides the run, wherever it lies.
-    """
+    """One settable parameter, as `param` in a policy's class declares it."""
 
     name: str
     default: ParamValue
     doc: str
-    choices: tuple[str, ...] = ()
-    low: float = -math.inf
-    high: float = math.inf
-    file: bool = False
+    choices: tuple[str, ...]
+    low: float
+    high: float
+    file: bool
 
     def names_file(self, value: ParamValue) -> bool:
         """Whether a value is the path of a file that is there."""
@@ -96,6 +94,27 @@ class Param:
         return float(value) if isinstance(self.default, float) else value
 
 
+def param(
+    default: _Value,
+    doc: str,
+    choices: tuple[str, ...] = (),
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    file: bool = False,
+) -> _Value:
+    """Declare a parameter in a policy's class: `rank: int = param(1, "how many older ones to spare", low=0)`.
+
+    An instance has the value as that attribute. A subclass has its bases' parameters, in their order and before its
+    own; what it assigns anew takes the place of theirs, and is no parameter where it is a plain value.
+
+    Args:
+        default: as published. None: the policy derives it. doc: what it is, and where it is published.
+        file: a value other than the default may name a file; what it holds then decides the run, wherever it lies.
+    """
+    return cast(_Value, Param("", default, doc, choices, low, high, file))
+
+
 @dataclass(frozen=True)
 class Assignment:
     """What `Policy.assign` returns, per token: `ids` [n, k] (-1 where dropped) and the weights used [n, k]; None: those
@@ -119,7 +138,8 @@ class Policy:
         name, title, source, aliases: what it is called, in words, where it is published, and its other names.
         from_notes: its author knew the published system from third parties' notes alone.
         traits, needs: what it may do, and the trace levels it reads (docs/policies.md has both lists).
-        params: its settable parameters, each a `Param`; their values are attributes, and `settings` of an instance.
+        params: its settable parameters, collected from what its class declares with `param`; an instance has their
+            values as attributes, and in `settings`.
         predicts_with: libraries of tensors that it imports to predict with: `torch`; results are labelled so.
         labels: words that every result of an instance carries. keeps_all: it wants room for every expert.
         prefetch_depth: speculative copies handed to each GPU's copy engine at once; None: all, as they are asked.
@@ -151,6 +171,16 @@ class Policy:
     one_size: ClassVar[str] = ""
     as_one_list: ClassVar[dict[str, ParamValue]] = {}
     order: Order | None = None  # who leaves, instead of `victim`; an instance sets it in `bind`
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "params" in vars(cls):
+            raise BadInput(
+                f"policy {cls.name or cls.__name__}, got params {cls.params!r}: each parameter is an attribute; write "
+                'rank: int = param(1, "what it is")'
+            )
+        declared = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+        cls.params = tuple(replace(one, name=name) for name, one in declared.items() if isinstance(one, Param))
 
     def __init__(self, **values: Any) -> None:
         known = {param.name: param for param in self.params}

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from sim.base.errors import BadInput, did_you_mean
 from sim.base.plug_ins import read_from
-from sim.policy.api import HOOKS, TRAITS, Param, Policy
+from sim.policy.api import HOOKS, TRAITS, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,18 +102,10 @@ def wrong_words(kind: type[Policy]) -> Iterator[str]:
 
 
 def _wrong_params(kind: type[Policy]) -> Iterator[str]:
-    if not isinstance(kind.params, tuple) or not all(isinstance(param, Param) for param in kind.params):
-        yield f"policy {kind.name}, got params {kind.params!r}: a tuple of Param, as docs/policies.md shows"
-        return
-    names = [param.name for param in kind.params]
-    for at, param in enumerate(kind.params):
-        where = f"parameter {kind.name}.{param.name}"
-        if not param.name.isidentifier():
-            yield f"{where}: its name becomes an attribute; letters, digits and _"
-        if param.name in names[:at]:
-            yield f"{where}, got it twice: names are unique; rename one"
+    for param in kind.params:
         try:
             if (taken := param.check(param.default, kind.name)) != param.default:
+                where = f"parameter {kind.name}.{param.name}"
                 yield f"{where}, got default {param.default!r}: it would be taken as {taken!r}; write that"
         except BadInput as error:
             yield f"{error}; that is its own default"

@@ -19,7 +19,7 @@ from sim.base.errors import BadInput, did_you_mean
 from sim.base.interrupts import pressed
 from sim.base.paths import mode_of
 from sim.base.plug_ins import failure, is_file, names_in
-from sim.policy.api import Param, Policy
+from sim.policy.api import Policy
 from sim.policy.contract import PACKAGED
 from sim.policy.policy_file import NO_POLICY, SORT, given, load, without_file
 
@@ -120,11 +120,6 @@ DECLARED: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("from_notes", "True or False", lambda v: isinstance(v, bool)),
     ("traits", "a set of texts", lambda v: isinstance(v, set | frozenset) and _texts(v)),
     ("needs", "a set of texts", lambda v: isinstance(v, set | frozenset) and _texts(v)),
-    (
-        "params",
-        "a tuple of sim.policy.Param",
-        lambda v: isinstance(v, tuple | list) and all(isinstance(one, Param) for one in v),
-    ),
 )
 
 
