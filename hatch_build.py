@@ -58,7 +58,7 @@ POLICIES = (
     "policies/importance/policy.py",
     "policies/importance/router.py",
     "policies/moepic/policy.py",
-    "policies/moepic/replace.py",
+    "policies/moepic/cache.py",
     "policies/promoe.py",
 )
 SHARED = Path("sim", "base", "_shared.c")  # what Cython would write into each typed module, memoryviews most of all

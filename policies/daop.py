@@ -24,9 +24,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.cpu_or_copy import Constants, cpu_is_better
-from policies.common.homes import beside
-from policies.common.placement import fill, fits_whole, most_used, uses
+from policies.common.placement import beside, fill, fits_whole, most_used, uses
+from policies.fiddler import Constants, cpu_is_better
 from sim.policy import (
     DECODE,
     PREFILL,

@@ -25,7 +25,7 @@ from collections import defaultdict, deque
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
-from policies.common.homes import most_of_a_layer, most_on_a_gpu
+from policies.common.placement import most_of_a_layer, most_on_a_gpu
 from sim.policy import (
     BITS_PER_PARAM,
     Decision,

@@ -13,13 +13,47 @@ together, as the paper does for beams.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.cpu_or_copy import Constants, cpu_is_better
 from policies.common.placement import fill, fits_whole, most_used, uses
-from sim.policy import Evict, Fetch, Gate, Piece, Policy, RunCpu, RunGpu, Steps, StoreSplit, Ticket, View, Wait, param
+from sim.policy import (
+    Evict,
+    Fetch,
+    Gate,
+    Piece,
+    Policy,
+    Prices,
+    RunCpu,
+    RunGpu,
+    Steps,
+    StoreSplit,
+    Ticket,
+    View,
+    Wait,
+    param,
+)
+
+
+class Constants(NamedTuple):
+    """The published codes' costs, in one unit of time: a token of an expert on the CPU; copying the expert."""
+
+    cpu_per_token: float
+    copy: float
+
+
+def cpu_is_better(n_tokens: int, prices: Prices, constants: Constants | None = None) -> bool:
+    """True when the CPU computes the expert for `n_tokens`.
+
+    The codes score all 2^E ways of sharing a layer out by the sum of their costs, so each expert is decided on its own;
+    a tie goes to the GPU, as the ways are tried from all-GPU upwards. Without constants, latencies of this machine are
+    compared, and the weights are sent only when the CPU is slower (Fiddler's paper).
+    """
+    if constants is not None:
+        return constants.cpu_per_token * n_tokens < constants.copy
+    return prices.cpu_s(n_tokens) <= prices.copy_s() + prices.gpu_s(n_tokens)
 
 
 class Fiddler(Policy):

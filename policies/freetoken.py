@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import most_of_a_layer, of_a_layer
+from policies.common.placement import most_of_a_layer, of_a_layer
 from sim.policy import (
     PREFILL,
     Decision,

@@ -16,8 +16,7 @@ from random import Random as Draws
 
 import numpy as np
 
-from policies.common.homes import most_of_a_layer
-from policies.common.placement import fill, fits_whole, most_used, uses
+from policies.common.placement import fill, fits_whole, most_of_a_layer, most_used, uses
 from sim.policy import (
     PREFILL,
     DoesNotFit,

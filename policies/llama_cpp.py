@@ -28,8 +28,8 @@ from math import gcd
 
 import numpy as np
 
-from policies.common.homes import beside, homes
 from policies.common.op_offload import OpOffload
+from policies.common.placement import beside, homes
 from sim.policy import BadInput, Decisions, DoesNotFit, Gate, Piece, RunCpu, RunGpu, View, param
 
 

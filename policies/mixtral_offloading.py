@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from policies.common.homes import each_layer, most_layers
+from policies.common.placement import each_layer, most_layers
 from sim.policy import (
     PREFILL,
     Evict,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import by_layer, homes, most_layers
+from policies.common.placement import by_layer, homes, most_layers
 from sim.policy import (
     PREFILL,
     SURROGATE,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from random import Random as Draws
 
 from policies.common.cache import ScopedCache
-from policies.common.homes import by_layer
+from policies.common.placement import by_layer
 from sim.policy import NEVER, Piece, Rank, View, param
 
 

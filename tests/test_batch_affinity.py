@@ -10,7 +10,7 @@ import pytest
 from cpu_bench import replay, written
 from tiny_traces import tiny_trace
 
-from policies.expertflow.policy import ExpertFlow
+from policies.expertflow import ExpertFlow
 from policies.lru import Lru
 from sim.base.errors import BadInput, IllegalDecision
 from sim.conformance.world import iterations

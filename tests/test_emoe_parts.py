@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 
 from policies.common.mlp import load, save
-from policies.emoe.load import by_tokens, choose, expected_tokens, reroute
-from policies.emoe.predict import SHARE, find, frequencies, read
-from policies.emoe.tasks import KEYWORDS, classify, profile, words_of
-from policies.emoe.xlnet import ONE
+from policies.emoe.predict import ONE, SHARE, find, frequencies, read
+from policies.emoe.tasks import (
+    KEYWORDS,
+    by_tokens,
+    choose,
+    classify,
+    expected_tokens,
+    profile,
+    reroute,
+    words_of,
+)
 from sim.base.errors import BadInput
 from sim.conformance import seeded
 
@@ -131,8 +138,8 @@ def test_sums_are_exact(small):
 def test_the_same_network_as_torch():
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
+    from policies.emoe.predict import Xlnet
     from policies.emoe.train import Net, TrainingPlan, in_whole_numbers
-    from policies.emoe.xlnet import Xlnet
 
     torch.manual_seed(1)
     plan = TrainingPlan(width=32, inner=48)

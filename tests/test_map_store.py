@@ -9,7 +9,7 @@ import pytest
 
 from policies.fine_moe import map_track
 from policies.fine_moe.map_store import MapStore, Trajectory, as_embedding, as_embeddings, as_map
-from policies.fine_moe.map_track import MapTrack
+from policies.fine_moe.tracks import MapTrack
 from sim.options import RunSpec
 from sim.policy import Outlook, Rank, StoreSplit, keep, recalled
 from sim.run import assemble, prepare, training_split

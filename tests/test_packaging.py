@@ -59,7 +59,7 @@ def test_a_run_imports_only_what_it_uses(output: list[str]) -> None:
     assert "importlib.metadata" not in found  # what a package of somebody else's brings is looked up for its name alone
     own = {name for name in found if name.startswith("policies.")}
     assert (
-        own <= {"policies.lru", "policies.common", "policies.common.cache", "policies.common.homes"}
+        own <= {"policies.lru", "policies.common", "policies.common.cache", "policies.common.placement"}
         and "policies.lru" in own
     )
 

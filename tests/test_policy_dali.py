@@ -10,9 +10,7 @@ from cpu_bench import check_knobs, replay, resident, written
 from easy_numbers import run
 from tiny_traces import tiny_trace
 
-from policies.dali import Dali
-from policies.dali.cache import Warc
-from policies.dali.shares import Costs, Shares, divide
+from policies.dali import Costs, Dali, Shares, Warc, divide
 
 # -- the division ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 from cpu_bench import check_knobs, replay, resident, seeded, written
 from tiny_traces import from_rows
 
-from policies.expertflow.policy import ExpertFlow
+from policies.expertflow import ExpertFlow
 from sim.base.errors import BadInput
 from sim.policy.order import FREE, LAST
 from sim.policy.pieces import Piece

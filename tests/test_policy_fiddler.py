@@ -8,9 +8,8 @@ from cpu_bench import check_knobs, replay, resident, taught
 from easy_numbers import EXPERT_BYTES
 from tiny_traces import from_rows
 
-from policies.common.cpu_or_copy import Constants, cpu_is_better
 from policies.common.placement import most_used, uses
-from policies.fiddler import Fiddler
+from policies.fiddler import Constants, Fiddler, cpu_is_better
 from sim.base.errors import BadInput
 from sim.workload.learn_split import StoreSplit, requests_of
 from traces.format.reader import Trace

@@ -7,9 +7,8 @@ import pytest
 from easy_numbers import execute_easy, run, setup
 from tiny_traces import ALL, tiny_header, tiny_trace
 
-from policies.fine_moe.map_track import MapTrack
 from policies.fine_moe.policy import FineMoe
-from policies.fine_moe.tracks import CountTrack, GateTrack
+from policies.fine_moe.tracks import CountTrack, GateTrack, MapTrack
 from sim.base.errors import BadInput
 from sim.options import RunSpec
 from sim.run import execute, prepare

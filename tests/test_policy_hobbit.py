@@ -7,8 +7,7 @@ import pytest
 from cpu_bench import check_knobs, replay, resident, seeded, written
 from easy_numbers import execute_easy, setup
 
-from policies.hobbit.policy import Hobbit
-from policies.hobbit.records import HIGH, LOW, SKIP, Records, TwoCaches, Weights, classes_of, classes_of_token, needed
+from policies.hobbit import HIGH, LOW, SKIP, Hobbit, Records, TwoCaches, Weights, classes_of, classes_of_token, needed
 from sim.policy.pieces import Piece
 
 

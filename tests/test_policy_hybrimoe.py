@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.hybrimoe.cache import LayerCaches, MrsScores
-from policies.hybrimoe.gains import Gains
+from policies.hybrimoe.gains import Gains, Rates, Simulation, share_out
 from policies.hybrimoe.policy import HybriMoe
-from policies.hybrimoe.schedule import Rates, Simulation, share_out
 from sim.policy.pieces import Piece
 
 CODE = Rates(lambda _: 0.5, lambda n: 1.0 * n, 0.79, 0.418)  # `model_gpu_time`, `model_cpu_time`, `model_move_time`

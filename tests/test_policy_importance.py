@@ -18,8 +18,7 @@ from tiny_traces import tiny_header, tiny_trace
 from policies.importance.balance import Costs, best_front, one_pass, two_pointers, typical
 from policies.importance.cache import counted
 from policies.importance.policy import Importance
-from policies.importance.router import LoneToken, Thresholds, Token, route
-from policies.importance.stand_in import StandIn
+from policies.importance.router import LoneToken, StandIn, Thresholds, Token, route
 from sim.base.errors import BadInput
 from sim.figures import ServedRates
 from sim.policy import ScoreWindow

@@ -11,8 +11,7 @@ from easy_numbers import execute_easy, run, setup
 from tiny_traces import from_rows, tiny_trace
 
 from policies.lfu import Lfu
-from policies.moe_infinity.collection import Collection, activations, rows_normalised
-from policies.moe_infinity.policy import MoeInfinity
+from policies.moe_infinity import Collection, MoeInfinity, activations, rows_normalised
 from traces.format.reader import Trace
 
 

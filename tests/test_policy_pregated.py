@@ -14,8 +14,7 @@ from tiny_traces import tiny_header, tiny_trace
 from tiny_traces import tiny_trace as seeded_trace
 
 from policies.on_demand import OnDemand
-from policies.pregated.cache import ExpertCache
-from policies.pregated.policy import PreGated
+from policies.pregated import ExpertCache, PreGated
 from sim.base.errors import DoesNotFit
 from traces.format.reader import Trace
 from traces.format.requests import Request

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import policies
-from policies.fine_moe.map_track import KEPT
+from policies.fine_moe.tracks import KEPT
 from sim.options import RunSpec
 from sim.policy import keep
 from sim.run import assemble, prepare, training_split

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from policies.common.homes import by_layer, most_layers
+from policies.common.placement import by_layer, most_layers
 from sim.policy import ParamValue, Piece, Policy, View, param
 
 

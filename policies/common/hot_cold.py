@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from policies.common.homes import asked_by_layer, beside, dealt, each_layer, living
 from policies.common.op_offload import OpOffload
+from policies.common.placement import asked_by_layer, beside, dealt, each_layer, living
 from sim.policy import Decision, DoesNotFit, Gate, Piece, Predict, RunCpu, RunGpu, Steps, Ticket, View, Wait, param
 
 SLOTS = param(

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.common.homes import most_of_a_layer
-from policies.common.placement import fits_whole
+from policies.common.placement import fits_whole, most_of_a_layer
 from sim.policy import Decisions, Evict, Fetch, Gate, Policy, RunGpu, Steps, Ticket, View, param
 
 

@@ -28,8 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from policies.common.homes import asked_by_layer, each_layer, homes
-from policies.emoe.load import by_tokens, choose, expected_tokens, insensitive_layers, profiled, reroute
+from policies.common.placement import asked_by_layer, each_layer, homes
 from policies.emoe.predict import (
     Counts,
     Transformer,
@@ -40,7 +39,7 @@ from policies.emoe.predict import (
     published_s,
     read,
 )
-from policies.emoe.tasks import Recogniser
+from policies.emoe.tasks import Recogniser, by_tokens, choose, expected_tokens, insensitive_layers, profiled, reroute
 from sim.policy import (
     SURROGATE,
     Assignment,

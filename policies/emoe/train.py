@@ -20,8 +20,17 @@ from numpy.typing import NDArray
 from torch import nn
 
 from policies.common.mlp import save
-from policies.emoe.predict import FORMAT, FORMS, Counts, Transformer, counts_of_request, digits, frequencies
-from policies.emoe.xlnet import EPSILON, ONE
+from policies.emoe.predict import (
+    EPSILON,
+    FORMAT,
+    FORMS,
+    ONE,
+    Counts,
+    Transformer,
+    counts_of_request,
+    digits,
+    frequencies,
+)
 from sim.policy import BadInput, no_store, requests_of
 
 if TYPE_CHECKING:

@@ -9,13 +9,15 @@ the last token's embedding, one layer at a time, and eviction that may take a pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
-from policies.fine_moe.map_cache import MapCache
 from policies.fine_moe.map_store import Floats
-from policies.fine_moe.map_track import MapTrack
-from policies.fine_moe.tracks import CountTrack, GateTrack, Track
+from policies.fine_moe.tracks import CountTrack, GateTrack, MapTrack, Track
 from sim.policy import (
+    FREE,
+    LAST,
     SURROGATE,
     BadInput,
     Decision,
@@ -23,8 +25,12 @@ from sim.policy import (
     Foresee,
     Gate,
     Iteration,
+    Outlook,
+    Piece,
+    Policy,
     Predict,
     Prefetch,
+    Rank,
     RequestInfo,
     Serve,
     Steps,
@@ -44,7 +50,7 @@ PREFILL_OF = {"paper": "release1", "code": "none"}
 HORIZON_OF = {"paper": "all", "code": "distance"}
 
 
-class FineMoe(MapCache):
+class FineMoe(Policy):
     """Searches a store of past iterations for the one most like the current one, and trusts its gate scores."""
 
     name = "fine_moe"
@@ -155,7 +161,7 @@ class FineMoe(MapCache):
         one_layer = self.track == "speculate" or not self.asynchronous
         self.settings["horizon"] = horizon = self.horizon or ("distance" if one_layer else HORIZON_OF[self.variant])
         self._to_last = horizon == "all"
-        self.bind_cache(view, self._d, self._to_last)
+        self._bind_cache(view, self._d, self._to_last)
         self._track = self._tracking(view)
         self._maps = self._track if isinstance(self._track, MapTrack) else None
         self._foreseeing = self._foresee  # one name for one work: it is asked for once per iteration
@@ -200,7 +206,7 @@ class FineMoe(MapCache):
         if not self.asynchronous:
             return self._between(gate, view)
         layer = gate.layer
-        self.visit(layer, gate.needs, view)
+        self._visit(layer, gate.needs, view)
         # Of all layers at once, where that can be: nothing is believed of it before the layer has been served.
         told: bool | None = None if self._maps is None else gate.at_once(self._foreseeing)
         if told is None:
@@ -233,7 +239,7 @@ class FineMoe(MapCache):
             outlook.foresee(layer)
         outlook.forget(layer)
         yield from self._load(range(target, view.n_layers) if self._to_last else [target], view)
-        self.visit(layer, gate.needs, view)
+        self._visit(layer, gate.needs, view)
         yield SERVE
 
     def _foresee(self, scores: Floats) -> list[bool]:
@@ -282,6 +288,60 @@ class FineMoe(MapCache):
                 if ticket is not None:
                     tickets.append(ticket)
         yield Wait(tuple(tickets))
+
+    # -- the cache (section 4.5) ------------------------------------------------------------------------------------
+    # State of all experts lies in rows by `Piece.index`. Highest 1 / (p * freq) is evicted first, that is least
+    # p * freq; ties go to the lowest expert, then lowest layer. The paper leaves open what protects an expert that was
+    # prefetched and has freq = 0. Text (`paper`): its prediction does, until its layer has passed, as long as any other
+    # expert can go; after that it is ranked by p * freq like all others, one never visited first. Release 2 (`code`):
+    # nothing, but only a demand may take it.
+
+    def _bind_cache(self, view: View, distance: int, to_last: bool) -> None:
+        """Size the state. The rule `evict` is fine_moe (p x freq), lru or lfu (the ablation of Figure 14b)."""
+        # The order of leaving: least rank, whoever holds the expert; who is aimed at leaves last, or what no gate has
+        # asked for since it was prefetched leaves for no other prefetch.
+        self.order = Rank(view.n_layers * view.n_experts, spares_unused=self.variant == "code")
+        by_worth = self.evict == "fine_moe"
+        bar = LAST if self.variant == "paper" else FREE
+        self.outlook = Outlook(view.n_layers, view.n_experts, distance, self.order, bar, by_worth, to_last)
+        # None where the outlook ranks; else the same memory, for single numbers: a quarter of what numpy takes.
+        self.ranks: Any = None if by_worth else self.order.rank.data
+        self._clock = 0
+
+    def _visit(self, layer: int, needs: dict[int, int], view: View) -> None:
+        """A gate has asked for these."""
+        outlook = self.outlook
+        outlook.visit(layer, needs)
+        if self.ranks is not None:
+            self._rank_otherwise(layer, needs, view)
+        elif self.freq == "hits":
+            base = layer * view.n_experts
+            for expert in needs:
+                if not view.resident(layer, expert):
+                    outlook.uncount(base + expert, 1.0)
+
+    def evicted(self, piece: Piece, view: View) -> None:
+        if self.freq == "since_loaded":
+            if self.ranks is None:
+                self.outlook.uncount(piece.index, math.inf)
+            elif self.evict == "lfu":
+                self.ranks[piece.index] = 0.0
+
+    def _rank_otherwise(self, layer: int, needs: dict[int, int], view: View) -> None:
+        """Their ranks by LRU or LFU.
+
+        None of these can leave before it has run, so its rank may change before it is fetched.
+        """
+        base, ranks = layer * view.n_experts, self.ranks
+        if self.evict == "lru":
+            # Those that are there are used before those that are to come.
+            for expert in sorted(needs, key=lambda expert: not view.resident(layer, expert)):
+                self._clock += 1
+                ranks[base + expert] = float(self._clock)
+        else:
+            for expert in needs:
+                if self.freq != "hits" or view.resident(layer, expert):
+                    ranks[base + expert] += 1.0
 
     # -- figures of its own -----------------------------------------------------------------------------------------
 

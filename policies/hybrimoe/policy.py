@@ -24,12 +24,17 @@ from random import Random as Draws
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import asked_by_layer, each_layer, most_layers, most_of_a_layer, most_on_a_gpu, most_sharing
-from policies.common.placement import fits_whole
-from policies.hybrimoe.cache import LayerCaches, MrsScores
-from policies.hybrimoe.copies import Copies, Experts
-from policies.hybrimoe.gains import Gains, Named
-from policies.hybrimoe.schedule import Rates, Simulation
+from policies.common.placement import (
+    asked_by_layer,
+    each_layer,
+    fits_whole,
+    most_layers,
+    most_of_a_layer,
+    most_on_a_gpu,
+    most_sharing,
+)
+from policies.hybrimoe.cache import Copies, Experts, LayerCaches, MrsScores
+from policies.hybrimoe.gains import Gains, Named, Rates, Simulation
 from sim.policy import (
     PREFILL,
     BadInput,

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from policies.importance.balance import Costs, Missing, best_front, by_batch, one_pass, two_pointers
 from policies.importance.cache import Leaving, counted
-from policies.importance.router import LoneToken, Thresholds, Token, route, tokens_of
-from policies.importance.stand_in import FORMS, StandIn
+from policies.importance.router import FORMS, LoneToken, StandIn, Thresholds, Token, route, tokens_of
 from sim.policy import (
     PREFILL,
     SURROGATE,

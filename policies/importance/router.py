@@ -6,11 +6,13 @@ depends on rounding. All functions see the tokens of one layer in one decode ite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sim.policy import draws_of, shares_of, take
 
 Score = int | NDArray[np.int64]  # of one expert, or of many at once
 
@@ -266,3 +268,53 @@ def replace_last(leaving: list[int], alternatives: list[int]) -> dict[int, int]:
 def replace_first(leaving: list[int], alternatives: list[int]) -> dict[int, int]:
     """The first of `leaving` make way for the first alternatives found (public code)."""
     return dict(zip(leaving, alternatives, strict=False))
+
+
+FORMS = (
+    "recorded, or surrogate:0.82/0.95, of the experts it names the share with a top score and, of the others, the "
+    "share that is active"
+)
+
+
+class StandIn:
+    """Stands in for the published prefetcher, used only on request and labelled: names as many experts for a token's
+    next layer as have a top score there.
+
+    Args:
+        text: `surrogate:TOP/ACTIVE`. Each expert named has a top score with probability TOP; one that has none is
+            active with probability ACTIVE ("even when a prefetched expert is not a top-score one, it has a 95 %
+            probability of being an active expert", section 6.3). `surrogate:TOP`: the others are never active.
+        seed: equal seeds draw equally for the same trace row and layer.
+
+    Raises:
+        BadInput: not of these forms.
+    """
+
+    def __init__(self, text: str, seed: int) -> None:
+        self._top, self._active = [*shares_of(text, FORMS), 0.0][:2]
+        self._seed = seed
+
+    def name(self, rows: Iterable[tuple[int, Token]], layer: int) -> list[int]:
+        """Experts foreseen for a layer by a batch of (trace row, token): all first ones, then all second ones."""
+        at: dict[int, int] = {}
+        for row, token in rows:
+            for i, expert in enumerate(self._of_token(row, layer, token)):
+                at[expert] = min(i, at.get(expert, i))
+        return sorted(at, key=lambda expert: (at[expert], expert))
+
+    def _of_token(self, row: int, layer: int, token: Token) -> list[int]:
+        """Where no other active expert is left, since all have top scores, one is named that is not active."""
+        chance = draws_of(self._seed, row, layer)
+        kinds = [
+            token.top.copy(),
+            [e for e in token.chosen if e not in token.top],
+            [e for e in range(len(token.scores)) if e not in token.chosen],
+        ]
+        named: list[int] = []
+        for _ in token.top:
+            kind = 0 if chance.random() < self._top else 1 if chance.random() < self._active else 2
+            for pool in kinds[kind:]:
+                if pool:
+                    named += take(pool, 1, chance)
+                    break
+        return named

@@ -20,12 +20,11 @@ from random import Random as Draws
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import homes, most_sharing
+from policies.common.placement import homes, most_sharing
 from policies.common.priority import Priorities
-from policies.moepic.cache import Division, Tops
+from policies.moepic.cache import Division, Replacement, Tops, shuffled
 from policies.moepic.config import Statistics, Times, Windows, allocate
 from policies.moepic.history import History
-from policies.moepic.replace import Replacement, shuffled
 from sim.policy import (
     DECODE,
     Buffer,

@@ -161,7 +161,7 @@ def map_counts(_row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def adapmoe_sizes(row: Row, _: Settings) -> dict[str, Figure]:
-    from policies.adapmoe.sizes import ACCURACY, SINGLE, cache_sizes, thousandths
+    from policies.adapmoe import ACCURACY, SINGLE, cache_sizes, thousandths
 
     model = model_of(row.model)
     layers, found = [model.n_experts] * model.n_moe_layers, {}

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from math import comb
 
 import numpy as np
 
-from policies.adapmoe.sizes import ACCURACY, PUBLISHED_FOR, SENSITIVITY, SINGLE, cache_sizes, equal_sizes, thousandths
-from policies.common.homes import most_layers
+from policies.common.placement import most_layers
 from sim.policy import (
     DECODE,
     Assignment,
@@ -43,6 +43,87 @@ from sim.policy import (
     View,
     param,
 )
+
+
+def numbers(words: str) -> list[float]:
+    return [float(word) for word in words.split()]
+
+
+def thousandths(words: str) -> list[Fraction]:
+    return [Fraction(int(word), 1000) for word in words.split()]
+
+
+# Per layer of Mixtral-8x7B, in thousandths: how often a prefetch is right (a_l), how many tokens keep one expert (r_l).
+ACCURACY = thousandths(
+    "0 566 721 789 866 859 830 840 849 801 898 898 893 910 925 881 915 939 905 879 876 893 879 876 888 884 "
+    "922 913 886 900 903 850"
+)
+SINGLE = thousandths(
+    "0 35 5 1 0 3 8 34 35 49 13 20 30 5 16 28 64 71 141 280 299 365 414 356 495 521 548 618 780 884 975 858"
+)
+SENSITIVITY = numbers(
+    "46.69 17.30 13.02 7.64 4.17 2.23 1.256 0.844 0.684 0.560 0.513 0.478 0.445 0.436 0.384 0.310 0.233 0.176 "
+    "0.138 0.114 0.105 0.0954 0.0862 0.0771 0.0694 0.0611 0.0502 0.0426 0.0335 0.0253 0.0207 0.0229"
+)
+PUBLISHED_FOR = "mixtral-8x7b"
+UNIT = 2**40  # expected loads are compared in these parts, so that equal ones are equal
+
+
+def expected_loads(n_cached: int, n_experts: int, top_k: int, accuracy: Fraction, single: Fraction) -> Fraction:
+    """Loads on demand of one token in one layer: f_l(t).
+
+    With 8 experts and K = 2 this is the code's r (1 - t/8)(1 - a) + (1 - r)[2 P2 (1 - a) + P2 a + P1 (1 - a)], with P2
+    and P1 the odds that two or one of the experts are not cached: of j missing ones, a correct prefetch saves one.
+    """
+    alone = (1 - Fraction(n_cached, n_experts)) * (1 - accuracy)
+    several = Fraction(0)
+    for n_missing in range(1, top_k + 1):
+        ways = comb(n_experts - n_cached, n_missing) * comb(n_cached, top_k - n_missing)
+        several += Fraction(ways, comb(n_experts, top_k)) * (n_missing - accuracy)
+    return single * alone + (1 - single) * several
+
+
+def cache_sizes(
+    total: int, n_experts: Sequence[int], top_k: int, accuracy: Sequence[Fraction], single: Sequence[Fraction]
+) -> list[int]:
+    """Experts cached per layer, at least one each, that together make the fewest expected loads (section 4.3); of
+    equally good sizes the smaller one.
+
+    Args:
+        total: experts to cache; what exceeds all experts is left. n_experts: per layer, those there are.
+    """
+    total = min(total, sum(n_experts))
+    never = np.iinfo(np.int64).max // 2
+    best = np.full(total + 1, never, dtype=np.int64)  # by experts used in the layers so far
+    best[0] = 0
+    chosen = []
+    for n, a, r in zip(n_experts, accuracy, single, strict=True):
+        found, size = np.full(total + 1, never, dtype=np.int64), np.zeros(total + 1, dtype=np.int64)
+        for t in range(min(1, n), min(n, total) + 1):
+            loads = round(expected_loads(t, n, min(top_k, n), a, r) * UNIT) if n else 0
+            reached = np.full(total + 1, never, dtype=np.int64)
+            reached[t:] = np.minimum(best[: total + 1 - t] + loads, never)
+            better = reached < found
+            found[better], size[better] = reached[better], t
+        best = found
+        chosen.append(size)
+    sizes, left = [], total
+    for size in reversed(chosen):
+        sizes.append(int(size[left]))
+        left -= sizes[-1]
+    return sizes[::-1]
+
+
+def equal_sizes(total: int, n_experts: Sequence[int]) -> list[int]:
+    """The same number of experts in every layer; what does not divide goes to the first ones."""
+    sizes, left = [0] * len(n_experts), min(total, sum(n_experts))
+    while left:
+        for layer, n in enumerate(n_experts):
+            if left and sizes[layer] < n:
+                sizes[layer] += 1
+                left -= 1
+    return sizes
+
 
 CHUNK_ROWS = 4096
 
@@ -120,8 +201,8 @@ class AdapMoe(Policy):
             self._thresholds = [math.sqrt(self.tolerance / sensitivity) for sensitivity in SENSITIVITY]
         self._shape = (view.n_layers, view.n_experts, view.top_k)
         none = [Fraction(0)] * view.n_layers
-        self._accuracy = thousandths(ACCURACY) if self._published else none
-        self._single = thousandths(SINGLE) if self._published and self._thresholds else none
+        self._accuracy = ACCURACY if self._published else none
+        self._single = SINGLE if self._published and self._thresholds else none
         self._n_learnt = 0
         self._groups: list[list[Group]] = []
         self._pieces: dict[tuple[int, int], list[Piece]] = {}  # what an expert was copied as

@@ -11,7 +11,7 @@ a parameter, or said here.
   two layers' inputs over a corpus, says which experts will have most tokens; these are copied ahead. Traces hold no
   such vector: `predictor=recorded` is the same without it (label `gate reuse`); the next layer's gate reads what this
   one's read. Prompts are not predicted (traces hold predictions for generated tokens).
-- Cache: as many experts of each layer as fit equally, exchanged every `w_size` steps (policies/dali/cache.py); a step
+- Cache: as many experts of each layer as fit equally, exchanged every `w_size` steps (`Warc`); a step
   is an iteration, and scores begin anew when no request runs (there: with each sequence). What is copied on demand or
   ahead passes through a buffer beside the cache (assumed: twice what is prefetched, at least two experts).
 
@@ -22,15 +22,13 @@ GPUs (not published): each has a share of every layer, and the division takes th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.homes import beside, each_layer, most_on_a_gpu
-from policies.common.placement import fits_whole
-from policies.dali.cache import Warc
-from policies.dali.shares import Costs, divide
+from policies.common.placement import beside, each_layer, fits_whole, most_on_a_gpu
 from sim.policy import (
     PREFILL,
     SURROGATE,
@@ -50,6 +48,88 @@ from sim.policy import (
     View,
     param,
 )
+
+
+class Warc:
+    """The workload-aware cache (WARC) of one layer on one GPU: the experts that stay, as many as at first.
+
+    Args:
+        residents: those that stay at first. others: the rest of the layer's on that GPU.
+        w_size: steps from one exchange to the next. u_size: experts exchanged at once, at most.
+    """
+
+    def __init__(self, residents: Iterable[int], others: Iterable[int], w_size: int, u_size: int) -> None:
+        self.residents = set(residents)
+        self._others = set(others)
+        self._w_size, self._u_size = w_size, u_size
+        self._scores: dict[int, int] = {}
+        self._steps = 0
+
+    def forget(self) -> None:
+        """A sequence begins: workloads and steps count anew."""
+        self._scores.clear()
+        self._steps = 0
+
+    def step(self, needs: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Count a step's tokens by expert; every `w_size` steps (who leaves, who comes) of an exchange.
+
+        The k <= u_size others of the highest positive score come, for the k residents of the lowest; ties to the lower
+        id, and all scores begin at 0 again.
+        """
+        scores = self._scores
+        for expert, n_tokens in needs.items():
+            scores[expert] = scores.get(expert, 0) + n_tokens
+        self._steps += 1
+        if self._steps < self._w_size:
+            return []
+        busiest = sorted((e for e in self._others if scores.get(e)), key=lambda e: (-scores[e], e))
+        idlest = sorted(self.residents, key=lambda e: (scores.get(e, 0), e))
+        exchanged = list(zip(idlest, busiest[: self._u_size], strict=False))
+        for leaves, comes in exchanged:
+            self.residents.remove(leaves)
+            self._others.remove(comes)
+            self.residents.add(comes)
+            self._others.add(leaves)
+        self.forget()
+        return exchanged
+
+
+class Costs(NamedTuple):
+    """Seconds of one expert on either side; on the GPU its copy included, where it has to be copied."""
+
+    gpu_s: float
+    cpu_s: float
+
+
+class Shares(NamedTuple):
+    """Places of the experts on either side, in the order they were placed."""
+
+    gpu: list[int]
+    cpu: list[int]
+
+
+def divide(costs: Sequence[Costs], order: str) -> Shares:
+    """Greedy assignment: place one expert after the other where max(T_gpu, T_cpu) grows least; a tie goes to the side
+    that ends earlier, then to the GPU.
+
+    Args:
+        order: who is placed first: `descending`, the largest CPU time less GPU time; `absolute`, the largest difference
+            whichever side is faster. Of equals the first.
+    """
+    differences = [one.cpu_s - one.gpu_s for one in costs]
+    if order == "absolute":
+        differences = [abs(difference) for difference in differences]
+    shares = Shares([], [])
+    gpu_s = cpu_s = 0.0
+    for at in sorted(range(len(costs)), key=lambda at: -differences[at]):
+        if_gpu_s, if_cpu_s = gpu_s + costs[at].gpu_s, cpu_s + costs[at].cpu_s
+        if (max(if_gpu_s, cpu_s), if_gpu_s) <= (max(gpu_s, if_cpu_s), if_cpu_s):
+            gpu_s = if_gpu_s
+            shares.gpu.append(at)
+        else:
+            cpu_s = if_cpu_s
+            shares.cpu.append(at)
+    return shares
 
 
 class Dali(Policy):
