@@ -26,8 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from policies.common.foretold import foretold
 from policies.common.placement import beside, each_layer, fits_whole, most_on_a_gpu
 from sim.policy import (
     PREFILL,
@@ -287,14 +287,7 @@ class Dali(Policy):
 
     def _foretell(self, gate: Gate, view: View) -> list[int]:
         """Experts of the next layer, those with most predicted tokens first; ties to the lower id."""
-        named: NDArray[np.int64]
-        if self._surrogate is None:
-            named = np.argsort(-gate.next_scores(1), axis=1, kind="stable")[:, : view.top_k]
-        else:
-            rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
-            chosen = gate.iteration.ids(gate.layer + 1).tolist()
-            drawn = [self._surrogate.name(row, gate.layer + 1, ids) for row, ids in zip(rows, chosen, strict=True)]
-            named = np.array(drawn)
+        named = foretold(gate, 1, self._surrogate, view)
         ids, counts = np.unique(named, return_counts=True)
         found: list[int] = ids[np.argsort(-counts, kind="stable")].tolist()
         return found

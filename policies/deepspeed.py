@@ -176,11 +176,8 @@ class DeepSpeed(Policy):
             # One fetch moves all of it: an expert of which nothing is here yet goes as one copy.
             missing += tensors if len(tensors) < self.tensors_per_expert else [whole]
         yield from self._make_room(missing, gate.layer, view)
-        arrived: list[Ticket] = []
-        for piece in here:  # prefetched, and now needed: first in, first out
-            ticket = yield Fetch(piece)
-            if ticket is not None:
-                arrived.append(ticket)
+        came = yield [Fetch(piece) for piece in here]  # prefetched, and now needed: first in, first out
+        arrived: list[Ticket] = [ticket for ticket in came if ticket is not None]
         arrived += yield from self._fetch(missing)
         yield from self._prefetch(view)
         for expert in gate.needs:

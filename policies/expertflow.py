@@ -5,7 +5,7 @@ Scheduling" (DAC 2026), known here from third-party notes; no code could be had.
 arXiv 2510.26730, is not this one.)
 
 - Routing path predictor: one pass before the first layer names the experts of all layers. The published T5-style
-  network (at least 90 % right in its domain) is not public; `policies/common/token_forecast.py` says what stands in.
+  network (at least 90 % right in its domain) is not public; `policies/common/foretold.py` says what stands in.
   Its 7.21 MB are not charged.
 - Predictive locality-aware expert caching (PLEC): slots go to layers in order, each as many as it is foretold to need,
   until there are none (room for 4, needs of 3 and 2: 3 and 1). Slots of layers that are over, and of experts foretold
@@ -22,7 +22,7 @@ what moving KV entries costs. Several GPUs (not published): each has its own slo
 
 from __future__ import annotations
 
-from policies.common.token_forecast import Forecasting
+from policies.common.foretold import Forecasting
 from sim.policy import Gate, Iteration, Predict, Serve, Steps, View, param
 
 

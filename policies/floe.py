@@ -21,8 +21,7 @@ predicted for. A result tells how much ran compressed, and not what sparsity cos
 
 from __future__ import annotations
 
-import numpy as np
-
+from policies.common.foretold import foretold, in_turn
 from policies.lru import Lru
 from sim.policy import (
     PREFILL,
@@ -103,23 +102,13 @@ class Floe(Lru):
                 if view.holds(piece):
                     yield Evict(piece)
         if layer + 1 < view.n_layers and gate.phase != PREFILL and self.predictor != "none":
-            named = self._named(gate, view)
+            named = in_turn(foretold(gate, 1, self._surrogate, view))  # of every token, best first
             self._aimed = (layer + 1, set(named))
             for expert in named:
                 yield Prefetch(self._piece(layer + 1, expert, view))
 
     def _piece(self, layer: int, expert: int, view: View) -> Piece:
         return view.part(layer, expert, 0.0, 1.0, self.compressed)
-
-    def _named(self, gate: Gate, view: View) -> list[int]:
-        """The next layer's predicted experts of every token, best first."""
-        if self._surrogate is None:
-            best = np.argsort(-gate.next_scores(1), axis=1, kind="stable")[:, : view.top_k].tolist()
-        else:
-            rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
-            chosen = gate.iteration.ids(gate.layer + 1).tolist()
-            best = [self._surrogate.name(row, gate.layer + 1, ids) for row, ids in zip(rows, chosen, strict=True)]
-        return list(dict.fromkeys(expert for rank in zip(*best, strict=True) for expert in rank))
 
     def stats(self) -> dict[str, float]:
         """Share of the experts predicted that the gate then chose (published precision: 0.88)."""

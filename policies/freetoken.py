@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.placement import most_of_a_layer, of_a_layer
+from policies.common.placement import every, most_of_a_layer, of_a_layer
 from sim.policy import (
     PREFILL,
     Decision,
@@ -192,7 +192,7 @@ class FreeToken(Policy):
 
     def bind(self, view: View) -> None:
         n_all = view.n_layers * view.n_experts
-        self._pieces = [view.piece(*divmod(at, view.n_experts)) for at in range(n_all)]
+        self._pieces = every(view)
         self._slots: list[Slots] = []
         sizes = [of_a_layer(gpu, view) for gpu in range(view.n_gpus)]
         rooms = [min(view.capacity_of(gpu), n_all) for gpu in range(view.n_gpus)]
@@ -286,19 +286,13 @@ class FreeToken(Policy):
 
     def _prompt(self, gate: Gate, view: View) -> Steps:
         """Every copy of the layer, then its experts."""
-        tickets: list[Ticket] = []
-        if self._overlaps:
-            coming = self._buffers[gate.layer]  # on its way since the buffer was free
-        else:
-            coming = self._materialize(gate.layer, view)
-        for piece in coming:
-            ticket = yield Fetch(piece)
-            if ticket is not None:
-                tickets.append(ticket)
+        # What is in a buffer has been on its way since that was free.
+        coming = self._buffers[gate.layer] if self._overlaps else self._materialize(gate.layer, view)
+        came = yield [Fetch(piece) for piece in coming]
+        tickets: list[Ticket] = [ticket for ticket in came if ticket is not None]
         if self._overlaps and self.prefill_hit_d2d:
             tickets += yield from self._gather(gate, view)
-        for expert in gate.needs:
-            yield RunGpu(expert, tuple(tickets))
+        yield [RunGpu(expert, tuple(tickets)) for expert in gate.needs]
 
     def _fill(self, layer: int, view: View) -> Steps:
         """`prefetch_prefill_layer`: all experts of a layer into the buffer that the layer before the last one had."""
@@ -312,8 +306,7 @@ class FreeToken(Policy):
                     # It is there, and comes all the same: in halves, since no piece is on a GPU twice.
                     here += view.matrices(layer, piece.expert, 2)
         self._buffers[layer] = here
-        for piece in here:
-            yield Prefetch(piece)
+        yield [Prefetch(piece) for piece in here]
 
     def _layer(self, layer: int, gpu: int, view: View) -> list[Piece]:
         base = layer * view.n_experts
@@ -332,8 +325,7 @@ class FreeToken(Policy):
 
     def _release(self, layer: int) -> Steps:
         """A buffer's layer has been computed."""
-        for piece in self._buffers.pop(layer, ()):
-            yield Evict(piece)
+        yield [Evict(piece) for piece in self._buffers.pop(layer, ())]
 
     def _make_way(self, layer: int, view: View) -> Steps:
         """Without buffers a layer goes into the first slots, and none of it is elsewhere (`materialize_layer`)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from policies.common.placement import every
 from sim.policy import Piece, Policy, View
 
 
@@ -21,4 +22,4 @@ class GpuOnly(Policy):
     keeps_all = True
 
     def initial(self, view: View) -> Iterable[Piece]:
-        return (view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts))
+        return every(view)

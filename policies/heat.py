@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.common.hot_cold import HotCold, overlap_param
+from policies.common.placement import every
 from sim.policy import Evict, Iteration, Piece, Prefetch, Steps, View, param
 
 
@@ -38,12 +39,11 @@ class Heat(HotCold):
 
     def bind(self, view: View) -> None:
         self._rooms = self.pool_by_gpu("slots", self.slots, view)
-        n_experts = view.n_experts
-        self._pieces = [view.piece(*divmod(at, n_experts)) for at in range(view.n_layers * n_experts)]
+        self._pieces = every(view)
         self._gpus = np.array([piece.gpu for piece in self._pieces])
         self._heat = np.zeros(len(self._pieces))
         self._routed = np.zeros(len(self._pieces), dtype=np.int64)  # tokens since the last update
-        self._first = np.arange(view.n_layers)[None, :, None] * n_experts
+        self._first = np.arange(view.n_layers)[None, :, None] * view.n_experts
         self._inside = np.zeros(len(self._pieces), dtype=bool)
         self._since = np.zeros(len(self._pieces), dtype=np.int64)  # the update each came in
         self._n_passes = self._n_updates = 0

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.placement import every
 from sim.policy import (
     DECODE,
     PREFILL,
@@ -255,7 +256,7 @@ class Hobbit(Policy):
 
     def _rooms(self, gpu: int, view: View) -> tuple[int, int]:
         """Pieces in high and in low precision; with room for everything in high there is no need of low."""
-        pieces = [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts)]
+        pieces = every(view)
         budget, low_bytes = view.free_bytes(gpu), self._low[0][0].n_bytes
         if sum(piece.n_bytes for piece in pieces if piece.gpu == gpu) <= budget:
             return budget // view.expert_bytes, 0

@@ -29,7 +29,6 @@ from sim.policy import (
     RunGpu,
     Steps,
     StoreSplit,
-    Ticket,
     View,
     param,
 )
@@ -134,14 +133,10 @@ class KTransformers(Policy):
             return
         on_cpu = [expert for expert in gate.needs if not view.resident(gate.layer, expert)]
         late = self._late(gate, on_cpu, view)
-        for expert in on_cpu:
-            if expert not in late:
-                yield RunCpu(expert)
-        for expert in late:  # behind those of this layer; layer l + 1 adds the result to its own (`submit_forward`)
-            yield RunCpu(expert, join_layer=gate.layer + 1)
-        for expert in gate.needs:
-            if expert not in on_cpu:
-                yield RunGpu(expert)
+        yield [RunCpu(expert) for expert in on_cpu if expert not in late]
+        # Behind those of this layer; layer l + 1 adds the result to its own (`submit_forward`).
+        yield [RunCpu(expert, join_layer=gate.layer + 1) for expert in late]
+        yield [RunGpu(expert) for expert in gate.needs if expert not in on_cpu]
         self._activations += sum(gate.needs.values())
         self._deferred += sum(gate.needs[expert] for expert in late)
 
@@ -163,12 +158,9 @@ class KTransformers(Policy):
     def _through_gpu(self, gate: Gate, view: View) -> Steps:
         """Load the complete layer, compute it on the GPU, then keep the mask's experts or this prompt's favourites."""
         pieces = [view.piece(gate.layer, expert) for expert in range(view.n_experts)]
-        copies: list[Ticket] = []
-        for piece in pieces:
-            ticket = None if view.holds(piece) else (yield Fetch(piece))
-            copies += [ticket] if ticket is not None else []
-        for expert in sorted(gate.needs):
-            yield RunGpu(expert, after=tuple(copies))
+        came = yield [Fetch(piece) for piece in pieces if not view.holds(piece)]
+        copies = tuple(ticket for ticket in came if ticket is not None)
+        yield [RunGpu(expert, after=copies) for expert in sorted(gate.needs)]
         self._activations += sum(gate.needs.values())
         if self.dynamic_update:
             self._mask[gate.layer] = self._favourites(gate, view)

@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from policies.common.cache import ScopedCache
+from policies.common.placement import every
 from sim.policy import Piece, View
 
 
@@ -26,8 +27,7 @@ class Lfru(ScopedCache):
 
     def bind(self, view: View) -> None:
         super().bind(view)
-        layers, experts = range(view.n_layers), range(view.n_experts)
-        self._gpus = np.array([view.piece(layer, expert).gpu for layer in layers for expert in experts])
+        self._gpus = np.array([piece.gpu for piece in every(view)])
         self._clock = [0] * view.n_layers  # by layer; one cache over all has the first
         # By piece: uses since it came (endless: not there, so that it never has the least score), the last, its coming.
         self._uses = np.full(len(self._gpus), math.inf)

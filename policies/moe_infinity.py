@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.placement import every
 from sim.policy import (
     DECODE,
     PREFILL,
@@ -200,7 +201,7 @@ class MoeInfinity(Policy):
         self._orders_at = 0  # matrices replaced when they were worked out
         self._n_ordered = 0
         self._ranked_for = (0, "", 0)  # matrices replaced, phase and matrix that ranks rest on now
-        self._pieces = [view.piece(layer, expert) for layer in range(shape[0]) for expert in range(shape[1])]
+        self._pieces = every(view)
         self._gpu = np.array([piece.gpu for piece in self._pieces])
         self._held = view.held
         self._is_held = self._held.data  # the same memory, for single numbers

@@ -160,17 +160,11 @@ class MoeLightning(Policy):
     def gate_done(self, gate: Gate, view: View) -> Steps:
         """PostAttn: the layer's last page has come; all micro-batches."""
         if not self.ffn_on_gpu:
-            for expert in gate.needs:
-                yield RunCpu(expert)
+            yield [RunCpu(expert) for expert in gate.needs]
             return
-        loaded: list[Ticket] = []
-        for piece in self._here.get(gate.layer, ()):
-            ticket = yield Fetch(piece)  # under way since the buffer was free
-            if ticket is not None:
-                loaded.append(ticket)
-        self._computed = []
-        for expert in gate.needs:
-            self._computed.append((yield RunGpu(expert, tuple(loaded))))
+        came = yield [Fetch(piece) for piece in self._here.get(gate.layer, ())]  # under way since the buffer was free
+        loaded = tuple(ticket for ticket in came if ticket is not None)
+        self._computed = list((yield [RunGpu(expert, loaded) for expert in gate.needs]))
         again_s = self._again_s(gate, view)
         if again_s > 0.0:
             self._computed.append((yield Predict(again_s, "gpu")))
@@ -199,8 +193,7 @@ class MoeLightning(Policy):
         """The layer's half of the buffer is free once it is computed: the layer after the next comes, page by page."""
         if not self.ffn_on_gpu or view.n_layers <= RING:
             return
-        for piece in self._here.pop(layer):
-            yield Evict(piece)
+        yield [Evict(piece) for piece in self._here.pop(layer)]
         target = (layer + RING) % view.n_layers
         pages = self._pages(target, view)
         self._here[target] = [piece for page in pages for piece in page]
@@ -211,8 +204,7 @@ class MoeLightning(Policy):
                 n_bytes = sum(piece.n_bytes for piece in page)
                 staged = yield Predict(self.staging_traffic * n_bytes / view.prices.cpu_bytes_per_s, "side")
                 after = (*after, staged)
-            for piece in page:
-                yield Prefetch(piece, after=after)
+            yield [Prefetch(piece, after=after) for piece in page]
 
     def _pages(self, layer: int, view: View) -> list[list[Piece]]:
         """What a layer streams, in pages: whole experts, or equal parts of them where pages outnumber experts."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.common.draft_routing import DraftRouting
+from policies.common.foretold import DraftRouting
 from sim.policy import Iteration, Piece, Policy, Prefetch, Steps, Ticket, View, param
 
 

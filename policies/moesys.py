@@ -47,14 +47,10 @@ class MoeSys(Policy):
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         """Compute waits for the load of the whole slot, chosen experts and others."""
-        loaded: list[Ticket] = []
-        for expert in range(view.n_experts):
-            ticket = yield Fetch(view.piece(gate.layer, expert))  # under way since its slot was freed
-            if ticket is not None:
-                loaded.append(ticket)
-        self._computed: list[Ticket] = []
-        for expert in gate.needs:
-            self._computed.append((yield RunGpu(expert, tuple(loaded))))
+        whole = [view.piece(gate.layer, expert) for expert in range(view.n_experts)]
+        came = yield [Fetch(piece) for piece in whole]  # under way since its slot was freed
+        loaded = tuple(ticket for ticket in came if ticket is not None)
+        self._computed: list[Ticket] = list((yield [RunGpu(expert, loaded) for expert in gate.needs]))
 
     def layer_done(self, layer: int, view: View) -> Steps:
         """The slot is free once the whole layer is computed."""

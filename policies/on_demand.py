@@ -57,15 +57,13 @@ class OnDemand(Policy):
 
     def request_end(self, request: RequestInfo, view: View) -> Steps:
         self._n_running -= 1
-        for piece in () if self._n_running else list(view.residents()):
-            yield Evict(piece)
+        yield [Evict(piece) for piece in view.residents() if not self._n_running]
 
     def _run_kept(self, gate: Gate, view: View) -> Steps:
         """In ascending order, each once it is there; what is missing is loaded for as long as a request runs."""
         for expert in sorted(gate.needs):
-            missing = [piece for piece in view.matrices(gate.layer, expert, self.matrices) if not view.holds(piece)]
-            for piece in missing:
-                yield Fetch(piece)
+            parts = view.matrices(gate.layer, expert, self.matrices)
+            yield [Fetch(part) for part in parts if not view.holds(part)]
             yield RunGpu(expert)
 
     def min_experts(self, view: View) -> int:
@@ -84,14 +82,10 @@ class OnDemand(Policy):
             if len(on_gpu) == self.slots:  # into the slot of the oldest, whatever room there is besides
                 oldest = on_gpu.popleft()
                 after = (ran[oldest[0].expert],) if oldest[0].expert in ran else ()
-                for piece in oldest:
-                    yield Evict(piece)
-            for piece in pieces:
-                yield Fetch(piece, after)
+                yield [Evict(piece) for piece in oldest]
+            yield [Fetch(piece, after) for piece in pieces]
             if expert in gate.needs:
                 ran[expert] = yield RunGpu(expert)
             on_gpu.append(pieces)
         for experts in held.values():
-            for pieces in experts:
-                for piece in pieces:
-                    yield Evict(piece)
+            yield [Evict(piece) for pieces in experts for piece in pieces]

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from policies.common.placement import every
 from sim.policy import Fetch, Gate, Iteration, Piece, Policy, Prefetch, RunGpu, Steps, View, kept
 
 
@@ -115,8 +116,7 @@ class PerfectPrefetch(Policy):
 
 def plan(gpu: int, view: View) -> dict[Piece, list[int]]:
     """What to keep: per expert of a GPU, 1 for every use that is to find it kept."""
-    pieces = (view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts))
-    mine = [piece for piece in pieces if piece.gpu == gpu]
+    mine = [piece for piece in every(view) if piece.gpu == gpu]
     uses = [view.future.uses(piece.layer, piece.expert)[0] for piece in mine]
     if not any(len(found) for found in uses):  # more GPUs than experts, or none of its experts is ever asked for
         return {piece: [] for piece in mine}

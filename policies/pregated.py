@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
+from policies.common.foretold import foretold, in_turn
 from policies.common.placement import most_of_a_layer
 from sim.policy import (
     FREE,
@@ -252,8 +251,7 @@ class PreGated(Policy):
             return range(view.n_experts)
         if self.variant == "oracle":
             return gate.iteration.chosen(target)
-        best = np.argsort(-gate.next_scores(self._ahead), axis=1, kind="stable")[:, : view.top_k]
-        return dict.fromkeys(best.T.reshape(-1).tolist())  # every token's first choice, then the second
+        return in_turn(foretold(gate, self._ahead, None, view))
 
     def _fits(self, piece: Piece, buffer: Buffer) -> bool:
         return sum(other.gpu == piece.gpu for other in buffer) < self._size[piece.gpu]

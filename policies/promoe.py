@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.foretold import drawn, in_turn
 from policies.common.placement import by_layer, homes, most_layers
 from sim.policy import (
     PREFILL,
@@ -292,10 +293,7 @@ class ProMoe(Policy):
     def _named(self, gate: Gate, target: int) -> list[int]:
         """Experts predicted for the target layer: every token's first choice, then the second ..."""
         if self._surrogate is not None:
-            truth = gate.iteration.ids(target).tolist()
-            rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
-            drawn = [self._surrogate.name(row, target, ids) for row, ids in zip(rows, truth, strict=True)]
-            return list(dict.fromkeys(expert for choices in zip(*drawn, strict=True) for expert in choices))
+            return in_turn(drawn(self._surrogate, gate.iteration, target))
         named: list[int] = gate.by_layer(self._names, self._reads)
         return list(dict.fromkeys(named)) if gate.iteration.n_tokens > 1 else named
 

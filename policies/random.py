@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from random import Random as Draws
 
 from policies.common.cache import ScopedCache
-from policies.common.placement import by_layer
+from policies.common.placement import by_layer, every
 from sim.policy import NEVER, Piece, Rank, View, param
 
 
@@ -57,7 +57,7 @@ class Random(ScopedCache):
         """The static choice: of each GPU's experts, or of each layer's there."""
         if self.selection != "static":
             return
-        pieces = [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts)]
+        pieces = every(view)
         for gpu in range(view.n_gpus):
             mine = [piece for piece in pieces if piece.gpu == gpu]
             room = view.capacity_of(gpu)

@@ -8,7 +8,7 @@ every layer (the hash table); the routers are removed, so what was foretold is c
 `variant=paper` keeps what there is room for, first in, first out, and a layer waits for its own experts alone.
 
 The published predictor (two LSTM layers with SparseMax attention over embeddings) is not public for these models;
-`policies/common/token_forecast.py` says what stands in, and `--predictor surrogate:SHARE` takes a published hit rate
+`policies/common/foretold.py` says what stands in, and `--predictor surrogate:SHARE` takes a published hit rate
 (top 3 of Switch-base-8: 0.99 SST2, 0.97 MRPC, 0.92 MultiRC). A token runs as many experts as its model's gate would
 choose; the code's top 3 on models of one expert per token cannot be expressed. The predictor's memory is not charged.
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.common.token_forecast import Forecasting
+from policies.common.foretold import Forecasting
 from sim.policy import (
     PREFILL,
     Assignment,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.common.draft_routing import DraftRouting
+from policies.common.foretold import DraftRouting
 from sim.policy import Iteration, Policy, Prefetch, Recency, Steps, Ticket, View, param
 
 

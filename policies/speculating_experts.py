@@ -27,6 +27,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.foretold import foretold, in_turn
 from sim.policy import (
     PREFILL,
     SURROGATE,
@@ -124,12 +125,8 @@ class SpeculatingExperts(Policy):
 
     def _foretell(self, gate: Gate, view: View) -> Ids:
         """Experts of the next layer [n, k], likeliest first."""
-        if not self._drawn:
-            return np.argsort(-gate.next_scores(1), axis=1, kind="stable")[:, : view.top_k]
-        surrogate = self._surrogates[min(gate.layer, len(self._surrogates) - 1)]
-        rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
-        chosen = gate.iteration.ids(gate.layer + 1).tolist()
-        return np.array([surrogate.name(row, gate.layer + 1, ids) for row, ids in zip(rows, chosen, strict=True)])
+        ahead = self._surrogates[min(gate.layer, len(self._surrogates) - 1)] if self._drawn else None
+        return np.array(foretold(gate, 1, ahead, view))
 
     def assign(self, gate: Gate, view: View) -> Assignment | None:
         """Speculative execution: what was foretold runs, whatever this gate says."""
@@ -155,32 +152,26 @@ class SpeculatingExperts(Policy):
             if ahead not in self._sets:
                 pieces = [view.piece(ahead, expert) for expert in range(view.n_experts)]
                 self._sets[ahead] = dict.fromkeys(pieces)
-                for piece in pieces:
-                    yield Prefetch(piece)
+                yield [Prefetch(piece) for piece in pieces]
 
     def _free(self, layer: int) -> Steps:
         """The set that the next layer takes has been computed with."""
         for done in [other for other in self._sets if other < layer]:
-            for piece in self._sets.pop(done):
-                yield Evict(piece)
+            yield [Evict(piece) for piece in self._sets.pop(done)]
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         layer = gate.layer
         here = self._sets.setdefault(layer, {})
         here |= dict.fromkeys(view.piece(layer, expert) for expert in gate.needs)
-        tickets: list[Ticket] = []
-        for piece in here:
-            ticket = yield Fetch(piece)  # under way, or missing
-            if ticket is not None:
-                tickets.append(ticket)
+        came = yield [Fetch(piece) for piece in here]  # under way, or missing
+        tickets = tuple(ticket for ticket in came if ticket is not None)
         if gate.phase != PREFILL:
             if self.mode == "exact" and layer in self._named:
                 self._count(self._named[layer], gate.ids)
             yield from self._free(layer)
             if self.predictor != "none" and layer + 1 < view.n_layers:
                 yield from self._speculate(gate, view)
-        for expert in gate.needs:
-            yield RunGpu(expert, tuple(tickets))
+        yield [RunGpu(expert, tickets) for expert in gate.needs]
 
     def _speculate(self, gate: Gate, view: View) -> Steps:
         """Predict the next layer, and copy what was named into the other set."""
@@ -188,10 +179,9 @@ class SpeculatingExperts(Policy):
         if self.predict_s > 0.0:
             after = ((yield Predict(self.predict_s, "gpu")),)
         named = self._named[gate.layer + 1] = self._foretell(gate, view)
-        pieces = [view.piece(gate.layer + 1, expert) for expert in dict.fromkeys(named.T.ravel().tolist())]
+        pieces = [view.piece(gate.layer + 1, expert) for expert in in_turn(named.tolist())]
         self._sets[gate.layer + 1] = dict.fromkeys(pieces)
-        for piece in pieces:
-            yield Prefetch(piece, after=after)
+        yield [Prefetch(piece, after=after) for piece in pieces]
 
     def iteration_end(self, iteration: Iteration, view: View) -> Steps:
         """Nothing is kept from one token to the next."""

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.masked_gate import masked_top_k
 from policies.common.placement import asked_by_layer, by_layer, layers_on, most_layers
+from policies.lynx import masked_top_k
 from sim.policy import (
     FREE,
     NEVER,

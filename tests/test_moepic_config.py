@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.common.priority import Priorities
-from policies.moepic.config import LayerPlan, Odds, Statistics, Times, allocate, split_all, split_layer
+from policies.lcp import Priorities
+from policies.moepic.config import LayerPlan, Odds, Splits, Statistics, Times, allocate, best_size, sizes_of
 from sim.policy.standings import places_before
 
 # One layer of 4 experts, K = 2. H(C), P(y) of y = 1..4, PH(y, C).
@@ -23,6 +23,10 @@ CACHED = np.array(
 )
 ODDS = Odds(HIT, ACTIVE, CACHED)
 TIMES = Times(attention_s=1.0, moe_s=4.0, head_s=2.0, load_s=10.0, top_k=2)
+
+
+def split_layer(budget, window_s, odds, times):
+    return best_size(sizes_of(budget, odds, times), window_s, times.top_k)
 
 
 class TestEquationsByHand:
@@ -53,12 +57,12 @@ class TestEquationsByHand:
     def test_eqs_5_6_7(self):
         # Layer 1: window 2 + 1 = 3 s, nothing can be prefetched: m = .8. T_exp = 4 / 2 = 2: T_hide = 1.6, T_miss =
         # 1.2 x 10 = 12, exposed 10.4; window 2 = (4 - min(1.6, 12)) + 1 = 3.4 s. Layer 2 is the same: 10.4.
-        exposed_s, plans = split_all([1.0, 1.0], [ODDS, ODDS], TIMES)
+        exposed_s, plans = Splits([ODDS, ODDS], TIMES).split([1.0, 1.0])
         assert exposed_s == pytest.approx([10.4, 10.4])
         assert [plan.n_cached for plan in plans] == [1, 1]
         # With copies of 1 s: window 3 s takes (1 - .5), (1 - .3), (1 - .2), (1 - 0) = 3.0 s: all four:
         # m = min(2, .8 + .45 + .42 + .24 + .2) = 2: nothing exposed, window 2 = 4 - min(4, 0) + 1.
-        assert split_all([1.0], [ODDS], TIMES._replace(load_s=1.0))[0] == [0.0]
+        assert Splits([ODDS], TIMES._replace(load_s=1.0)).split([1.0])[0] == [0.0]
 
     def test_eq_4(self):
         p = Priorities(1, 3, omega=128, rho=0.25)
@@ -206,7 +210,7 @@ def test_sub_problem_equals_plain_loops(case):
     times = TIMES._replace(load_s=load_s, top_k=min(2, n_experts))
     odds = odds_of(seed, n_layers, n_experts, times.top_k)
     budgets = [float(b) for b in np.random.default_rng(seed).uniform(0.2, n_experts, n_layers)]
-    exposed_s, plans = split_all(budgets, odds, times)
+    exposed_s, plans = Splits(odds, times).split(budgets)
     assert exposed_s == pytest.approx(naive_exposed(budgets, odds, times), abs=1e-9)
     assert all(plan.split_frac <= 1.0 for plan in plans)
     assert [p.n_cached * p.split_frac for p in plans] == pytest.approx([min(b, n_experts) for b in budgets])
@@ -222,7 +226,7 @@ def test_allocation_ends_where_its_own_next_move_does_not_pay(case, zeta):
     found, plans = allocate(start, zeta, odds, times)
     assert sum(found) == pytest.approx(sum(start))
     assert min(found) > 0
-    assert plans == split_all(found, odds, times)[1]
+    assert plans == Splits(odds, times).split(found)[1]
     total = sum(naive_exposed(found, odds, times))
     assert total <= sum(naive_exposed(start, odds, times)) + 1e-9
     step = zeta * sum(start)

@@ -9,6 +9,7 @@ import pytest
 from cpu_bench import check_knobs, replay, seeded, written
 from easy_numbers import EXPERT_BYTES
 
+from policies.common.foretold import foretold, in_turn
 from policies.floe import Floe
 from sim.base.errors import BadInput
 from sim.profiles.models import load_model
@@ -99,10 +100,8 @@ def test_five_steps(tmp_path):
 
 
 def test_every_tokens_first_guess_goes_before_any_second(tmp_path):
-    policy = Floe()
-    policy._surrogate = None
     gate = SimpleNamespace(next_scores=lambda _: np.array([[9.0, 5.0, 1.0, 0.0], [1.0, 0.0, 9.0, 5.0]]))
-    assert policy._named(gate, SimpleNamespace(top_k=2)) == [0, 2, 1, 3]
+    assert in_turn(foretold(gate, 1, None, SimpleNamespace(top_k=2))) == [0, 2, 1, 3]
 
 
 def test_channels_of_a_token_are_copied_anew(tmp_path):

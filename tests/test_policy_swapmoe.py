@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cpu_bench import check_knobs, replay, resident, seeded, written
 
-from policies.common.masked_gate import masked_top_k
+from policies.lynx import masked_top_k
 from policies.swapmoe import SwapMoe
 from sim.base.errors import BadInput
 

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from sim.policy import View
 
 
+def every(view: View) -> list[Piece]:
+    """All experts, by `Piece.index`."""
+    return [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts)]
+
+
 def homes(view: View) -> NDArray[np.int64]:
     """The GPU that each expert lives on [layers, experts]."""
     if view.n_gpus == 1:

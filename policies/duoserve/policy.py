@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.placement import every
 from policies.duoserve.predictor import (
     Ids,
     Predictor,
@@ -147,7 +148,7 @@ class DuoServe(Policy):
     def bind(self, view: View) -> None:
         self._k = view.top_k
         # Experts are named by `Piece.index`; of each its GPU, and what is decided about it.
-        pieces = [view.piece(layer, expert) for layer in range(view.n_layers) for expert in range(view.n_experts)]
+        pieces = every(view)
         self._gpu_of = [piece.gpu for piece in pieces]
         self._evicts, self._fetches = [Evict(piece) for piece in pieces], [Fetch(piece) for piece in pieces]
         self._pieces = pieces

@@ -102,20 +102,6 @@ def reroute(scores: NDArray[np.float64], ids: NDArray[np.int64], resident: set[i
 
 KEYWORDS_PER_TASK = 64
 
-# The task types of Table 1. The profiled keywords are not published; these are assumed, from the two examples on.
-KEYWORDS: dict[str, frozenset[str]] = {
-    "SUM": frozenset({"summarize", "summarise", "summary", "synopsis", "condense", "brief", "tldr"}),
-    "CLSFY": frozenset({"classify", "sentiment", "positive", "negative", "neutral", "category", "label"}),
-    "QA": frozenset({"question", "answer", "what", "who", "when", "where", "why", "context"}),
-    "COMP": frozenset({"compare", "similar", "similarity", "same", "difference", "pair", "equivalent"}),
-    "CONV": frozenset({"conversation", "chat", "assistant", "human", "hello", "reply", "respond"}),
-}
-
-
-def words_of(text: str) -> list[str]:
-    """Lower-case words of a text, without punctuation around them."""
-    return [word for raw in text.lower().split() if (word := raw.strip(".,;:!?\"'()[]"))]
-
 
 def classify(words: Iterable[Hashable], keywords: Mapping[str, frozenset[Hashable]]) -> str | None:
     """The task type with most keyword occurrences in the prompt, the first listed among equals; None without any."""

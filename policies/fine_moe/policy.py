@@ -279,15 +279,11 @@ class FineMoe(Policy):
 
     def _load(self, layers: Iterable[int], view: View) -> Steps:
         """What others do, says section 4.3: nothing is computed before prediction and prefetching are finished."""
-        tickets: list[Ticket] = []
-        for layer in layers:
-            if layer >= view.n_layers:
-                continue
-            for expert, _ in sorted(self.outlook.named_of(layer), key=lambda named: -named[1]):
-                ticket = yield Prefetch(view.piece(layer, expert))
-                if ticket is not None:
-                    tickets.append(ticket)
-        yield Wait(tuple(tickets))
+        tickets: list[Ticket | None] = []
+        for layer in (layer for layer in layers if layer < view.n_layers):
+            named = sorted(self.outlook.named_of(layer), key=lambda named: -named[1])
+            tickets += yield [Prefetch(view.piece(layer, expert)) for expert, _ in named]
+        yield Wait(tuple(ticket for ticket in tickets if ticket is not None))
 
     # -- the cache (section 4.5) ------------------------------------------------------------------------------------
     # State of all experts lies in rows by `Piece.index`. Highest 1 / (p * freq) is evicted first, that is least

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.foretold import drawn
 from policies.fine_moe.map_store import MapStore, Trajectory, as_embedding, as_embeddings, as_map
 from sim.policy import (
     DECODE,
@@ -170,11 +171,10 @@ class GateTrack:
     def _named(self, gate: Gate, target: int) -> Floats:
         """The stand-in's answer as scores, by sequence [n, E]."""
         assert self._surrogate is not None
-        truth = gate.iteration.ids(target).tolist()
-        rows = np.zeros((len(truth), self._n_experts))
-        every = [at for r in gate.iteration.ranges for at in range(r.start_row, r.stop_row)]
-        for row, at, ids in zip(rows, every, truth, strict=True):
-            row[self._surrogate.name(at, target, ids)] = 1.0
+        every = drawn(self._surrogate, gate.iteration, target)
+        rows = np.zeros((len(every), self._n_experts))
+        for row, named in zip(rows, every, strict=True):
+            row[named] = 1.0
         return rows
 
     def end(self, iteration: Iteration) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.placement import every
 from sim.policy import Evict, Fetch, Piece, Prefetch, View
 
 
@@ -119,7 +120,7 @@ class LayerCaches:
         self.mrs = mrs
         self._n_experts = view.n_experts
         n = view.n_layers * view.n_experts
-        self.gpu = [view.piece(*divmod(at, view.n_experts)).gpu for at in range(n)]
+        self.gpu = [piece.gpu for piece in every(view)]
         # By layer and GPU, who leaves next: None where that has to be looked for, -1 where nobody is.
         self._losers: list[list[int | None]] = [[None] * view.n_gpus for _ in range(view.n_layers)]
         self.held = bytearray(n)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.common.foretold import rows_of
 from policies.importance.balance import Costs, Missing, best_front, by_batch, one_pass, two_pointers
 from policies.importance.cache import Leaving, counted
 from policies.importance.router import FORMS, LoneToken, StandIn, Thresholds, Token, route, tokens_of
@@ -369,8 +370,7 @@ class Importance(Policy):
                 f"{self.name}.predictor, got {self.predictor} where a model routes itself: the stand-in looks at the "
                 "next gate, which has not spoken; take predictor=recorded"
             )
-        rows = [row for r in gate.iteration.ranges for row in range(r.start_row, r.stop_row)]
-        return self._stand_in.name(zip(rows, tokens, strict=True), gate.layer + 1)
+        return self._stand_in.name(zip(rows_of(gate.iteration), tokens, strict=True), gate.layer + 1)
 
     def _tokens_ahead(self, scores: NDArray[np.float64], ids: NDArray[np.int64]) -> list[list[Token]]:
         """By layer, the tokens of the layer after it, which only a stand-in may look at."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from policies.common.placement import homes
-from policies.common.priority import Priorities
+from policies.lcp import Priorities
 from policies.moepic.config import LayerPlan
 from sim.policy import Buffer, Piece, Segment, SplitExpert, View, lowest
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.priority import CHUNK_ROWS, Priorities
+from policies.lcp import Priorities
 from sim.policy import PREFILL, Counts, Gate, Iteration, Range, View, follow_and_count
 
 FloatArray = NDArray[np.float64]
@@ -92,11 +92,6 @@ def best_size(sizes: Sizes, window_s: float, top_k: int) -> LayerPlan:
     return LayerPlan(int(sizes.n_cached[best]), float(sizes.split_frac[best]), float(loaded[best]))
 
 
-def split_layer(budget: float, window_s: float, odds: Odds, times: Times) -> LayerPlan:
-    """The sub-problem of one layer, given V and the prefetching window."""
-    return best_size(sizes_of(budget, odds, times), window_s, times.top_k)
-
-
 class Splits:
     """The sub-problem of all layers, for one budget after the other: most layers keep theirs."""
 
@@ -127,11 +122,6 @@ class Splits:
         if sizes is None:
             sizes = self._sizes[layer][budget] = sizes_of(budget, self._odds[layer], self._times)
         return best_size(sizes, window_s, self._times.top_k)
-
-
-def split_all(budgets: Sequence[float], odds: Sequence[Odds], times: Times) -> tuple[list[float], list[LayerPlan]]:
-    """ExpertSplit for one division of the budget."""
-    return Splits(odds, times).split(budgets)
 
 
 def allocate(
@@ -258,6 +248,3 @@ class Statistics:
         elif prefetch == "none":
             active = np.zeros_like(active)
         return [Odds(hit[layer], active[layer], cached[layer]) for layer in range(n_layers)]
-
-
-__all__ = ["CHUNK_ROWS", "LayerPlan", "Odds", "Statistics", "Times", "Windows", "allocate", "split_all", "split_layer"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.common.priority import CHUNK_ROWS, Priorities
+from policies.lcp import CHUNK_ROWS, Priorities
 from policies.moepic.config import Statistics
 from sim.policy import DECODE, Gate, Iteration, StoreSplit
 

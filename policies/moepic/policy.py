@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.placement import homes, most_sharing
-from policies.common.priority import Priorities
+from policies.lcp import Priorities
 from policies.moepic.cache import Division, Replacement, Tops, shuffled
 from policies.moepic.config import Statistics, Times, Windows, allocate
 from policies.moepic.history import History

@@ -1,4 +1,4 @@
-"""Experts foretold for all layers of a forward pass before it begins, and a cache that is filled by such a forecast.
+"""Experts foretold, by later gates, by drafts or for a whole pass, and a cache that is filled by such a forecast.
 
 SiDA-MoE and ExpertFlow train a network that reads the tokens of a batch and names the experts of every layer at once.
 Their weights are not public, and routing traces hold token ids rather than the texts they were trained on. What stands
@@ -8,16 +8,18 @@ knows the input alone, all layers at once; unlike them it knows nothing of the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.policy import (
+    DECODE,
     FREE,
     LAST,
     SURROGATE,
     BadInput,
+    Gate,
     Iteration,
     Piece,
     Policy,
@@ -26,6 +28,7 @@ from sim.policy import (
     Steps,
     StoreSplit,
     Surrogate,
+    Ticket,
     TokenPaths,
     View,
     param,
@@ -35,26 +38,81 @@ Ids = NDArray[np.int64]
 OR_SURROGATE = ", or a surrogate (--predictor surrogate:0.85)"
 
 
-class Drawn:
-    """The same from a labelled surrogate, all scores alike."""
+def rows_of(iteration: Iteration) -> list[int]:
+    """The trace row of each token."""
+    return [row for r in iteration.ranges for row in range(r.start_row, r.stop_row)]
 
-    def __init__(self, text: str, store: StoreSplit, seed: int) -> None:
-        trace = store.trace
-        self._n_layers = trace.n_layers
-        self._surrogate = Surrogate(text, trace.top_k, trace.n_experts, seed)
 
-    def of(self, iteration: Iteration) -> tuple[Ids, Ids]:
-        """Forecasts of an iteration's tokens, [n, L, K] each."""
-        chosen = np.stack([iteration.ids(layer) for layer in range(self._n_layers)], axis=1).tolist()
-        rows = [row for r in iteration.ranges for row in range(r.start_row, r.stop_row)]
-        ids = np.array(
-            [
-                [self._surrogate.name(row, layer, own) for layer, own in enumerate(token)]
-                for row, token in zip(rows, chosen, strict=True)
-            ],
-            dtype=np.int64,
-        )
-        return ids, np.ones_like(ids)
+def drawn(surrogate: Surrogate, iteration: Iteration, layer: int) -> list[list[int]]:
+    """Experts that a stand-in names for a layer, by token."""
+    chosen = iteration.ids(layer).tolist()
+    return [surrogate.name(row, layer, ids) for row, ids in zip(rows_of(iteration), chosen, strict=True)]
+
+
+def foretold(gate: Gate, distance: int, surrogate: Surrogate | None, view: View) -> list[list[int]]:
+    """Experts of a later layer, by token, likeliest first: by that layer's gate on this layer's input, or a stand-in.
+
+    Args:
+        distance: layers ahead; without a stand-in the trace level `next_scores_DISTANCE` is read.
+    """
+    if surrogate is not None:
+        return drawn(surrogate, gate.iteration, gate.layer + distance)
+    found: list[list[int]] = np.argsort(-gate.next_scores(distance), axis=1, kind="stable")[:, : view.top_k].tolist()
+    return found
+
+
+def in_turn(named: Iterable[Sequence[int]]) -> list[int]:
+    """Experts named by some tokens, each once: every token's first choice, then the second ones."""
+    return list(dict.fromkeys(expert for choices in zip(*named, strict=True) for expert in choices))
+
+
+class DraftRouting:
+    """What a draft says of the routing of the tokens that it drafts: a labelled stand-in, right as often as told.
+
+    Its passes read these tokens one by one; the i-th puts out the next, so nothing foretells the last one's experts.
+
+    Args:
+        text: as `Surrogate` takes it. best: experts named for each token and layer, the surest first.
+    """
+
+    def __init__(self, text: str, view: View, seed: int, best: int) -> None:
+        self._surrogate = Surrogate(text, view.top_k, view.n_experts, seed)
+        self._best = min(best, view.top_k)
+        self.n_named = 0
+        self.n_right = 0
+
+    def passes(
+        self, iteration: Iteration, tickets: Sequence[Ticket], layers: range
+    ) -> Iterator[tuple[tuple[Ticket, ...], list[list[int]]]]:
+        """Of each pass: what its answer waits for, and the experts that it names, by layer."""
+        chosen = iteration.all_ids()[:, layers.start : layers.stop].tolist()
+        rows: dict[int, list[tuple[int, int, int]]] = {}  # of each request: (place, row, number in the iteration)
+        at = 0
+        for r in iteration.ranges:
+            n = r.stop_row - r.start_row
+            if r.phase == DECODE:
+                rows.setdefault(r.request.index, []).extend((r.context + i, r.start_row + i, at + i) for i in range(n))
+            at += n
+        drafted = [sorted(own)[:-1] for own in rows.values()]
+        for number in range(max((len(own) for own in drafted), default=0)):
+            here = [own[number] for own in drafted if number < len(own)]
+            named = [
+                self._named(layer, [(row, chosen[i][layer - layers.start]) for _, row, i in here]) for layer in layers
+            ]
+            yield tuple(tickets[number : number + 1]), named
+
+    def _named(self, layer: int, tokens: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+        found: dict[int, None] = {}
+        for row, truth in tokens:
+            said = self._surrogate.name(row, layer, truth)[: self._best]
+            self.n_named += len(said)
+            self.n_right += sum(expert in truth for expert in said)
+            found.update(dict.fromkeys(said))
+        return list(found)
+
+    def stats(self) -> dict[str, float]:
+        """Share of the experts named that verification asked for."""
+        return {"predicted_right_frac": self.n_right / self.n_named if self.n_named else 0.0}
 
 
 class Forecasting(Policy):
@@ -88,15 +146,23 @@ class Forecasting(Policy):
         self.expected: dict[Piece, None] = {}
         self.ids = np.zeros((0, 0, 0), dtype=np.int64)  # foretold [n, L, K] for the iteration that runs
         self.scores = self.ids
+        self._n_layers = view.n_layers
         self._n = self._right = 0
 
     def learn(self, store: StoreSplit) -> None:
-        drawn = self.predictor.startswith(SURROGATE)
-        self._source = Drawn(self.predictor, store, self.seed) if drawn else TokenPaths(store, self.name, OR_SURROGATE)
+        is_drawn = self.predictor.startswith(SURROGATE)
+        trace = store.trace
+        self._surrogate = Surrogate(self.predictor, trace.top_k, trace.n_experts, self.seed) if is_drawn else None
+        self._paths = None if is_drawn else TokenPaths(store, self.name, OR_SURROGATE)
 
     def foretell(self, iteration: Iteration) -> None:
         """Take the forecast for an iteration."""
-        self.ids, self.scores = self._source.of(iteration)
+        if self._paths is not None:
+            self.ids, self.scores = self._paths.of(iteration)
+        elif self._surrogate is not None:  # all scores alike
+            by_layer = [drawn(self._surrogate, iteration, layer) for layer in range(self._n_layers)]
+            self.ids = np.stack([np.array(named, dtype=np.int64) for named in by_layer], axis=1)
+            self.scores = np.ones_like(self.ids)
 
     def foretold(self, layer: int) -> list[int]:
         """Experts foretold for a layer by any token, those with the highest scores together first."""
