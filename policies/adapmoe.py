@@ -150,7 +150,7 @@ class AdapMoe(Policy):
     traits = frozenset({"lossy", "evicts_eagerly"})
     needs = frozenset({"experts", "weights", "next_scores_1"})
     variant: str = param("code", "the published code, or the paper's text where it differs", ("paper", "code"))
-    buffers: int = param(6, "spare expert buffers beside the cache (code)", low=2, high=10_000)
+    buffers: int = param(6, "spare expert buffers beside the cache (code)", within=(2, 10_000))
     gating: bool = param(
         True,
         "drop later choices of little weight (the paper; the code with --adapgate, as its README runs it); published "
@@ -159,15 +159,13 @@ class AdapMoe(Policy):
     tolerance: float = param(
         0.005,
         "a choice is dropped when its normalised weight is below sqrt(tolerance / sensitivity) (code)",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     score_threshold: float | None = param(
         None,
         "in place of sensitivities: drop below this normalised weight in every layer; without it, models other than "
         "Mixtral-8x7B drop nothing",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     tables: str = param(
         "auto",
@@ -177,7 +175,7 @@ class AdapMoe(Policy):
     )
     sizes: str = param("dp", "cache sizes: the dynamic program's, or equal ones", ("dp", "equal"))
     prefetch: bool = param(True, "guess one expert of the next layer")
-    chunks: int = param(3, "copies per expert: 3 matrices, computed as they arrive (code), or 1", low=1, high=3)
+    chunks: int = param(3, "copies per expert: 3 matrices, computed as they arrive (code), or 1", within=(1, 3))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
@@ -344,8 +342,7 @@ class AdapMoe(Policy):
         """A new expert in a free buffer; the buffer of the least recently used one is free once that has run."""
         if expert != guessed:
             pieces = view.matrices(layer, expert, self.chunks)
-            for piece in pieces:
-                yield Fetch(piece)
+            yield [Fetch(piece) for piece in pieces]
             self._pieces[layer, expert] = pieces
         victim = next(iter(group.main))
         del group.main[victim]

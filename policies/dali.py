@@ -142,13 +142,13 @@ class Dali(Policy):
     traits = frozenset({"cpu", "evicts_eagerly"})
     needs = frozenset({"experts", "next_scores_1"})
     w_size: int = param(
-        4, "steps from one exchange of the cache to the next (not published; the port: to 64)", low=1, high=64
+        4, "steps from one exchange of the cache to the next (not published; the port: to 64)", within=(1, 64)
     )
     u_size: int = param(
-        1, "experts of a layer exchanged at once, at most (not published; the port: to 16)", low=0, high=16
+        1, "experts of a layer exchanged at once, at most (not published; the port: to 16)", within=(0, 16)
     )
     prefetch_size: int = param(
-        1, "experts of the next layer copied ahead, by predicted workload (not published)", low=0, high=4096
+        1, "experts of the next layer copied ahead, by predicted workload (not published)", within=(0, 4096)
     )
     first: str = param(
         "descending",
@@ -160,7 +160,7 @@ class Dali(Policy):
         "recorded",
         "recorded: the next gate on this layer's gate input, from the trace; or a labelled stand-in: surrogate:SHARE",
     )
-    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
+    seed: int = param(0, "for a surrogate's draws", within=(0, 2**63 - 1))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
@@ -219,8 +219,7 @@ class Dali(Policy):
         experts = list(gate.needs)
         costs = [self._costs(gate, expert, view) for expert in experts]
         shares = divide(costs, self.first)
-        for at in shares.cpu:
-            yield RunCpu(experts[at])
+        yield [RunCpu(experts[at]) for at in shares.cpu]
         pieces = [view.piece(gate.layer, experts[at]) for at in shares.gpu]
         yield from self._drop_unused(gate, pieces)
         exchange = self._exchange(gate, view)
@@ -263,8 +262,7 @@ class Dali(Policy):
         there = [piece for piece in pieces if view.holds(piece) and piece not in passing]
         missing = deque(piece for piece in pieces if not view.holds(piece))
         yield from self._fetch(missing, passing, view)
-        for piece in there:
-            yield RunGpu(piece.expert)
+        yield [RunGpu(piece.expert) for piece in there]
         while passing:
             piece = passing.popleft()
             yield RunGpu(piece.expert)

@@ -58,19 +58,17 @@ class Daop(Policy):
     variant: str = param(
         "paper", "decide prompts by this machine's latencies, or by the code's constants", ("paper", "code")
     )
-    cache_experts: int = param(240, "experts on the GPU, at most (`designated_cache_size`)", low=0, high=10**6)
+    cache_experts: int = param(240, "experts on the GPU, at most (`designated_cache_size`)", within=(0, 10**6))
     swap_ratio: float = param(
         1.05,
         "a CPU expert of a prompt replaces a GPU expert with fewer than 1/this of its tokens (`swap_in_out`)",
-        low=0.0,
-        high=1e6,
+        within=(0.0, 1e6),
     )
-    largest_num: int = param(8, "pairs of experts per layer that may be swapped (`largest_num`)", low=0, high=4096)
+    largest_num: int = param(8, "pairs of experts per layer that may be swapped (`largest_num`)", within=(0, 4096))
     first_predict_layer: int = param(
         5,
         "first layer whose predicted experts are executed; earlier ones use their gate (`first_predict_layer`)",
-        low=1,
-        high=4096,
+        within=(1, 4096),
     )
     degrade: bool = param(
         True,
@@ -87,14 +85,12 @@ class Daop(Policy):
         3.5,
         "variant code: an expert on the CPU, per token (`latency_cpu`; the code lists A100: Mixtral 5, Phi 2.5; "
         "A6000: 8.5, 3.5)",
-        low=0.0,
-        high=1e6,
+        within=(0.0, 1e6),
     )
     copy_cost: float = param(
         30.0,
         "variant code: copying an expert (`latency_gpu`; A100: Mixtral 40, Phi 25; A6000: 210, 30)",
-        low=0.0,
-        high=1e6,
+        within=(0.0, 1e6),
     )
 
     def bind(self, view: View) -> None:
@@ -137,10 +133,8 @@ class Daop(Policy):
         there = there - {cold.expert for _, cold in swaps} | {hot.expert for hot, _ in swaps}
         on_cpu = [e for e in sorted(needs) if e not in there and cpu_is_better(needs[e], view.prices, self._constants)]
         if self.copy_down == "yes" or (self.copy_down == "variant" and self.variant == "code"):
-            for _ in swaps:
-                yield Predict(view.prices.back_s(), "side", blocking=True)
-        for expert in on_cpu:
-            yield RunCpu(expert)
+            yield [Predict(view.prices.back_s(), "side", blocking=True) for _ in swaps]
+        yield [RunCpu(expert) for expert in on_cpu]
         copies: list[Ticket] = []
         for hot, cold in swaps:
             if not view.evictable(cold):  # it has tokens, too many for the CPU

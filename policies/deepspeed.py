@@ -62,19 +62,18 @@ class DeepSpeed(Policy):
         ("layer", "expert"),
     )
     stage3_max_live_parameters: int = param(
-        1_000_000_000, "elements on the GPU beyond which nothing is prefetched (zero/config.py)", low=0, high=10**15
+        1_000_000_000, "elements on the GPU beyond which nothing is prefetched (zero/config.py)", within=(0, 10**15)
     )
     stage3_prefetch_bucket_size: int = param(
         50_000_000,
         "elements prefetched per sub-module; the tensor that reaches it is still fetched (zero/config.py)",
-        low=0,
-        high=10**15,
+        within=(0, 10**15),
     )
     stage3_param_persistence_threshold: int = param(
-        100_000, "tensors of fewer elements never leave the GPU (zero/config.py)", low=0, high=10**15
+        100_000, "tensors of fewer elements never leave the GPU (zero/config.py)", within=(0, 10**15)
     )
     max_ongoing_fetches: int = param(
-        2, "fetches under way before the host waits for the oldest (`__max_ongoing_fetch_events`)", low=1, high=1024
+        2, "fetches under way before the host waits for the oldest (`__max_ongoing_fetch_events`)", within=(1, 1024)
     )
     cache: str = param(
         "none",
@@ -83,7 +82,7 @@ class DeepSpeed(Policy):
         ("none", "lfu"),
     )
     tensors_per_expert: int = param(
-        3, "tensors an expert consists of: gate, up and down projection (Switch: 2)", low=1, high=64
+        3, "tensors an expert consists of: gate, up and down projection (Switch: 2)", within=(1, 64)
     )
 
     def min_experts(self, view: View) -> int:
@@ -143,8 +142,7 @@ class DeepSpeed(Policy):
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         if self._stays:
-            for expert in gate.needs:
-                yield RunGpu(expert)
+            yield [RunGpu(expert) for expert in gate.needs]
         elif self.granularity == "layer":
             yield from self._serve_layer(gate, view)
         else:

@@ -30,9 +30,9 @@ class EdgeMoe(Policy):
     source = "arXiv 2308.14352 (IEEE TMC 2025), known from third-party notes"
     from_notes = True
     preload: int = param(
-        1, "most likely experts of the next layer to preload (published: 1 to 3); 0 for none", low=0, high=4096
+        1, "most likely experts of the next layer to preload (published: 1 to 3); 0 for none", within=(0, 4096)
     )
-    path_layers: int = param(2, "layers that make a path (published: the two before the one predicted)", low=1, high=8)
+    path_layers: int = param(2, "layers that make a path (published: the two before the one predicted)", within=(1, 8))
 
     def bind(self, view: View) -> None:
         self.order = order = Rank(view.n_layers * view.n_experts, ties="index")
@@ -69,8 +69,7 @@ class EdgeMoe(Policy):
         np.divide(self._uses, 1 + (self._layers - gate.layer - 1) % view.n_layers, out=self._ranks)
         yield Serve()
         if self.preload and gate.layer + 1 < view.n_layers:
-            for expert in self._guess(gate.layer + 1):
-                yield Prefetch(view.piece(gate.layer + 1, expert))
+            yield [Prefetch(view.piece(gate.layer + 1, expert)) for expert in self._guess(gate.layer + 1)]
 
     def _guess(self, layer: int) -> list[int]:
         """The most likely experts of the next layer, given the paths of the tokens; none for paths never seen."""

@@ -33,7 +33,7 @@ class ExpertFlow(Forecasting):
     title = "ExpertFlow (He): routing paths foretold, slots by demand"
     source = "arXiv 2410.17954 (DAC 2026), known from third-party notes"
     from_notes = True
-    predict_s: float = param(1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0)
+    predict_s: float = param(1e-3, "seconds per prediction (assumed)", within=(0.0, 60.0))
     hidden: bool = param(False, "the prediction costs no time, as if the pipeline of two batches hid it (published)")
 
     def iteration_start(self, iteration: Iteration, view: View) -> Steps:

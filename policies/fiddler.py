@@ -67,10 +67,10 @@ class Fiddler(Policy):
         "paper", "compare this machine's latencies (paper), or the code's constants (code)", ("paper", "code")
     )
     cpu_cost_per_token: float = param(
-        7.0, "variant code: an expert on the CPU, per token (`latency_cpu`)", low=0.0, high=1e6
+        7.0, "variant code: an expert on the CPU, per token (`latency_cpu`)", within=(0.0, 1e6)
     )
     copy_cost: float = param(
-        70.0, "variant code: copying an expert and running it on the GPU (`latency_gpu`)", low=0.0, high=1e6
+        70.0, "variant code: copying an expert and running it on the GPU (`latency_gpu`)", within=(0.0, 1e6)
     )
     overlap: bool = param(
         False, "CPU and GPU experts of a layer at the same time; the code runs the GPU's, then the CPU's one by one"
@@ -92,8 +92,7 @@ class Fiddler(Policy):
         missing = [expert for expert in sorted(gate.needs) if not view.resident(gate.layer, expert)]
         on_cpu = [expert for expert in missing if cpu_is_better(gate.needs[expert], view.prices, self._constants)]
         if self.overlap:
-            for expert in on_cpu:
-                yield RunCpu(expert)
+            yield [RunCpu(expert) for expert in on_cpu]
         last: tuple[Ticket, ...] = ()
         for expert in sorted(gate.needs):
             if expert in on_cpu:
@@ -106,8 +105,7 @@ class Fiddler(Policy):
                 yield Evict(piece)
         if on_cpu and not self.overlap:
             yield Wait(last)  # `.to("cpu")` of the tokens waits for what the stream still has to do
-            for expert in on_cpu:
-                yield RunCpu(expert)
+            yield [RunCpu(expert) for expert in on_cpu]
 
     def stats(self) -> dict[str, float]:
         return {"experts_on_gpu": float(len(self._resident))}

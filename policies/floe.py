@@ -66,7 +66,7 @@ class Floe(Lru):
         "the next gate on this layer's gate input (next_scores_1); none; or surrogate:SHARE or surrogate:ALL/ANY, a "
         "labelled stand-in (published: 0.88)",
     )
-    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
+    seed: int = param(0, "for a surrogate's draws", within=(0, 2**63 - 1))
     scope = "global"
 
     def __init__(self, **values: object) -> None:
@@ -104,8 +104,7 @@ class Floe(Lru):
         if layer + 1 < view.n_layers and gate.phase != PREFILL and self.predictor != "none":
             named = in_turn(foretold(gate, 1, self._surrogate, view))  # of every token, best first
             self._aimed = (layer + 1, set(named))
-            for expert in named:
-                yield Prefetch(self._piece(layer + 1, expert, view))
+            yield [Prefetch(self._piece(layer + 1, expert, view)) for expert in named]
 
     def _piece(self, layer: int, expert: int, view: View) -> Piece:
         return view.part(layer, expert, 0.0, 1.0, self.compressed)

@@ -156,14 +156,12 @@ class FreeToken(Policy):
     threshold: float = param(
         2.0,
         "auto: hybrid above this ratio of the CPU's bandwidth to the link's, each alone (benchbw.py, --threshold)",
-        low=0.0,
-        high=1e6,
+        within=(0.0, 1e6),
     )
     max_fetch: int | None = param(
         None,
         "hybrid: experts fetched per layer and step at most, in place of the split (--moe-hybrid-max-fetch)",
-        low=0,
-        high=65536,
+        within=(0, 65536),
     )
     fetch_order: str = param(
         "recency",

@@ -28,13 +28,13 @@ class Heat(HotCold):
     title = "Heat map: counts that fade, swaps with hysteresis"
     source = "ggml-org/llama.cpp pull requests 26563, 26824"
     traits = frozenset({"cpu", "evicts_eagerly"})
-    slots: int | None = param(None, "experts on the GPUs in all (-ehs); without it as many as fit", low=0, high=10**7)
-    decay: float = param(0.999, "what is left of an expert's heat after an update", low=0.0, high=1.0)
-    hysteresis: float = param(1.3, "a candidate this much hotter than a resident takes its place", low=1.0, high=1e9)
+    slots: int | None = param(None, "experts on the GPUs in all (-ehs); without it as many as fit", within=(0, 10**7))
+    decay: float = param(0.999, "what is left of an expert's heat after an update", within=(0.0, 1.0))
+    hysteresis: float = param(1.3, "a candidate this much hotter than a resident takes its place", within=(1.0, 1e9))
     dwell: int = param(
-        0, "updates for which a newcomer stays (optional there; no value is published)", low=0, high=10**9
+        0, "updates for which a newcomer stays (optional there; no value is published)", within=(0, 10**9)
     )
-    sync_every: int = param(1, "forward passes from one update to the next", low=1, high=10**9)
+    sync_every: int = param(1, "forward passes from one update to the next", within=(1, 10**9))
     overlap: bool = overlap_param("assumed")
 
     def bind(self, view: View) -> None:

@@ -199,10 +199,9 @@ class Hobbit(Policy):
     t1: float = param(
         0.6,
         "an expert is needed in high precision while those before it have up to this share of the gate's weight (T1)",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
-    t2: float = param(0.9, "in low precision up to this share (T2); above it is skipped", low=0.0, high=1.0)
+    t2: float = param(0.9, "in low precision up to this share (T2); above it is skipped", within=(0.0, 1.0))
     skip: str = param(
         "missing",
         "whether an expert of the third class is left out when it is missing, always, or never (loaded in low "
@@ -213,12 +212,12 @@ class Hobbit(Policy):
         "int4", "the low precision (published: int4 beside fp16, int2 beside int8)", ("int4", "int2", "int8")
     )
     low_frac: float = param(
-        0.2, "share of the expert budget that the low-precision cache has (assumed)", low=0.0, high=1.0
+        0.2, "share of the expert budget that the low-precision cache has (assumed)", within=(0.0, 1.0)
     )
-    w_lru: float = param(0.25, "weight of recency in the score (assumed; published: calibrated)", low=0.0, high=1.0)
-    w_lfu: float = param(0.25, "weight of the number of uses (assumed)", low=0.0, high=1.0)
-    w_lhu: float = param(0.25, "weight of the number of uses in high precision (assumed)", low=0.0, high=1.0)
-    w_fld: float = param(0.25, "weight of the layer's distance (assumed)", low=0.0, high=1.0)
+    w_lru: float = param(0.25, "weight of recency in the score (assumed; published: calibrated)", within=(0.0, 1.0))
+    w_lfu: float = param(0.25, "weight of the number of uses (assumed)", within=(0.0, 1.0))
+    w_lhu: float = param(0.25, "weight of the number of uses in high precision (assumed)", within=(0.0, 1.0))
+    w_fld: float = param(0.25, "weight of the layer's distance (assumed)", within=(0.0, 1.0))
     fld: str = param(
         "text",
         "the distance as the formula is printed, which keeps the layers just passed, or counted ahead, which keeps "
@@ -227,7 +226,7 @@ class Hobbit(Policy):
     )
     reset: bool = param(True, "records begin anew with each sequence")
     lookahead: int = param(
-        LOOKAHEAD, "layers whose gates are stacked (p, 1 to 3 recommended); 0 prefetches nothing", low=0, high=LOOKAHEAD
+        LOOKAHEAD, "layers whose gates are stacked (p, 1 to 3 recommended); 0 prefetches nothing", within=(0, LOOKAHEAD)
     )
     cpu_misses: bool = param(
         False, "compute missing experts on the CPU (the optional mode); they are loaded behind while a cache has room"
@@ -333,8 +332,7 @@ class Hobbit(Policy):
             self._n_asked += len(gate.needs)
             self._missed += sum(piece.n_bytes / view.expert_bytes for piece in waiting)
         on_cpu = waiting if self.cpu_misses else []
-        for piece in on_cpu:
-            yield RunCpu(piece.expert)
+        yield [RunCpu(piece.expert) for piece in on_cpu]
         if self.cpu_misses:
             waiting = []
         for piece in waiting:
@@ -354,8 +352,7 @@ class Hobbit(Policy):
 
     def _run(self, ready: list[int], loads: list[Ticket]) -> Steps:
         """Run them once every load of the layer has ended: the main thread waits for all."""
-        for expert in ready:
-            yield RunGpu(expert, after=tuple(loads))
+        yield [RunGpu(expert, after=tuple(loads)) for expert in ready]
         ready.clear()
         loads.clear()
 

@@ -45,8 +45,7 @@ class KTransformers(Policy):
         None,
         "experts on the GPU per layer, times the layers (--kt-num-gpu-experts); without it as many as fit (as a "
         "--kt-gpu-experts-ratio would)",
-        low=0,
-        high=4096,
+        within=(0, 4096),
     )
     strategy: str = param(
         "uniform",
@@ -54,20 +53,18 @@ class KTransformers(Policy):
         "whole layers from the first on, or drawn",
         ("uniform", "frequency", "front_loading", "random"),
     )
-    mask_seed: int = param(42, "seed of strategy random (the code's is 42)", low=0, high=2**63 - 1)
+    mask_seed: int = param(42, "seed of strategy random (the code's is 42)", within=(0, 2**63 - 1))
     max_deferred: int = param(
         0,
         "experts per token whose CPU results may arrive a layer late (--kt-max-deferred-experts-per-token; 1 to 4 "
         "recommended); above 0 the model computes something else",
-        low=0,
-        high=4096,
+        within=(0, 4096),
     )
     gpu_prefill_threshold: int = param(
         4096,
         "tokens from which a prompt goes through the GPU layer by layer (--kt-gpu-prefill-token-threshold; the kt "
         "command's default), where one layer fits; 0: never",
-        low=0,
-        high=10**9,
+        within=(0, 10**9),
     )
     threshold_rule: str = param(
         "at_least", "whether a prompt of just so many tokens does (code) or not (docs: `>`)", ("at_least", "more_than")
@@ -84,11 +81,7 @@ class KTransformers(Policy):
 
     def _workspace(self, view: View) -> int:
         """Experts per GPU kept free for the layer that a long prompt is going through ("one MoE layer extra")."""
-        return self._layer_size(view) if self._layer_fits and not fits_whole(view) else 0
-
-    def _layer_size(self, view: View) -> int:
-        """Experts of one layer on a GPU."""
-        return most_of_a_layer(view)
+        return most_of_a_layer(view) if self._layer_fits and not fits_whole(view) else 0
 
     def min_experts(self, view: View) -> int:
         return 1  # the least there is; the CPU can do everything
@@ -97,7 +90,7 @@ class KTransformers(Policy):
         self._activations = self._deferred = 0
         # With less room than a layer takes, no prompt goes through the GPU, and the mask has all the room there is.
         rooms = [view.capacity_of(gpu) for gpu in range(view.n_gpus)]
-        self._layer_fits = self.gpu_prefill_threshold > 0 and min(rooms) >= self._layer_size(view)
+        self._layer_fits = self.gpu_prefill_threshold > 0 and min(rooms) >= most_of_a_layer(view)
         self._order: list[tuple[int, int]] = []
         shape = (view.n_layers, view.n_experts)
         if self.strategy == "uniform":  # the first ids of every layer; what is left over goes to the first layers

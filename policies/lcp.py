@@ -112,8 +112,8 @@ class Lcp(ScopedCache):
     title = "Least cache priority (MoEpic)"
     source = "arXiv 2509.08342 section 3.3, Table 1"
     ranks_by_trace = True
-    omega: int = param(128, "observation window, tokens (section 3.3)", low=1, high=10**9)
-    rho: float = param(0.25, "weight of activations against intervals (section 3.3)", low=1e-9, high=1 - 1e-9)
+    omega: int = param(128, "observation window, tokens (section 3.3)", within=(1, 10**9))
+    rho: float = param(0.25, "weight of activations against intervals (section 3.3)", within=(1e-9, 1 - 1e-9))
     counts: str = param(
         "tokens",
         "what mu and nu count: tokens (section 3.3), or iterations, a prompt or batch being one, as `lfu` counts by "

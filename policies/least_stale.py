@@ -38,8 +38,7 @@ class LeastStale(ScopedCache):
         0,
         "experts of the next layer asked for at each gate of a decode step, the best by the next layer's gate on "
         "this layer's input (next_scores_1); the paper prefetches by score, how many is assumed; 0: none",
-        low=0,
-        high=4096,
+        within=(0, 4096),
     )
 
     def __init__(self, **values: Any) -> None:

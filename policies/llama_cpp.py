@@ -53,15 +53,13 @@ class LlamaCpp(OpOffload):
         None,
         "layers on the GPU from the last one on, the output counted as one (-ngl); with placement ngl and without it "
         "all that fit",
-        low=0,
-        high=4096,
+        within=(0, 4096),
     )
     n_cpu_moe: int | None = param(
         None,
         "the first layers, this many, keep their experts on the CPU (--n-cpu-moe); with placement n_cpu_moe and "
         "without it the fewest that leave the rest room",
-        low=0,
-        high=4096,
+        within=(0, 4096),
     )
     copy_used_only: bool = param(True, "copy the experts that a batch uses; older versions copied all of a layer")
 

@@ -30,9 +30,11 @@ class LlamaCppLru(HotCold):
     traits = frozenset({"cpu", "evicts_eagerly"})
     slots: int | None = SLOTS
     inserts: int = param(
-        2, "missed experts uploaded per layer and step at most (--moe-expert-cache-inserts)", low=0, high=4096
+        2, "missed experts uploaded per layer and step at most (--moe-expert-cache-inserts)", within=(0, 4096)
     )
-    max_batch: int = param(8, "tokens per step up to which the cache serves (a port's, for most kernels)", low=0)
+    max_batch: int = param(
+        8, "tokens per step up to which the cache serves (a port's, for most kernels)", within=(0, 10**9)
+    )
     overlap: bool = overlap_param("assumed")
 
     def bind(self, view: View) -> None:

@@ -73,13 +73,13 @@ class Lynx(Lru):
     traits = frozenset({"lossy"})
     needs = frozenset({"experts", "scores"})
     alpha: float = param(
-        1.0, "bins per unit of logit (assumed; published: from the model's sparsity)", low=1e-3, high=1e3
+        1.0, "bins per unit of logit (assumed; published: from the model's sparsity)", within=(1e-3, 1e3)
     )
-    beta: int = param(5, "the last bin (published for Qwen2-57B)", low=1, high=30)
+    beta: int = param(5, "the last bin (published for Qwen2-57B)", within=(1, 30))
     keep_bin: int = param(
-        0, "an expert is kept whose score reaches B to the minus this (the notes do not say)", low=0, high=30
+        0, "an expert is kept whose score reaches B to the minus this (the notes do not say)", within=(0, 30)
     )
-    base: int | None = param(None, "B; published: the batch size", low=2, high=4096)
+    base: int | None = param(None, "B; published: the batch size", within=(2, 4096))
     cache_aware: bool = param(False, "residents are kept as well (not published)")
     scope: str = scope_param("global")
 

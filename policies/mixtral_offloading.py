@@ -66,14 +66,13 @@ class MixtralOffloading(Policy):
     offload_per_layer: int = param(
         PUBLISHED_OFFLOAD,
         "experts of a layer kept in host memory, as published for Mixtral's 8; more where the budget is smaller",
-        low=0,
-        high=4096,
+        within=(0, 4096),
     )
     buffer_size: int = param(
-        4, "spare expert buffers on the GPU, shared by all layers (code, `buffer_size`)", low=2, high=64
+        4, "spare expert buffers on the GPU, shared by all layers (code, `buffer_size`)", within=(2, 64)
     )
     guesses: int = param(
-        2, "experts loaded ahead for the next layer, 1 or 2 as published (section 3.2)", low=0, high=64
+        2, "experts loaded ahead for the next layer, 1 or 2 as published (section 3.2)", within=(0, 64)
     )
     write_back: bool = param(True, "send the expert that leaves back to the host, as the code's swap does")
 

@@ -39,22 +39,19 @@ class MoeCache(HotCold):
         None,
         "experts that the pools hold, over all GPUs (a third of the matrices); without it as many as fit beside what "
         "op offload needs",
-        low=0,
-        high=10**7,
+        within=(0, 10**7),
     )
     admit_after: int | None = param(
         None,
         "touches after which an expert is admitted (ADMIT_AFTER); without it 1, 2 or 8 by how full the pool is",
-        low=1,
-        high=10**9,
+        within=(1, 10**9),
     )
     replace_after: int | None = param(
         None,
         "touches after which an expert takes another's place; without it admit_after, or 8 without that",
-        low=1,
-        high=10**9,
+        within=(1, 10**9),
     )
-    max_batch: int = param(8, "tokens per step up to which the cache serves (MAX_BATCH)", low=0, high=10**9)
+    max_batch: int = param(8, "tokens per step up to which the cache serves (MAX_BATCH)", within=(0, 10**9))
 
     def bind(self, view: View) -> None:
         rooms = self.pool_by_gpu("pool", self.pool, view)

@@ -150,7 +150,7 @@ class MoeInfinity(Policy):
         "paper", "the paper (v3), the code of August 2024, or that of March 2026", ("paper", "code2024", "code_head")
     )
     capacity: int | None = param(
-        None, "matrices in the collection; published: 120 (paper), 1000 (code2024)", low=1, high=100_000
+        None, "matrices in the collection; published: 120 (paper), 1000 (code2024)", within=(1, 100_000)
     )
     mode: str = param(
         "offline",
@@ -158,10 +158,10 @@ class MoeInfinity(Policy):
         ("offline", "online"),
     )
     epsilon: float = param(
-        1e-8, "added to shares and counts, so that every expert has an order (code)", low=0.0, high=1.0
+        1e-8, "added to shares and counts, so that every expert has an order (code)", within=(0.0, 1.0)
     )
     lookup_s: float = param(
-        2.1e-8, "time of a lookup per matrix in the collection (paper: 21 us at 1,000)", low=0.0, high=1.0
+        2.1e-8, "time of a lookup per matrix in the collection (paper: 21 us at 1,000)", within=(0.0, 1.0)
     )
     guarded: bool = param(
         True, "paper: a prefetch evicts only what scores less than itself (assumed); false: whatever scores least"
@@ -173,13 +173,12 @@ class MoeInfinity(Policy):
         "two, LFU",
         ("variant", "lru", "lru_ds", "lfu"),
     )
-    queue: int = param(16, "prefetches queued at a time; the queue is replaced at every layer", low=1, high=100_000)
+    queue: int = param(16, "prefetches queued at a time; the queue is replaced at every layer", within=(1, 100_000))
     depth: int = param(
         1,
         "speculative copies handed to each GPU's copy engine at once (code: a worker per GPU, one copy at a time; as "
         "it takes the next one when that ends, 2 is as near: one in flight, one behind it)",
-        low=1,
-        high=64,
+        within=(1, 64),
     )
 
     def bind(self, view: View) -> None:

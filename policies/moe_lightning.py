@@ -58,23 +58,20 @@ class MoeLightning(Policy):
         None,
         "r_w, share of the experts that stays on the GPU (published: chosen by the performance model); left out: "
         "what the budget holds beside the double buffer",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     micro_batch: int = param(
         36,
         "mu, tokens of a micro-batch; a layer has as many pages as a step has micro-batches (published for a T4 and "
         "128 tokens: 36)",
-        low=1,
-        high=10**6,
+        within=(1, 10**6),
     )
     paged: bool = param(True, "cut a layer into pages; false copies it when all of it is staged")
     staging_traffic: float = param(
         2.0,
         "bytes of host memory traffic per byte copied from pageable to pinned memory (a read and a write: assumed); "
         "0 leaves the stage out",
-        low=0.0,
-        high=16.0,
+        within=(0.0, 16.0),
     )
     repeat_reads: bool = param(
         True, "every micro-batch reads the experts' weights anew; false as if the whole batch were computed at once"

@@ -32,10 +32,9 @@ class MoeSpeq(Policy):
     ahead: int | None = param(
         None,
         "layers before the pass that prefetches run; null: as many as there is room for (assumed: not known)",
-        low=1,
-        high=4096,
+        within=(1, 4096),
     )
-    seed: int = param(0, "for the surrogate's draws", low=0, high=2**63 - 1)
+    seed: int = param(0, "for the surrogate's draws", within=(0, 2**63 - 1))
 
     def bind(self, view: View) -> None:
         self._used: list[dict[Piece, None]] = [{} for _ in range(view.n_gpus)]  # by GPU, longest ago first

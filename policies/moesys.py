@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from policies.common.placement import homes
 from sim.policy import Evict, Fetch, Gate, Piece, Policy, Prefetch, RunGpu, Steps, Ticket, View, param
 
 
@@ -26,8 +27,7 @@ class MoeSys(Policy):
         2,
         "K, layers whose experts the ring holds: one computes while the next is loaded (the published K is a free "
         "choice; DuoServe's Table 2 fits K = 1)",
-        low=1,
-        high=1024,
+        within=(1, 1024),
     )
 
     def _n_layers(self, view: View) -> int:
@@ -35,11 +35,9 @@ class MoeSys(Policy):
 
     def min_experts(self, view: View) -> int:
         """The most experts of K layers in a row that one GPU owns."""
-        n, most = self._n_layers(view), 0
-        for start in range(view.n_layers):
-            ring = [view.piece((start + i) % view.n_layers, e) for i in range(n) for e in range(view.n_experts)]
-            most = max(most, *(sum(piece.gpu == gpu for piece in ring) for gpu in range(view.n_gpus)))
-        return most
+        owned = [(homes(view) == gpu).sum(axis=1).tolist() * 2 for gpu in range(view.n_gpus)]  # twice around
+        n = self._n_layers(view)
+        return max(sum(mine[start : start + n]) for mine in owned for start in range(view.n_layers))
 
     def initial(self, view: View) -> Iterable[Piece]:
         """The ring is full when the first request comes."""
@@ -57,7 +55,6 @@ class MoeSys(Policy):
         n = self._n_layers(view)
         if n == view.n_layers:
             return
-        for expert in range(view.n_experts):
-            yield Evict(view.piece(layer, expert))
+        yield [Evict(view.piece(layer, expert)) for expert in range(view.n_experts)]
         for expert in range(view.n_experts):
             yield Prefetch(view.piece((layer + n) % view.n_layers, expert), after=tuple(self._computed))

@@ -24,9 +24,9 @@ class Mrs(ScopedCache):
     source = "arXiv 2504.05897 section IV-D; PKU-SEC-Lab/HybriMoE@508a85b"
     ranks_by_trace = True
     needs = frozenset({"experts", "scores"})
-    alpha: float = param(0.5, "weight of the newest scores (code)", low=0.0, high=1.0)
+    alpha: float = param(0.5, "weight of the newest scores (code)", within=(0.0, 1.0))
     top_p: int | None = param(
-        None, "scores that count, the others decay; published: 2 x K (section IV-D)", low=1, high=10**6
+        None, "scores that count, the others decay; published: 2 x K (section IV-D)", within=(1, 10**6)
     )
     tokens: str = param(
         "first",

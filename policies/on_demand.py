@@ -29,8 +29,7 @@ class OnDemand(Policy):
         2,
         "experts whose weights may be on the GPU at once; 1 copies only after the last one ran (Accelerate), 2 "
         "overlaps a copy with the computation before it",
-        low=1,
-        high=64,
+        within=(1, 64),
     )
     granularity: str = param(
         "expert",
@@ -44,7 +43,7 @@ class OnDemand(Policy):
         ("layer", "request"),
     )
     matrices: int = param(
-        1, "copies an expert comes in (Accelerate: its three matrices, each a module)", low=1, high=16
+        1, "copies an expert comes in (Accelerate: its three matrices, each a module)", within=(1, 16)
     )
 
     def bind(self, view: View) -> None:

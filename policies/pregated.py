@@ -110,8 +110,7 @@ class PreGated(Policy):
     activation_level: int = param(
         1,
         "layers between a pre-gate and the experts it chooses (section 4.1; more than 1 costs accuracy)",
-        low=1,
-        high=3,
+        within=(1, 3),
     )
     prefill: str = param(
         "on_demand",
@@ -121,8 +120,7 @@ class PreGated(Policy):
     cache_ratio: float = param(
         0.0,
         "share of all experts that an expert cache keeps beside the buffers (artifact: 0.01 to 0.8, off by default)",
-        low=0.0,
-        high=0.8,
+        within=(0.0, 0.8),
     )
     keep: str = param(
         "layer",

@@ -65,10 +65,10 @@ class ProMoe(Policy):
         "surrogate:ALL/ANY, a labelled stand-in",
     )
     stride: int = param(
-        2, "layers between a prediction and its target (published: one more than layer by layer)", low=1, high=3
+        2, "layers between a prediction and its target (published: one more than layer by layer)", within=(1, 3)
     )
-    predictor_s: float = param(2e-4, "time of a prediction, on the CPU (published: about 200 us)", low=0.0, high=60.0)
-    chunks: int = param(3, "transfers per expert (published: its three matrices)", low=1, high=64)
+    predictor_s: float = param(2e-4, "time of a prediction, on the CPU (published: about 200 us)", within=(0.0, 60.0))
+    chunks: int = param(3, "transfers per expert (published: its three matrices)", within=(1, 64))
     preempt: bool = param(True, "withdraw a layer's low tasks at its gate (early preemption)")
     reorder: bool = param(True, "compute what is ready first; false takes the gate's order")
     depth: int = param(
@@ -76,10 +76,9 @@ class ProMoe(Policy):
         "chunks handed to each GPU's copy engine at once. The worker takes one whenever it is free; this engine only "
         "looks at polling points, so one more must be at hand (assumed). No more than that: a chunk at hand has its "
         "room, and the published victim loses its place only as a copy starts",
-        low=1,
-        high=1024,
+        within=(1, 1024),
     )
-    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
+    seed: int = param(0, "for a surrogate's draws", within=(0, 2**63 - 1))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

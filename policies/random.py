@@ -34,7 +34,7 @@ class Random(ScopedCache):
         "less K experts' room that all others pass through (RND of MoEpic's Table 1)",
         ("replaced", "static"),
     )
-    seed: int = param(0, "seed of the draws; --seed sets it too", low=0, high=2**63 - 1)
+    seed: int = param(0, "seed of the draws; --seed sets it too", within=(0, 2**63 - 1))
     _leaving: Rank
 
     def min_experts(self, view: View) -> int:

@@ -70,22 +70,20 @@ class SeqMoe(Policy):
     recall: float = param(
         0.909,
         "share of the next token's experts that are named (published by model: 0.858 to 0.909)",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     recall_drop: float = param(
         0.0102,
         "how much less of each further token's (published: 3.58 points on average over 8, here spread evenly)",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
-    horizon: int = param(8, "tokens forecast (published: 8)", low=1, high=64)
-    extra: int = param(3, "experts named beyond those a token takes (published: k + 3)", low=0, high=4096)
+    horizon: int = param(8, "tokens forecast (published: 8)", within=(1, 64))
+    extra: int = param(3, "experts named beyond those a token takes (published: k + 3)", within=(0, 4096))
     prefetch: bool = param(True, "copy what is named for the next token ahead; false keeps by the forecast alone")
     overhead_frac: float = param(
-        0.0346, "share of a token's computation that forecasting adds (published: 3.46 % overhead)", low=0.0, high=10.0
+        0.0346, "share of a token's computation that forecasting adds (published: 3.46 % overhead)", within=(0.0, 10.0)
     )
-    seed: int = param(0, "for the oracle's mistakes", low=0, high=2**31 - 1)
+    seed: int = param(0, "for the oracle's mistakes", within=(0, 2**31 - 1))
 
     def bind(self, view: View) -> None:
         self._n_layers, self._n_experts, self._top_k = view.n_layers, view.n_experts, view.top_k

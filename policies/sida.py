@@ -54,7 +54,7 @@ class Sida(Forecasting):
         "the paper's cache, first in first out, or the public code's bulk moves, both ways, that the host waits for",
         ("paper", "code"),
     )
-    predict_s: float = param(1e-3, "seconds per prediction (assumed)", low=0.0, high=60.0)
+    predict_s: float = param(1e-3, "seconds per prediction (assumed)", within=(0.0, 60.0))
     ahead: bool = param(True, "tables of prompts are ready in the queue; false: they are waited for, too")
 
     def __init__(self, **values: object) -> None:

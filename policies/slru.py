@@ -25,7 +25,7 @@ class Slru(ScopedCache):
     title = "Segmented LRU, 80 % protected"
     source = "e1n00r/tinyserve@9277e68 tinyserve/cache_policy.py"
     one_size = "which experts are protected depends on how many places there are"
-    protected_frac: float = param(0.8, "share of the slots that is protected (the code's)", low=0.0, high=1.0)
+    protected_frac: float = param(0.8, "share of the slots that is protected (the code's)", within=(0.0, 1.0))
 
     def bind(self, view: View) -> None:
         super().bind(view)

@@ -30,16 +30,15 @@ class SpMoe(Policy):
     cutoff: int | None = param(
         None,
         "layers from the first on whose experts are prefetched; null: half of them (assumed: not known)",
-        low=0,
-        high=4096,
+        within=(0, 4096),
     )
     predictor: str = param(
         "surrogate:0.885", "how often what a draft names is right (published: 88 to 89 %, of the first)"
     )
     best: int = param(
-        1, "experts named for each token and layer (assumed: the share is given for the first)", low=1, high=64
+        1, "experts named for each token and layer (assumed: the share is given for the first)", within=(1, 64)
     )
-    seed: int = param(0, "for the surrogate's draws", low=0, high=2**63 - 1)
+    seed: int = param(0, "for the surrogate's draws", within=(0, 2**63 - 1))
 
     def bind(self, view: View) -> None:
         self.order = Recency()

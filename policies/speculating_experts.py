@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.common.foretold import foretold, in_turn
+from policies.common.placement import homes
 from sim.policy import (
     PREFILL,
     SURROGATE,
@@ -74,9 +75,9 @@ class SpeculatingExperts(Policy):
         "surrogate:0.6,0.7,0.9",
     )
     predict_s: float = param(
-        0.0, "seconds of a prediction on the GPU's stream (not published: taken to be free)", low=0.0, high=60.0
+        0.0, "seconds of a prediction on the GPU's stream (not published: taken to be free)", within=(0.0, 60.0)
     )
-    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
+    seed: int = param(0, "for a surrogate's draws", within=(0, 2**63 - 1))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
@@ -100,13 +101,7 @@ class SpeculatingExperts(Policy):
 
     def min_experts(self, view: View) -> int:
         """Two layers: a prompt's come whole."""
-        owned = [
-            [
-                sum(view.piece(layer, expert).gpu == gpu for expert in range(view.n_experts))
-                for layer in range(view.n_layers)
-            ]
-            for gpu in range(view.n_gpus)
-        ]
+        owned = [(homes(view) == gpu).sum(axis=1).tolist() for gpu in range(view.n_gpus)]
         return max(max(map(sum, pairwise(mine)), default=mine[0]) for mine in owned)
 
     def bind(self, view: View) -> None:

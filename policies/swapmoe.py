@@ -63,21 +63,20 @@ class SwapMoe(Policy):
     from_notes = True
     traits = frozenset({"lossy", "timing"})
     needs = frozenset({"experts", "scores"})
-    frequency: int = param(1, "samples between updates (published: searched offline; 1 is assumed)", low=1, high=10**9)
+    frequency: int = param(1, "samples between updates (published: searched offline; 1 is assumed)", within=(1, 10**9))
     sample: str = param(
         "request", "what is counted as a sample: a request, or a forward pass (not published)", ("request", "pass")
     )
     experts_per_layer: int | None = param(
         None,
         "n_l, Virtual Experts per layer (published: searched offline for each layer); left out: what the budget holds",
-        low=1,
-        high=4096,
+        within=(1, 4096),
     )
     input_norms: bool = param(
         False, "weigh a token by the norm of its gate input, as published (needs gate_input_norms)"
     )
     depth: int = param(
-        1, "copies of an exchange under way at once to each GPU (published: amortised; 1 is assumed)", low=1, high=1024
+        1, "copies of an exchange under way at once to each GPU (published: amortised; 1 is assumed)", within=(1, 1024)
     )
 
     def __init__(self, **values: object) -> None:

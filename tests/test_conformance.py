@@ -197,7 +197,7 @@ class Generous(Mutant):
 class Odd(Mutant):
     """A default outside its own range."""
 
-    window: int = param(5, "how far it looks", low=10, high=20)
+    window: int = param(5, "how far it looks", within=(10, 20))
 
 
 class Nan(Mutant):
@@ -506,7 +506,7 @@ JUDGED_ALIKE = {
     "no such need": (small("needs = frozenset({'experts', 'score'})"), "no such level"),
     "no experts": (small("needs = frozenset({'scores'})"), "'experts'"),
     "lossy": (small("traits = frozenset({'lossy'})"), "gate mass"),
-    "a default out of range": (small("a: int = param(1, 'what it is', low=2, high=3)"), "default"),
+    "a default out of range": (small("a: int = param(1, 'what it is', within=(2, 3))"), "default"),
     "a list of parameters": (small("params = ('a',)"), "each parameter is an attribute"),
     "a name with a space": (small("name = 'Small one'"), "lower-case"),
     "a hook misspelt": (small(body=hook("pass", "gate_don")), "gate_done"),

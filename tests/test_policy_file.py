@@ -47,7 +47,7 @@ class Mine(Lru):
     title = "Mine"
     source = "tests/test_policy_file.py"
     scope: str = scope_param("global")
-    rank: int = param(0, "how many older ones to spare", low=0, high=9)
+    rank: int = param(0, "how many older ones to spare", within=(0, 9))
 
     def bind(self, view):
         super().bind(view)

@@ -128,7 +128,7 @@ class Forecasting(Policy):
         "tokens: where tokens of the same id were routed on the store split; or surrogate:SHARE or surrogate:ALL/ANY, "
         "a labelled stand-in",
     )
-    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
+    seed: int = param(0, "for a surrogate's draws", within=(0, 2**63 - 1))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -16,8 +16,7 @@ SLOTS = param(
     None,
     "experts on the GPU per layer, dealt out where there are several GPUs; without it as many as fit beside what op "
     "offload needs",
-    low=0,
-    high=4096,
+    within=(0, 4096),
 )
 
 

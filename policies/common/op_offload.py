@@ -20,16 +20,15 @@ class OpOffload(Policy):
         True, "large batches are computed on the GPU, experts copied for the occasion (--no-op-offload switches it off)"
     )
     op_offload_min_batch: int = param(
-        32, "tokens from which a batch is large (GGML_OP_OFFLOAD_MIN_BATCH)", low=0, high=10**9
+        32, "tokens from which a batch is large (GGML_OP_OFFLOAD_MIN_BATCH)", within=(0, 10**9)
     )
     ubatch: int = param(
         512,
         "tokens of a prompt computed at a time (--ubatch-size); each time the experts are copied again",
-        low=1,
-        high=10**9,
+        within=(1, 10**9),
     )
     matrices: int = param(
-        3, "weight matrices of an expert, each a tensor and a copy of its own (up, gate, down)", low=1, high=16
+        3, "weight matrices of an expert, each a tensor and a copy of its own (up, gate, down)", within=(1, 16)
     )
     copy_used_only: bool = True
 
@@ -70,8 +69,7 @@ class OpOffload(Policy):
                     last = (ticket,)
                 if time == 0 and expert in gate.needs:  # the engine runs an expert once, for the tokens of all ubatches
                     last = ((yield RunGpu(expert, after=last)),)
-                for part in parts:
-                    yield Evict(part)
+                yield [Evict(part) for part in parts]
 
     def _n_copies(self, gate: Gate, view: View) -> list[int]:
         """How often each expert is copied: once for each `ubatch` that uses it, or for each there is."""

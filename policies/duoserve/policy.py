@@ -86,16 +86,15 @@ class DuoServe(Policy):
         file=True,
     )
     slots: int | None = param(
-        None, "expert slots per GPU; published: k, the experts a token needs (section 5.1)", low=1, high=65536
+        None, "expert slots per GPU; published: k, the experts a token needs (section 5.1)", within=(1, 65536)
     )
-    mlp_s: float = param(6e-4, "time of a prediction, on a stream of its own (section 6.4)", low=0.0, high=60.0)
+    mlp_s: float = param(6e-4, "time of a prediction, on a stream of its own (section 6.4)", within=(0.0, 60.0))
     mlp_bytes: int | None = param(
         None,
         "GPU memory of the predictor (published: 300 MB, section 6.4, charged for both Mixtral models, where one "
         "network of section 4.2 is 12 MB in fp32 and one per layer 371 and 679 MB; other models: the networks' "
         "weights in fp32, one unless the predictor's file has one per layer)",
-        low=0,
-        high=2**40,
+        within=(0, 2**40),
     )
     prefill_fetch_gate: str = param(
         "slot_free",
@@ -127,7 +126,7 @@ class DuoServe(Policy):
         "with the fetch, section 5.3)",
         ("experts", "gate"),
     )
-    seed: int = param(0, "for a surrogate's draws", low=0, high=2**63 - 1)
+    seed: int = param(0, "for a surrogate's draws", within=(0, 2**63 - 1))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -85,8 +85,7 @@ class Emoe(Policy):
     p: int = param(
         40,
         "prompts between invocations of the predictor (section 3.3); 1 is eMoE-E (section 5.4)",
-        low=1,
-        high=1_000_000,
+        within=(1, 1_000_000),
     )
     reload: str = param(
         "invocation",
@@ -98,15 +97,13 @@ class Emoe(Policy):
     experts_per_layer: int | None = param(
         None,
         "L: experts kept per layer (section 3.4, set by the user); left out: what the budget holds",
-        low=1,
-        high=4096,
+        within=(1, 4096),
     )
     kept_frac: float | None = param(
         None,
         "L as a share of a layer's experts, rounded: most of the paper's figures keep 0.6; experts_per_layer, where "
         "given, goes first",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     selection: str = param(
         "predicted",
@@ -125,7 +122,7 @@ class Emoe(Policy):
         "task-agnostic loading of Figure 13)",
     )
     threshold: float = param(
-        0.85, "similarity above which a layer's random routing does not matter (section 3.4)", low=-1.0, high=1.0
+        0.85, "similarity above which a layer's random routing does not matter (section 3.4)", within=(-1.0, 1.0)
     )
     sensitivity: str = param(
         "measured",
@@ -148,24 +145,21 @@ class Emoe(Policy):
     task_accuracy: float = param(
         1.0,
         "share of requests whose task is recognised, the others are taken for another one (section 5.6.1, Figure 19)",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     predict_s: float | None = param(
         None,
         "seconds per invocation, beside the copies; left out: published seconds less those of its copies, which they "
         "include: eMoE-A 0.334, eMoE-L 4.211 for 32 layers; on OpenMoE 0.381 and 1.387 (section 5.7)",
-        low=0.0,
-        high=3600.0,
+        within=(0.0, 3600.0),
     )
     memory_bytes: int | None = param(
         None,
         "GPU memory of the predictor; published: 0.108 B parameters (Table 2), 16 bits each, at most 1.3 % of the "
         "experts (section 3.2.2)",
-        low=0,
-        high=2**40,
+        within=(0, 2**40),
     )
-    seed: int = param(0, "for random selection and mistaken tasks", low=0, high=2**63 - 1)
+    seed: int = param(0, "for random selection and mistaken tasks", within=(0, 2**63 - 1))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)
@@ -367,8 +361,7 @@ class Emoe(Policy):
         """Section 4: asynchronous copies, those of a layer once the copies of the layer before are complete, the first
         ones after `before`."""
         for layer, expected, chosen in self._changes(view):
-            for expert in sorted(self._resident[layer] - chosen):
-                yield Evict(view.piece(layer, expert))
+            yield [Evict(view.piece(layer, expert)) for expert in sorted(self._resident[layer] - chosen)]
             tickets: tuple[Ticket, ...] = ()
             for expert in by_tokens(chosen - self._resident[layer], expected):
                 tickets = (*tickets, (yield Prefetch(view.piece(layer, expert), 0.0, before)))
@@ -389,8 +382,7 @@ class Emoe(Policy):
 
     def gate_done(self, gate: Gate, view: View) -> Steps:
         """Section 4: a layer waits for its own loading, all of it, and for no other layer's."""
-        for expert in gate.needs:
-            yield RunGpu(expert, self._loading[gate.layer])
+        yield [RunGpu(expert, self._loading[gate.layer]) for expert in gate.needs]
 
     def _observe(self, gate: Gate) -> None:
         """What the gates choose is the past that the next prediction starts from, whether it could be had or not."""

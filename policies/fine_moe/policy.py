@@ -64,8 +64,7 @@ class FineMoe(Policy):
         None,
         "layers between a prediction and its target; published: Mixtral 3, Qwen1.5-MoE 6, Phi-3.5-MoE 4 (section "
         "6.7), 3 for any other model",
-        low=1,
-        high=64,
+        within=(1, 64),
     )
     horizon: str | None = param(
         None,
@@ -83,7 +82,7 @@ class FineMoe(Policy):
         "names, one map (mean: assumed); nothing (none: release 2). Left out: release1 for paper, none for code",
         ("release1", "union", "mean", "none"),
     )
-    capacity: int = param(1000, "maps in the store (section 6.7: knee at 1K)", low=1, high=100_000)
+    capacity: int = param(1000, "maps in the store (section 6.7: knee at 1K)", within=(1, 100_000))
     mode: str = param(
         "offline",
         "offline: the store split fills the store (section 6.1); online: it starts empty (section 6.3)",
@@ -117,15 +116,13 @@ class FineMoe(Policy):
         2e-4,
         "fixed cost of a search, a few tensor operations in Python (assumed; section 6.8 bounds all of FineMoE's "
         "overhead by 50 ms per iteration)",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     depth: int = param(
         2,
         "speculative copies handed to each GPU's copy engine at once: one in flight, one behind it, so that one "
         "follows the other as from a worker thread (release 1, MoE-Infinity's code); release 2 keeps 1 in flight",
-        low=1,
-        high=64,
+        within=(1, 64),
     )
 
     def __init__(self, **values: object) -> None:

@@ -8,7 +8,6 @@ sequences the outlook takes the union of the sets and the larger probability.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,35 +34,44 @@ Floats = NDArray[np.float64]
 ALIKE = np.ones(1)  # the gate itself is asked
 
 
-class Track(Protocol):
+class Track:
     """What FineMoE needs of a way to track; costs are in numbers compared with all that is stored, and how many."""
 
     @property
-    def n_stored(self) -> int: ...
+    def n_stored(self) -> int:
+        return 0
 
-    def learn(self, store: StoreSplit) -> None: ...
+    def learn(self, store: StoreSplit) -> None:
+        """Take in the store split."""
 
     def start(self, iteration: Iteration, view: View) -> int:
         """Choose for the first layers, and say for how many: for none where the track is blind."""
+        return 0
 
     def step(self, gate: Gate, target: int) -> bool:
         """Take in a gate and choose for layer `target`, and all after it where the outlook is `to_last`.
 
         False where nothing can be said of them.
         """
+        raise NotImplementedError
 
-    def end(self, iteration: Iteration) -> None: ...
+    def end(self, iteration: Iteration) -> None:
+        """Keep what an iteration has shown."""
 
-    def request_end(self, request: RequestInfo) -> None: ...
+    def request_end(self, request: RequestInfo) -> None:
+        """Keep what a request has shown."""
 
-    def start_values(self) -> int: ...
+    def start_values(self) -> int:
+        return 0
 
-    def step_values(self, layer: int) -> int: ...
+    def step_values(self, layer: int) -> int:
+        return 0
 
-    def end_values(self) -> int: ...
+    def end_values(self) -> int:
+        return 0
 
 
-class CountTrack:
+class CountTrack(Track):
     """Request-level hit counts, what MoE-Infinity tracks: the past request whose counts are most like those so far."""
 
     def __init__(self, view: View, distance: int, outlook: Outlook) -> None:
@@ -123,9 +131,6 @@ class CountTrack:
             similarities = np.full(stop - first, alike[best])
             self._outlook.choose(first, rows, similarities, self._top_k, False, i > 0)
 
-    def end(self, iteration: Iteration) -> None:
-        """Counts are kept when the request ends."""
-
     def request_end(self, request: RequestInfo) -> None:
         self._keep(self._running.pop(request.index))
 
@@ -135,11 +140,8 @@ class CountTrack:
     def step_values(self, layer: int) -> int:
         return self._n_ranges * self._stored.shape[1]
 
-    def end_values(self) -> int:
-        return 0
 
-
-class GateTrack:
+class GateTrack(Track):
     """Speculation: the gate of the layer ahead on this layer's gate input, as Mixtral-Offloading and ProMoE predict.
 
     In prompts only where the trace records such scores of theirs. A `surrogate` stands in for the gate, in prompts as
@@ -151,14 +153,10 @@ class GateTrack:
         self._distance, self._n_layers, self._n_experts = distance, view.n_layers, view.n_experts
         self._surrogate = surrogate
         self._in_prompts = surrogate is not None
-        self.n_stored = 0  # nothing is searched
 
     def learn(self, store: StoreSplit) -> None:
         """Whether gates ahead are recorded of prompts, too."""
         self._in_prompts = self._in_prompts or f"next_scores_{self._distance}" in store.trace.levels_prefill
-
-    def start(self, iteration: Iteration, view: View) -> int:
-        return 0  # no gate input yet
 
     def step(self, gate: Gate, target: int) -> bool:
         if (gate.phase != DECODE and not self._in_prompts) or target >= self._n_layers:
@@ -177,21 +175,6 @@ class GateTrack:
             row[named] = 1.0
         return rows
 
-    def end(self, iteration: Iteration) -> None:
-        """Nothing is kept."""
-
-    def request_end(self, request: RequestInfo) -> None:
-        """Nothing is kept."""
-
-    def start_values(self) -> int:
-        return 0
-
-    def step_values(self, layer: int) -> int:
-        return 0
-
-    def end_values(self) -> int:
-        return 0
-
 
 Floats = NDArray[np.float64]
 KEPT = ".fine_moe.maps"
@@ -205,7 +188,7 @@ def kept_for(store: StoreSplit) -> Path | None:
     return bundled("policies.data", KEPT).get(store.trace.path.name.removesuffix(".safetensors"))
 
 
-class MapTrack:
+class MapTrack(Track):
     """Expert maps: semantic search for the first layers, then trajectory search (section 4.2).
 
     A decode token is a map. Of a prompt, `prefill` says: one map, the mean of its tokens' (`mean`), or one of each
@@ -384,9 +367,6 @@ class MapTrack:
         if self._has_alike:
             semantic = store.meanings.alike_array[: store.n_maps]
         store.add(passed[0], self._embeddings[0], trajectory, semantic, norms)
-
-    def request_end(self, request: RequestInfo) -> None:
-        """Maps outlive their request."""
 
     def start_values(self) -> int:
         return len(self._embeddings) * len(self._embeddings[0])

@@ -71,45 +71,40 @@ class HybriMoe(Policy):
     cache_size: int | None = param(
         None,
         "experts per layer on the GPU (code: 16 unless told); without it as many as fit equally in every layer",
-        low=1,
-        high=4096,
+        within=(1, 4096),
     )
-    alpha: float = param(0.5, "weight of the newest scores in MRS (section IV-D)", low=0.0, high=1.0)
+    alpha: float = param(0.5, "weight of the newest scores in MRS (section IV-D)", within=(0.0, 1.0))
     top_p: int | None = param(
         None,
         "highest scores that count in MRS; published: twice the experts per token (the code's class has 12 as its "
         "default)",
-        low=1,
-        high=4096,
+        within=(1, 4096),
     )
     evict: str = param("mrs", "least score, or the paper's baseline in Figure 9", ("mrs", "lru"))
     lookahead: int = param(
         PUBLISHED_LOOKAHEAD,
         "variant paper: layers ahead to guess and prefetch for; 0 prefetches nothing",
-        low=0,
-        high=PUBLISHED_LOOKAHEAD,
+        within=(0, PUBLISHED_LOOKAHEAD),
     )
     prefetch_size: int = param(
-        0, "variant code: experts of the next layer to have on the GPU, by score (code: 0)", low=0, high=4096
+        0, "variant code: experts of the next layer to have on the GPU, by score (code: 0)", within=(0, 4096)
     )
     matrices: int = param(
         3,
         "copies an expert comes in, so that what is urgent, a CPU result above all, waits for one of them at most "
         "(code: gate, up and down)",
-        low=1,
-        high=16,
+        within=(1, 16),
     )
-    initial_seed: int = param(0, "variant paper: seed of the experts drawn to begin with", low=0, high=2**63 - 1)
-    gpu_time: float = param(0.5, "variant code: an expert on the GPU (`model_gpu_time`)", low=0.0, high=1e6)
+    initial_seed: int = param(0, "variant paper: seed of the experts drawn to begin with", within=(0, 2**63 - 1))
+    gpu_time: float = param(0.5, "variant code: an expert on the GPU (`model_gpu_time`)", within=(0.0, 1e6))
     cpu_time_per_token: float = param(
         1.0,
         "variant code: an expert on the CPU, per token (`model_cpu_time`; the code's comments: Mixtral 0.2, Qwen2 "
         "0.8, DeepSeek 1)",
-        low=0.0,
-        high=1e6,
+        within=(0.0, 1e6),
     )
-    cpu_first_time: float = param(0.79, "variant code: what a layer's first CPU expert takes longer", low=0.0, high=1e6)
-    move_time: float = param(0.418, "variant code: copying an expert (`model_move_time`)", low=0.0, high=1e6)
+    cpu_first_time: float = param(0.79, "variant code: what a layer's first CPU expert takes longer", within=(0.0, 1e6))
+    move_time: float = param(0.418, "variant code: copying an expert (`model_move_time`)", within=(0.0, 1e6))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

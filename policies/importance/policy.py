@@ -75,8 +75,7 @@ class Importance(Policy):
         None,
         "width of the low-score band (section 5.1); published: DeepSeekMoE-16B 0.35, XVERSE 0.30, Qwen2-57B 0.25 "
         "(section 6.2); 0.25 for any other model and in the code",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     low_score_rule: str | None = param(
         None,
@@ -89,8 +88,7 @@ class Importance(Policy):
         None,
         "prefer alternatives that more tokens of the batch use, and gather at them what else would be loaded or left "
         "to the CPU (section 5.4: 1); the code has no such rule: 0",
-        low=0,
-        high=1,
+        within=(0, 1),
     )
     prefetch: str | None = param(
         None,
@@ -104,26 +102,23 @@ class Importance(Policy):
         "surrogate:TOP/ACTIVE, as surrogate:0.82/0.95 (Figure 18): of the experts named the share with a top score "
         "and, of the others, the share that is active",
     )
-    seed: int = param(0, "for a stand-in's draws", low=0, high=2**63 - 1)
+    seed: int = param(0, "for a stand-in's draws", within=(0, 2**63 - 1))
     prefill_prefetch: int | None = param(
         None,
         "while a prompt is computed, copy the next layer's experts (section 4.1: 1); the code copies at most one "
         "that it predicts, which is left out, since no trace has to hold predictions for prompts: 0",
-        low=0,
-        high=1,
+        within=(0, 1),
     )
     depth: int = param(
         1,
         "speculative copies handed to each GPU's copy engine at once: one loading thread, one copy (sections 4.2, 5.2)",
-        low=1,
-        high=64,
+        within=(1, 64),
     )
     prediction_s: float | None = param(
         None,
         "GPU seconds of a prediction; left out: weights of attention (paper only) and gate at memory bandwidth "
         "(derived)",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     evict: str | None = param(
         None,
@@ -131,7 +126,7 @@ class Importance(Policy):
         "meant), the code's rule with a window (here of iterations, there of tokens)",
         ("score", "fifo", "lru", "score_position"),
     )
-    score_window: int = param(16, "iterations n of section 5.3, never given (assumed)", low=1, high=100_000)
+    score_window: int = param(16, "iterations n of section 5.3, never given (assumed)", within=(1, 100_000))
     shield: bool = param(True, "what the running layer selected is not evicted (section 5.3)")
     balance: str | None = param(
         None,
@@ -141,14 +136,13 @@ class Importance(Policy):
         ("alg2", "minmax", "code", "load", "cpu"),
     )
     prefill_cpu: int | None = param(
-        None, "the balancer also serves prompts (code: 1); the paper loads all they need (0)", low=0, high=1
+        None, "the balancer also serves prompts (code: 1); the paper loads all they need (0)", within=(0, 1)
     )
     barrier: int | None = param(
         None,
         "1: loaded experts are computed when all loads of the layer are complete, and the host waits for the layer's "
         "end before it prefetches (code); 0: each as it arrives (paper)",
-        low=0,
-        high=1,
+        within=(0, 1),
     )
 
     def __init__(self, **values: object) -> None:

@@ -55,25 +55,23 @@ class Moepic(Policy):
     source = "arXiv 2509.08342"
     traits = frozenset({"timing"})
     needs = frozenset({"experts", "next_scores_1"})
-    omega: int = param(128, "observation window of the cache priority, tokens (section 3.3)", low=1, high=10**9)
+    omega: int = param(128, "observation window of the cache priority, tokens (section 3.3)", within=(1, 10**9))
     rho: float = param(
-        0.25, "weight of activations against intervals in the cache priority (section 3.3)", low=1e-9, high=1 - 1e-9
+        0.25, "weight of activations against intervals in the cache priority (section 3.3)", within=(1e-9, 1 - 1e-9)
     )
-    tau: int = param(5000, "tokens between two runs of the configurator (section 4.1)", low=1, high=10**9)
+    tau: int = param(5000, "tokens between two runs of the configurator (section 4.1)", within=(1, 10**9))
     zeta: float = param(
-        0.01, "share of the budget that the configurator moves at a time (section 4.1)", low=1e-4, high=1.0
+        0.01, "share of the budget that the configurator moves at a time (section 4.1)", within=(1e-4, 1.0)
     )
     split: float = param(
         0.5,
         "share of an expert in its top before the configurator has run (Algorithm 1); 0 caches nothing",
-        low=0.0,
-        high=1.0,
+        within=(0.0, 1.0),
     )
     buffer: int | None = param(
         None,
         "whole experts in the buffer of prefetched and missing segments; published: K (section 4.1)",
-        low=1,
-        high=10**6,
+        within=(1, 10**6),
     )
     prefetch: str = param(
         "speculative",
@@ -118,8 +116,7 @@ class Moepic(Policy):
         "slices that a segment is copied in, so that prefetching ends between two of them (section 3.2: it is "
         "terminated when the gate has spoken): the gate, up and down parts of a segment are three tensors (assumed); "
         "1: a segment under way always arrives",
-        low=1,
-        high=64,
+        within=(1, 64),
     )
     history: str = param(
         "store",
@@ -128,7 +125,7 @@ class Moepic(Policy):
         "Algorithm 1 starts from nothing, cached experts chosen at random",
         ("store", "none"),
     )
-    seed: int = param(0, "seed of random choices; --seed sets it too", low=0, high=2**63 - 1)
+    seed: int = param(0, "seed of random choices; --seed sets it too", within=(0, 2**63 - 1))
 
     def __init__(self, **values: object) -> None:
         super().__init__(**values)

@@ -99,20 +99,20 @@ def param(
     doc: str,
     choices: tuple[str, ...] = (),
     *,
-    low: float = -math.inf,
-    high: float = math.inf,
+    within: tuple[float, float] = (-math.inf, math.inf),
     file: bool = False,
 ) -> _Value:
-    """Declare a parameter in a policy's class: `rank: int = param(1, "how many older ones to spare", low=0)`.
+    """Declare a parameter in a policy's class: `rank: int = param(1, "how many to spare", within=(0, 9))`.
 
     An instance has the value as that attribute. A subclass has its bases' parameters, in their order and before its
     own; what it assigns anew takes the place of theirs, and is no parameter where it is a plain value.
 
     Args:
-        default: as published. None: the policy derives it. doc: what it is, and where it is published.
+        default: as published. None: the policy derives it. doc: what it is, and where it is published. within: the
+            least and the largest number.
         file: a value other than the default may name a file; what it holds then decides the run, wherever it lies.
     """
-    return cast(_Value, Param("", default, doc, choices, low, high, file))
+    return cast(_Value, Param("", default, doc, choices, *within, file))
 
 
 @dataclass(frozen=True)
