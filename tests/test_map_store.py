@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.fine_moe import map_track
+from policies.fine_moe import tracks
 from policies.fine_moe.map_store import MapStore, Trajectory, as_embedding, as_embeddings, as_map
 from policies.fine_moe.tracks import MapTrack
 from sim.options import RunSpec
@@ -175,9 +175,20 @@ def same(one: MapStore, two: MapStore) -> bool:
 @pytest.mark.parametrize("trace", ["mixtral-8x7b-small", "phi-3.5-moe-small"])
 def test_kept_maps_are_what_is_learned(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, _ = taught(trace)
-    monkeypatch.setattr(map_track, "kept_for", lambda store: None)
+    monkeypatch.setattr(tracks, "kept_for", lambda store: None)
     learned, _ = taught(trace)
     assert same(kept.store, learned.store)
+
+
+@BUNDLED
+def test_every_bundled_trace_has_its_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `python tools/keep_maps.py` has to be run."""
+    monkeypatch.setattr(MapTrack, "learn", lambda self, store: None)
+    for trace in bundled_traces():
+        track, store = taught(trace)
+        file = tracks.kept_for(store)
+        assert file is not None
+        assert recalled(file, track.origin(store)) is not None, trace
 
 
 @BUNDLED
@@ -185,7 +196,7 @@ def test_maps_of_anything_else_are_learned(monkeypatch: pytest.MonkeyPatch, tmp_
     """Another trace, other parameters, a drawn level, and a file in which one bit is wrong."""
     monkeypatch.setattr(MapTrack, "learn", lambda self, store: None)
     track, store = taught("mixtral-8x7b-small")
-    file = map_track.kept_for(store)
+    file = tracks.kept_for(store)
     assert file is not None
     mine = track.origin(store)
     others = [

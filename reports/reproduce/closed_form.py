@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 from policies.duoserve.predictor import PUBLISHED_BYTES
 from reports.reproduce.rows import HERE, Figure, Row
@@ -161,13 +162,13 @@ def map_counts(_row: Row, _: Settings) -> dict[str, Figure]:
 
 @method
 def adapmoe_sizes(row: Row, _: Settings) -> dict[str, Figure]:
-    from policies.adapmoe import ACCURACY, SINGLE, cache_sizes, thousandths
+    from policies.adapmoe import ACCURACY, SINGLE, cache_sizes
 
     model = model_of(row.model)
     layers, found = [model.n_experts] * model.n_moe_layers, {}
     for label, text in ADAPMOE_SIZES.items():
-        single = thousandths(SINGLE if "gated" in label else [0] * len(layers))
-        sizes = cache_sizes(int(label.split()[0]), layers, model.top_k, thousandths(ACCURACY), single)
+        single = SINGLE if "gated" in label else [Fraction(0)] * len(layers)
+        sizes = cache_sizes(int(label.split()[0]), layers, model.top_k, ACCURACY, single)
         found[label] = float(sum(a == int(b) for a, b in zip(sizes, text, strict=True)))
     return dict(found)
 
