@@ -35,7 +35,9 @@ class MoeSys(Policy):
 
     def min_experts(self, view: View) -> int:
         """The most experts of K layers in a row that one GPU owns."""
-        owned = [(homes(view) == gpu).sum(axis=1).tolist() * 2 for gpu in range(view.n_gpus)]  # twice around
+        owned: list[list[int]] = [
+            (homes(view) == gpu).sum(axis=1).tolist() * 2 for gpu in range(view.n_gpus)
+        ]  # twice around
         n = self._n_layers(view)
         return max(sum(mine[start : start + n]) for mine in owned for start in range(view.n_layers))
 

@@ -152,7 +152,6 @@ def _whole(tensors: Mapping[str, NDArray[Any]], name: str, path: Path) -> Floats
     return found.astype(np.float64)
 
 
-Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 FORMAT = "emoe/1"

@@ -176,7 +176,6 @@ class GateTrack(Track):
         return rows
 
 
-Floats = NDArray[np.float64]
 KEPT = ".fine_moe.maps"
 """Files of `policies/data` with what a bundled trace teaches at the published parameters; `tools/keep_maps.py` makes
 them."""
