@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from policies.common.placement import homes
 from sim.policy import Evict, Fetch, Gate, Piece, Policy, Prefetch, RunGpu, Steps, Ticket, View, param
 
@@ -35,11 +37,8 @@ class MoeSys(Policy):
 
     def min_experts(self, view: View) -> int:
         """The most experts of K layers in a row that one GPU owns."""
-        owned: list[list[int]] = [
-            (homes(view) == gpu).sum(axis=1).tolist() * 2 for gpu in range(view.n_gpus)
-        ]  # twice around
-        n = self._n_layers(view)
-        return max(sum(mine[start : start + n]) for mine in owned for start in range(view.n_layers))
+        n, owned = self._n_layers(view), [(homes(view) == gpu).sum(axis=1) for gpu in range(view.n_gpus)]
+        return int(max(np.roll(mine, -start)[:n].sum() for mine in owned for start in range(view.n_layers)))
 
     def initial(self, view: View) -> Iterable[Piece]:
         """The ring is full when the first request comes."""
