@@ -175,11 +175,11 @@ def test_host_memory_has_a_policy_of_its_own(tmp_path):
 
 MINE = """
 from policies.lru import Lru
-from sim.policy import Param
+from sim.policy import param
 
 class Mine(Lru):
     name = "mine"
-    params = (*Lru.params, Param("lists", 2, "how many"))
+    lists: int = param(2, "how many")
     as_one_list = {"scope": "global", "%s": 1}
 
     def bind(self, view):
