@@ -27,8 +27,8 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("sim", "policies", "calibrate", "traces", "reports", "moesim", "hwprofiles", "tools", "hatch_build.py")
 SOURCES = {".py", ".pxd", ".pyx", ".c", ".js"}
-LAYERS = ("sim/engine/engine.py", "Engine.run_layers")
-"""File and name of what serves the layers of one iteration, one after the other."""
+LAYERS = ("sim/core/driver.py", ("CoreEngine.run_layers", "CoreEngine.stride"))
+"""File and names of what serves the layers of one iteration, or of several."""
 PLAIN_RUN = ("--policy", "lru", "--hw", "rtx3090", "--requests", "1")
 
 
@@ -58,10 +58,10 @@ def options() -> dict[str, int]:
 class Entered:
     """What a profiler is told of: functions of ours before the first call of `layers`, and after the last one ended."""
 
-    def __init__(self, root: Path, layers: tuple[str, str]) -> None:
+    def __init__(self, root: Path, layers: tuple[str, tuple[str, ...]]) -> None:
         # An environment that lies in the checkout, as README makes one, holds the libraries' sources, too.
         self._ours = tuple(f"{root / top}{'' if top.endswith('.py') else os.sep}" for top in PRODUCT)
-        self._layers = str(root / layers[0]), layers[1]
+        self._file, self._layers = str(root / layers[0]), layers[1]
         self.before: set[CodeType] = set()
         self.after: set[CodeType] = set()
         self.served = 0
@@ -73,7 +73,7 @@ class Entered:
             return
         if code.co_name == "<module>":
             self._importing += 1 if event == "call" else -1
-        elif (code.co_filename, code.co_qualname) == self._layers:
+        elif code.co_filename == self._file and code.co_qualname in self._layers:
             self.served += event == "call"
             self.after.clear()
         elif event == "call" and not self._importing and self._is_ours(code):
@@ -115,7 +115,7 @@ def entered() -> dict[str, list[str]]:
     found: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
     if not found["served"]:
         raise click.ClickException(
-            f"no layer was served by {LAYERS[1]} of {LAYERS[0]}: name in LAYERS what serves them"
+            f"no layer was served by {' or '.join(LAYERS[1])} of {LAYERS[0]}: name in LAYERS what serves them"
         )
     return {name: found[name] for name in ("before", "after")}
 
